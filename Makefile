@@ -1,0 +1,146 @@
+# moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
+#
+# Variables: BUILD (output folder), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), V=1 (show commands), PREFIX, DESTDIR.
+
+VERSION  := 0.1.0
+BUILD    ?= build
+PREFIX   ?= /usr/local
+CC       := gcc
+AR       ?= ar
+CFLAGS   ?= -O2 -g
+PACKAGES := ompi-c OpenCL hwloc jansson libxxhash
+
+ifneq ($(V),1)
+Q := @
+say = @printf '  %-5s %s\n' '$(1)' '$(patsubst $(BUILD)/%,%,$@)'
+endif
+
+ifeq ($(SANITIZE),1)
+BUILD    := $(BUILD)/sanitize
+CFLAGS   := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+endif
+
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARNINGS) \
+	-Iinclude -Isrc -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
+LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
+
+KERNELS  := $(wildcard kernels/*.cl) kernels/common.h
+SOURCES  := $(filter-out src/tools/%,$(wildcard src/*/*.c))
+OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
+MAINS    := $(wildcard src/tools/moert-*.c)
+TOOLS    := $(MAINS:src/tools/%.c=$(BUILD)/bin/%)
+TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(wildcard src/tools/*.c)))
+BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
+TESTS    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
+STATIC   := $(BUILD)/lib/libmoert.a
+SHARED   := $(BUILD)/lib/libmoert.so
+
+.PHONY: all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
+.SECONDARY:
+.DELETE_ON_ERROR:
+
+all: $(STATIC) $(SHARED) $(BUILD)/lib/moert.pc $(TOOLS) $(BENCHES) ## library, programs and benches
+tests: $(TESTS) ## test programs
+
+$(STATIC): $(OBJECTS)
+	$(call say,AR)
+	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
+
+$(SHARED): $(OBJECTS)
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
+
+$(BUILD)/lib/moert.pc: Makefile
+	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
+		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
+		'Requires: ompi-c OpenCL' 'Requires.private: hwloc jansson libxxhash' \
+		'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lmoert' 'Libs.private: -lm -ldl -pthread' > $@
+
+$(BUILD)/%.o: %.c | $(BUILD)/packages
+	$(call say,CC)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
+
+$(BUILD)/embed: kernels/embed.c
+	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
+
+$(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
+	$(Q)$(BUILD)/embed $(KERNELS) > $@
+
+$(BUILD)/kernels.o: $(BUILD)/kernels.c
+	$(call say,CC)
+	$(Q)$(CC) -std=c11 -O1 -fPIC -fvisibility=hidden -c -o $@ $<
+
+$(BUILD)/bin/moert-%: $(BUILD)/src/tools/moert-%.o $(TOOLPART) $(STATIC)
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(TOOLPART) $(STATIC)
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(STATIC)
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
+
+# says what is missing before the first compilation does
+$(BUILD)/packages:
+	$(Q)mkdir -p $(@D) && pkg-config --exists $(PACKAGES) cmocka || \
+		{ echo 'moert: libraries are missing; run launch/install-deps' >&2; exit 1; }
+	$(Q)touch $@
+
+check: ## all tests of the default set (installs what is missing first)
+	$(Q)launch/install-deps --if-missing
+	$(Q)$(MAKE) --no-print-directory all tests check-layers
+	$(Q)tests/run --build $(BUILD)
+	$(Q)$(MAKE) --no-print-directory check-sanitize
+
+check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
+	$(Q)$(MAKE) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
+	$(Q)tests/run --build $(BUILD)/sanitize --sanitize
+
+check-all: ## every test, every golden case, every engine and rank count
+	$(Q)launch/install-deps --if-missing
+	$(Q)$(MAKE) --no-print-directory all tests check-layers
+	$(Q)tests/run --build $(BUILD) --all
+	$(Q)$(MAKE) --no-print-directory check-sanitize
+
+check-layers: ## proves from the includes that lower modules never use higher ones
+	$(Q)tests/layers
+
+lint: ## clang-tidy and cppcheck
+	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS)
+	$(Q)cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
+
+format: ## clang-format over all C files
+	$(Q)clang-format -i $(wildcard include/moert/*.h src/*/*.[ch] tests/*/*.[ch] bench/*.[ch] kernels/embed.c)
+
+install: all ## to $(DESTDIR)$(PREFIX)
+	install -d $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
+	install -m 644 include/moert/*.h $(DESTDIR)$(PREFIX)/include/moert
+	install -m 644 $(STATIC) $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(SHARED) $(DESTDIR)$(PREFIX)/lib/libmoert.so.$(VERSION)
+	ln -sf libmoert.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libmoert.so.0
+	ln -sf libmoert.so.0 $(DESTDIR)$(PREFIX)/lib/libmoert.so
+	install -m 644 $(BUILD)/lib/moert.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 755 $(TOOLS) $(DESTDIR)$(PREFIX)/bin
+
+uninstall: ## removes what install put there
+	rm -rf $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/libmoert.* \
+		$(DESTDIR)$(PREFIX)/lib/pkgconfig/moert.pc $(TOOLS:$(BUILD)/%=$(DESTDIR)$(PREFIX)/%)
+
+info: ## settings of this build
+	@printf '%-10s %s\n' version '$(VERSION)' compiler "$$($(CC) --version | head -1)" cflags '$(CFLAGS)' \
+		build '$(BUILD)' prefix '$(PREFIX)'
+	@for p in $(PACKAGES) cmocka; do printf '%-10s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo missing)"; done
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+clean: ## removes the build folder
+	rm -rf $(BUILD)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

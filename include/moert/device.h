@@ -1,0 +1,76 @@
+/*
+ * Device memory.
+ *
+ * A moert_device is one OpenCL device with an in-order queue; it belongs to one rank and one
+ * thread. A moert_buffer is memory on it. Calls that take a host pointer block until the host
+ * memory may be reused; kernels run in the order in which they were enqueued. None of these calls
+ * is collective.
+ */
+#ifndef MOERT_DEVICE_H
+#define MOERT_DEVICE_H
+
+#include <stddef.h>
+
+#include "moert/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct moert_device moert_device;
+typedef struct moert_buffer moert_buffer;
+
+/*
+ * Makes a buffer of `bytes` (0 is legal) with undefined content. The caller owns it.
+ * Errors: ERROR_MEMORY, ERROR_DEVICE (above the device's largest allocation, or its call failed).
+ */
+MOERT_API moert_status moert_buffer_create(moert_device *device, size_t bytes,
+                                           moert_buffer **buffer);
+
+/* Wraps `bytes` of host memory, which must stay valid; on CPU devices without a copy. Errors as
+ * above. */
+MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
+                                         moert_buffer **buffer);
+
+/*
+ * A part of `parent`, which must outlive it. offset_bytes must be a multiple of 512.
+ * Errors: ERROR_USAGE (alignment, or past the parent's end), ERROR_DEVICE.
+ */
+MOERT_API moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes,
+                                         size_t bytes, moert_buffer **buffer);
+
+/* Gives the memory back once enqueued work has used it. NULL is legal. */
+MOERT_API void moert_buffer_destroy(moert_buffer *buffer);
+
+MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);
+MOERT_API moert_device *moert_buffer_device(const moert_buffer *buffer);
+
+/* Copies host to device or device to host; blocks. Errors: ERROR_USAGE (outside the buffer),
+ * ERROR_DEVICE. */
+MOERT_API moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes,
+                                          const void *source, size_t bytes);
+MOERT_API moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes,
+                                         void *target, size_t bytes);
+
+/* Enqueues a device-side copy or a fill with zero bytes; does not block. Ranges of one buffer must
+ * not overlap. */
+MOERT_API moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_bytes,
+                                         moert_buffer *target, size_t target_offset_bytes,
+                                         size_t bytes);
+MOERT_API moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes);
+
+/* The whole buffer as host memory, readable and writable until unmapped; blocks. On CPU devices
+ * without a copy. */
+MOERT_API moert_status moert_buffer_map(const moert_buffer *buffer, void *memory);
+MOERT_API moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory);
+
+/* Blocks until all enqueued work is done. Errors: ERROR_DEVICE. */
+MOERT_API moert_status moert_device_finish(moert_device *device);
+
+/* Name of the device as its driver gives it. */
+MOERT_API const char *moert_device_name(const moert_device *device);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

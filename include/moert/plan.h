@@ -1,0 +1,68 @@
+/*
+ * The plan of one exchange: who sends how many rows where. Pure integer code on host memory.
+ *
+ * Expert e of E belongs to one of EP ranks, in contiguous blocks, the first E mod EP ranks owning
+ * one more. The owner keeps its rows expert by expert, and within an expert in global token order
+ * (rank-major, then token), so that the order does not depend on the number of ranks:
+ *
+ *   row = rows of lower experts of that owner + rows of this expert from lower ranks + position
+ * among mine
+ *
+ * A slot with expert index -1 is dropped: it sends nothing and its combine adds nothing.
+ */
+#ifndef MOERT_PLAN_H
+#define MOERT_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "moert/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOERT_PLAN_DROPPED UINT32_MAX
+
+/* Experts [first, first + count) of E belong to `rank` of EP. */
+MOERT_API void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first,
+                                  size_t *count);
+/* The rank of EP that owns an expert. */
+MOERT_API size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert);
+
+/*
+ * counts[E] = slots per expert among index[T,K]. Errors: ERROR_USAGE (an index outside -1..E-1, or
+ * an expert chosen twice by one token), ERROR_NUMERIC (index -2: the router met non-finite scores);
+ * the message names token, slot and value.
+ */
+MOERT_API moert_status moert_plan_count(const int32_t *index, size_t tokens, size_t topk,
+                                        size_t experts, uint64_t *counts);
+
+typedef struct moert_plan {
+    size_t experts, ranks, rank, tokens, topk;
+    size_t first_expert, local_experts;
+    size_t rows;             /* M: rows this rank receives */
+    size_t largest_rows;     /* the largest M of all ranks */
+    uint64_t *counts;        /* [ranks,E] slots of each rank for each expert */
+    uint64_t *expert_counts; /* [E] over all ranks */
+    uint32_t *ends;          /* [local_experts] cumulative ends of the experts' rows on this rank */
+    uint32_t *slot_rank;     /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
+    uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
+    size_t *send_rows;       /* [ranks] */
+    size_t *receive_rows;    /* [ranks] */
+} moert_plan;
+
+/*
+ * Builds the plan of `rank` from its own index[T,K] and the counts[ranks,E] of all ranks (both
+ * copied from). Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 rows or more on one rank),
+ * ERROR_MISMATCH (counts do not fit index).
+ */
+MOERT_API moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk,
+                                         size_t experts, size_t ranks, size_t rank,
+                                         const uint64_t *counts, moert_plan **plan);
+MOERT_API void moert_plan_destroy(moert_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

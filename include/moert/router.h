@@ -1,0 +1,45 @@
+/*
+ * The router: which experts a token goes to, with which weights.
+ *
+ * Numbers: softmax or sigmoid scores, grouped selection, correction bias, renormalisation and
+ * scaling as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek-V3 models. Equal
+ * scores choose the lower expert index. Dropless.
+ */
+#ifndef MOERT_ROUTER_H
+#define MOERT_ROUTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "moert/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum moert_score {
+    MOERT_SCORE_SOFTMAX, /* softmax over all experts, the K largest are chosen (Mixtral, Qwen3-MoE,
+                            OLMoE) */
+    MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits are chosen, softmax over these (gpt-oss) */
+    MOERT_SCORE_SIGMOID       /* sigmoid of each logit (DeepSeek-V3) */
+} moert_score;
+
+typedef struct moert_router_options {
+    size_t size;    /* sizeof(moert_router_options) */
+    size_t experts; /* E */
+    size_t topk;    /* K, 1..E */
+    moert_score score;
+    bool renormalise;   /* divide the K weights by their sum (+ 1e-20 for sigmoid, where K > 1) */
+    float scale;        /* multiplies the weights last */
+    size_t groups;      /* experts form this many equal groups; 1 = no grouping */
+    size_t kept_groups; /* groups that may be chosen from, by the sum of their two best selection
+                           scores */
+} moert_router_options;
+
+#define MOERT_ROUTER_OPTIONS_INIT                                                                  \
+    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_SOFTMAX, true, 1.0f, 1, 1 }
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,57 @@
+/*
+ * Status codes and the last error's text.
+ *
+ * Every moert function that can fail returns a moert_status; MOERT_OK is zero. The function that
+ * first decides that something is wrong records one clear message, which moert_last_error() returns
+ * until the next failure on the same thread. The library never exits, aborts or prints to stdout by
+ * itself.
+ */
+#ifndef MOERT_STATUS_H
+#define MOERT_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define MOERT_API __attribute__((visibility("default")))
+#else
+#define MOERT_API
+#endif
+
+/* X(name, text): one row per status. */
+#define MOERT_STATUS_TABLE(X)                                                                      \
+    X(OK, "success")                                                                               \
+    X(ERROR_USAGE, "bad option, variable or argument")                                             \
+    X(ERROR_MEMORY, "out of memory")                                                               \
+    X(ERROR_DEVICE, "OpenCL error or no device")                                                   \
+    X(ERROR_COMM, "MPI error")                                                                     \
+    X(ERROR_TOPOLOGY, "hwloc or binding error")                                                    \
+    X(ERROR_IO, "file cannot be read or written")                                                  \
+    X(ERROR_FORMAT, "file content is malformed")                                                   \
+    X(ERROR_MISMATCH, "inputs do not belong together")                                             \
+    X(ERROR_UNSUPPORTED, "not supported here")                                                     \
+    X(ERROR_NUMERIC, "non-finite number")                                                          \
+    X(ERROR_TIMEOUT, "a rank is dead, stopped or late")                                            \
+    X(ERROR_INTERNAL, "a bug in moert")
+
+typedef enum moert_status {
+#define MOERT_STATUS_ENUM(name, text) MOERT_##name,
+    MOERT_STATUS_TABLE(MOERT_STATUS_ENUM)
+#undef MOERT_STATUS_ENUM
+} moert_status;
+
+/* Symbolic name of a status, such as "MOERT_ERROR_IO"; never NULL. */
+MOERT_API const char *moert_status_name(moert_status status);
+
+/* What the status means in general, in a few words; never NULL. */
+MOERT_API const char *moert_status_text(moert_status status);
+
+/* Message of this thread's last failure: what, where, the value, the limit. Valid until the next
+ * failure; "" if none. */
+MOERT_API const char *moert_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,139 @@
+/* Reads the MOERT_* variables by the table in config.h. */
+#include "base/config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+extern char **environ;
+
+static moert_config config;
+static int config_loaded;
+
+static const struct row {
+    const char *name, *type, *standard, *limits, *help;
+    size_t offset;
+} rows[] = {
+#define MOERT_CONFIG_ROW(field, name, type, standard, limits, help)                                \
+    {name, #type, standard, limits, help, offsetof(moert_config, field)},
+    MOERT_VARIABLE_TABLE(MOERT_CONFIG_ROW)
+#undef MOERT_CONFIG_ROW
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+/* Index of `word` in a '|' separated list, or -1. */
+static int choice_index(const char *choices, const char *word) {
+    size_t length = strlen(word);
+    int index = 0;
+    for (const char *at = choices; at != NULL; index++) {
+        const char *bar = strchr(at, '|');
+        size_t span = bar != NULL ? (size_t)(bar - at) : strlen(at);
+        if (span == length && strncmp(at, word, length) == 0)
+            return index;
+        at = bar != NULL ? bar + 1 : NULL;
+    }
+    return -1;
+}
+
+static int parse_number(const struct row *row, const char *text, unsigned *value) {
+    if (strcmp(row->type, "CHOICE") == 0 || strcmp(row->type, "BOOL") == 0) {
+        const char *list = row->type[0] == 'B' ? "0|1" : row->limits;
+        int index = choice_index(list, text);
+        *value = (unsigned)index;
+        return index >= 0;
+    }
+    unsigned long low = 0, high = 0;
+    char *end;
+    sscanf(row->limits, "%lu-%lu", &low, &high);
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    *value = (unsigned)number;
+    return errno == 0 && end != text && *end == '\0' && text[0] != '-' && number >= low &&
+           number <= high;
+}
+
+static int load_row(const struct row *row, const char *text) {
+    void *field = (char *)&config + row->offset;
+    if (strcmp(row->type, "STRING") == 0) {
+        *(const char **)field = text;
+        return 1;
+    }
+    return parse_number(row, text, field);
+}
+
+const moert_config *moert_config_get(void) {
+    if (!config_loaded) {
+        config_loaded = 1;
+        for (size_t i = 0; i < ROWS; i++) {
+            const char *text = getenv(rows[i].name);
+            if (text == NULL || !load_row(&rows[i], text))
+                load_row(&rows[i], rows[i].standard);
+        }
+    }
+    return &config;
+}
+
+void moert_config_reload(void) {
+    config_loaded = 0;
+}
+
+static void warn_unknown(const char *entry) {
+    char name[128];
+    size_t length = strcspn(entry, "=");
+    snprintf(name, sizeof name, "%.*s", (int)(length < 127 ? length : 127), entry);
+    const char *nearest = rows[0].name;
+    for (size_t i = 0; i < ROWS; i++) {
+        if (strcmp(rows[i].name, name) == 0)
+            return;
+        if (moert_text_distance(name, rows[i].name) < moert_text_distance(name, nearest))
+            nearest = rows[i].name;
+    }
+    MOERT_WARN("unknown variable %s; did you mean %s?", name, nearest);
+}
+
+moert_status moert_config_check(void) {
+    for (char **entry = environ; *entry != NULL; entry++)
+        if (strncmp(*entry, "MOERT_", 6) == 0)
+            warn_unknown(*entry);
+    for (size_t i = 0; i < ROWS; i++) {
+        const char *text = getenv(rows[i].name);
+        unsigned ignored;
+        if (text == NULL || strcmp(rows[i].type, "STRING") == 0 ||
+            parse_number(&rows[i], text, &ignored))
+            continue;
+        return MOERT_FAIL(ERROR_USAGE, "%s=%s is not legal; expected %s", rows[i].name, text,
+                          rows[i].type[0] == 'B' ? "0 or 1" : rows[i].limits);
+    }
+    return MOERT_OK;
+}
+
+int moert_config_variable(size_t index, moert_variable *variable) {
+    if (index >= ROWS)
+        return 0;
+    const struct row *row = &rows[index];
+    *variable = (moert_variable){row->name,   row->type, row->standard,
+                                 row->limits, row->help, getenv(row->name)};
+    return 1;
+}
+
+const char *moert_config_choice(const char *name, unsigned value) {
+    static _Thread_local char word[32];
+    for (size_t i = 0; i < ROWS; i++) {
+        if (strcmp(rows[i].name, name) != 0)
+            continue;
+        const char *at = rows[i].limits;
+        for (; value > 0 && at != NULL; value--) {
+            at = strchr(at, '|');
+            at = at != NULL ? at + 1 : NULL;
+        }
+        if (at != NULL) {
+            snprintf(word, sizeof word, "%.*s", (int)strcspn(at, "|"), at);
+            return word;
+        }
+    }
+    return "?";
+}

@@ -1,0 +1,76 @@
+/*
+ * The one table of MOERT_* environment variables, and the only place that reads the environment.
+ *
+ * X(field, NAME, TYPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or CHOICE; a
+ * CHOICE is stored as the index of the word in its '|' separated list.
+ */
+#ifndef MOERT_BASE_CONFIG_H
+#define MOERT_BASE_CONFIG_H
+
+#include <stddef.h>
+
+#include "base/error.h"
+
+#define MOERT_VARIABLE_TABLE(X)                                                                    \
+    X(device, "MOERT_DEVICE", STRING, "auto", "",                                                  \
+      "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
+      "or a part of its name")                                                                     \
+    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto|reference|portable",                         \
+      "who computes the expert operations")                                                        \
+    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
+      "how rows travel between ranks")                                                             \
+    X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
+      "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
+      "never")                                                                                     \
+    X(bind, "MOERT_BIND", BOOL, "1", "", "bind each rank to cores near its device")                \
+    X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
+      "threads of a CPU device per rank; 0 = one per bound core")                                  \
+    X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
+      "synthetic hwloc topology to plan the placement on, such as 'pack:2 core:4 pu:1'; binds "    \
+      "nothing")                                                                                   \
+    X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
+      "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
+    X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
+      "read kernels from this folder instead of the built-in ones")                                \
+    X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
+      "how much is logged on stderr")
+
+enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
+enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
+
+#define MOERT_CONFIG_TYPE_STRING const char *
+#define MOERT_CONFIG_TYPE_UINT   unsigned
+#define MOERT_CONFIG_TYPE_BOOL   unsigned
+#define MOERT_CONFIG_TYPE_CHOICE unsigned
+
+typedef struct moert_config {
+#define MOERT_CONFIG_FIELD(field, name, type, standard, limits, help)                              \
+    MOERT_CONFIG_TYPE_##type field;
+    MOERT_VARIABLE_TABLE(MOERT_CONFIG_FIELD)
+#undef MOERT_CONFIG_FIELD
+} moert_config;
+
+typedef struct moert_variable {
+    const char *name, *type, *standard, *limits, *help;
+    const char *value; /* as set in the environment, or NULL */
+} moert_variable;
+
+/* The configuration, read on first use. A variable with a bad value holds its default;
+ * moert_config_check says so. */
+const moert_config *moert_config_get(void);
+
+/* ERROR_USAGE if a variable's value is not legal. Warns of unknown MOERT_* names, with the nearest
+ * match. */
+moert_status moert_config_check(void);
+
+/* Forgets what was read, so that the next use reads the environment again (tests, and tools that
+ * set variables). */
+void moert_config_reload(void);
+
+/* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
+int moert_config_variable(size_t index, moert_variable *variable);
+
+/* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 3). */
+const char *moert_config_choice(const char *name, unsigned value);
+
+#endif

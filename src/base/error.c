@@ -1,0 +1,55 @@
+/* Status names and the last error of each thread. */
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/log.h"
+
+static _Thread_local char last_error[1024];
+
+static const struct {
+    const char *name, *text;
+} status_rows[] = {
+#define MOERT_STATUS_ROW(name, text) {"MOERT_" #name, text},
+    MOERT_STATUS_TABLE(MOERT_STATUS_ROW)
+#undef MOERT_STATUS_ROW
+};
+
+static size_t status_row(moert_status status) {
+    size_t count = sizeof status_rows / sizeof status_rows[0];
+    return (size_t)status < count ? (size_t)status : (size_t)MOERT_ERROR_INTERNAL;
+}
+
+const char *moert_status_name(moert_status status) {
+    return status_rows[status_row(status)].name;
+}
+
+const char *moert_status_text(moert_status status) {
+    return status_rows[status_row(status)].text;
+}
+
+const char *moert_last_error(void) {
+    return last_error;
+}
+
+void moert_error_set(const char *text) {
+    snprintf(last_error, sizeof last_error, "%s", text);
+}
+
+moert_status moert_error_record(moert_status code, const char *function, int line,
+                                const char *format, ...) {
+    char text[sizeof last_error]; /* the arguments may point into last_error */
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    moert_error_set(text);
+    MOERT_DEBUG("%s at %s:%d: %s", moert_status_name(code), function, line, text);
+    return code;
+}
+
+moert_status moert_error_pass(moert_status code, const char *function, int line) {
+    MOERT_DEBUG("%s passed by %s:%d", moert_status_name(code), function, line);
+    return code;
+}

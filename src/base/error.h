@@ -1,0 +1,41 @@
+/*
+ * How errors are made and passed on.
+ *
+ * MOERT_FAIL is used where something is first found to be wrong: it records the message and yields
+ * the code. MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level the way it takes is logged
+ * with function and line.
+ */
+#ifndef MOERT_BASE_ERROR_H
+#define MOERT_BASE_ERROR_H
+
+#include "moert/status.h"
+
+/* Records the message of a failure and returns `code`; use as `return MOERT_FAIL(ERROR_IO, "...",
+ * ...)`. */
+#define MOERT_FAIL(code, ...) moert_error_record(MOERT_##code, __func__, __LINE__, __VA_ARGS__)
+
+#define MOERT_TRY(call)                                                                            \
+    do {                                                                                           \
+        moert_status try_status_ = (call);                                                         \
+        if (try_status_ != MOERT_OK)                                                               \
+            return moert_error_pass(try_status_, __func__, __LINE__);                              \
+    } while (0)
+
+/* Like MOERT_TRY with cleanup: stores the failure in the local `status` and jumps to `label`. */
+#define MOERT_TRY_OR(label, call)                                                                  \
+    do {                                                                                           \
+        status = (call);                                                                           \
+        if (status != MOERT_OK) {                                                                  \
+            moert_error_pass(status, __func__, __LINE__);                                          \
+            goto label;                                                                            \
+        }                                                                                          \
+    } while (0)
+
+moert_status moert_error_record(moert_status code, const char *function, int line,
+                                const char *format, ...) __attribute__((format(printf, 4, 5)));
+moert_status moert_error_pass(moert_status code, const char *function, int line);
+
+/* Replaces the last error's text as it stands (a failure that another rank reported). */
+void moert_error_set(const char *text);
+
+#endif

@@ -1,0 +1,24 @@
+/* Checked host memory and checked narrowing. */
+#include "base/memory.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+moert_status moert_alloc(void *out, size_t count, size_t bytes) {
+    void *memory = calloc(count > 0 ? count : 1, bytes);
+    if (memory == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%zu objects of %zu bytes do not fit in host memory", count,
+                          bytes);
+    memcpy(out, &memory, sizeof memory);
+    return MOERT_OK;
+}
+
+moert_status moert_to_int(size_t value, const char *what, int *out) {
+    if (value > INT_MAX)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s is %zu, above the limit %d of an MPI or OpenCL count", what, value,
+                          INT_MAX);
+    *out = (int)value;
+    return MOERT_OK;
+}

@@ -1,0 +1,39 @@
+/* Checked host memory and checked narrowing. */
+#ifndef MOERT_BASE_MEMORY_H
+#define MOERT_BASE_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* Zeroed memory for `count` objects of `bytes` each, to be freed with free(). A count of 0 gives a
+ * valid pointer. */
+moert_status moert_alloc(void *out, size_t count, size_t bytes);
+
+/* Allocates one zeroed object of the pointer's type: MOERT_TRY(MOERT_NEW(&thing)). */
+#define MOERT_NEW(pointer) moert_alloc((pointer), 1, sizeof **(pointer))
+/* Allocates a zeroed array of the pointer's type. */
+#define MOERT_NEW_ARRAY(pointer, count) moert_alloc((pointer), (count), sizeof **(pointer))
+
+/* value as an int, for the counts of MPI and OpenCL; ERROR_UNSUPPORTED above INT_MAX. `what` names
+ * it. */
+moert_status moert_to_int(size_t value, const char *what, int *out);
+
+static inline size_t moert_round_up(size_t value, size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static inline size_t moert_ceil_div(size_t value, size_t divisor) {
+    return (value + divisor - 1) / divisor;
+}
+
+static inline size_t moert_min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static inline size_t moert_max(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+#endif

@@ -1,0 +1,52 @@
+/* Philox4x32-10 and what is drawn from it. */
+#include "base/rng.h"
+
+#include <math.h>
+
+static uint32_t multiply(uint32_t a, uint32_t b, uint32_t *high) {
+    uint64_t product = (uint64_t)a * b;
+    *high = (uint32_t)(product >> 32);
+    return (uint32_t)product;
+}
+
+moert_random moert_rng_block(uint64_t key, uint64_t counter_high, uint64_t counter_low) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c0 = (uint32_t)counter_low, c1 = (uint32_t)(counter_low >> 32);
+    uint32_t c2 = (uint32_t)counter_high, c3 = (uint32_t)(counter_high >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint32_t high0, high1;
+        uint32_t low0 = multiply(0xD2511F53u, c0, &high0);
+        uint32_t low1 = multiply(0xCD9E8D57u, c2, &high1);
+        c0 = high1 ^ c1 ^ k0;
+        c2 = high0 ^ c3 ^ k1;
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (moert_random){{c0, c1, c2, c3}};
+}
+
+static double unit(uint32_t high, uint32_t low) {
+    uint64_t bits = ((uint64_t)high << 32 | low) >> 11;
+    return (double)bits * 0x1p-53;
+}
+
+double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index) {
+    moert_random r = moert_rng_block(key, stream, index);
+    return unit(r.word[0], r.word[1]);
+}
+
+double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index) {
+    const double two_pi = 6.283185307179586;
+    moert_random r = moert_rng_block(key, stream, index);
+    double radius = sqrt(-2.0 * log(1.0 - unit(r.word[0], r.word[1])));
+    return radius * cos(two_pi * unit(r.word[2], r.word[3]));
+}
+
+uint64_t moert_rng_stream(const char *name) {
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (; *name != '\0'; name++)
+        hash = (hash ^ (unsigned char)*name) * 0x100000001B3u;
+    return hash;
+}

@@ -1,0 +1,30 @@
+/*
+ * Counter-based random numbers: the same (key, counter) gives the same numbers on any rank, in any
+ * order.
+ *
+ * Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+ * 2011).
+ */
+#ifndef MOERT_BASE_RNG_H
+#define MOERT_BASE_RNG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct moert_random {
+    uint32_t word[4];
+} moert_random;
+
+/* Four uniform 32-bit words for (key, counter). */
+moert_random moert_rng_block(uint64_t key, uint64_t counter_high, uint64_t counter_low);
+
+/* Uniform in [0, 1), 53 bits, number `index` of stream (key, stream). */
+double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index);
+
+/* Standard normal (Box-Muller in float64), number `index` of stream (key, stream). */
+double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index);
+
+/* A 64-bit stream number from a name, such as a tensor's (FNV-1a). */
+uint64_t moert_rng_stream(const char *name);
+
+#endif

@@ -1,0 +1,46 @@
+/* Small helpers for strings. */
+#include "base/text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+size_t moert_text_distance(const char *a, const char *b) {
+    enum { LIMIT = 64 };
+    size_t row[LIMIT + 1], length = strlen(b);
+    if (length > LIMIT)
+        length = LIMIT;
+    for (size_t j = 0; j <= length; j++)
+        row[j] = j;
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (size_t j = 0; j < length; j++) {
+            size_t replace = diagonal + (a[i] != b[j]);
+            size_t insert = (row[j] < row[j + 1] ? row[j] : row[j + 1]) + 1;
+            diagonal = row[j + 1];
+            row[j + 1] = replace < insert ? replace : insert;
+        }
+    }
+    return row[length];
+}
+
+char *moert_text_format(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    char *text = length >= 0 ? malloc((size_t)length + 1) : NULL;
+    if (text == NULL)
+        return NULL;
+    va_start(arguments, format);
+    vsnprintf(text, (size_t)length + 1, format, arguments);
+    va_end(arguments);
+    return text;
+}
+
+int moert_text_ends_with(const char *text, const char *ending) {
+    size_t length = strlen(text), tail = strlen(ending);
+    return length >= tail && strcmp(text + length - tail, ending) == 0;
+}

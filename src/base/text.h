@@ -1,0 +1,16 @@
+/* Small helpers for strings. */
+#ifndef MOERT_BASE_TEXT_H
+#define MOERT_BASE_TEXT_H
+
+#include <stddef.h>
+
+/* Edit distance of two names (insert, delete, replace), for "did you mean". */
+size_t moert_text_distance(const char *a, const char *b);
+
+/* A new string by printf rules, to be freed; NULL when memory is short. */
+char *moert_text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* 1 if `text` ends with `ending`. */
+int moert_text_ends_with(const char *text, const char *ending);
+
+#endif

@@ -1,0 +1,70 @@
+/* The fixed binary tree over global sequences. */
+#include "base/tree.h"
+
+#include <string.h>
+
+/* The widest complete node that starts at `first` and ends, clipped to total, at or before `end`.
+ */
+static size_t widest(size_t first, size_t end, size_t total) {
+    size_t width = 1;
+    while (first % (2 * width) == 0 && first + width < total &&
+           (first + 2 * width < total ? first + 2 * width : total) <= end)
+        width *= 2;
+    return width;
+}
+
+size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NODES]) {
+    size_t count = 0, end = span.first + span.count;
+    for (size_t first = span.first; first < end; count++) {
+        nodes[count] = (moert_tree_node){first, widest(first, end, span.total)};
+        first += nodes[count].width;
+    }
+    return count;
+}
+
+size_t moert_tree_steps(moert_span span, moert_tree_step *steps) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    size_t node_count = moert_tree_nodes(span, nodes), count = 0;
+    for (size_t i = 0; i < node_count; i++)
+        for (size_t half = 1; half < nodes[i].width; half *= 2)
+            for (size_t left = 0; left + half < nodes[i].width; left += 2 * half) {
+                size_t right = nodes[i].first + left + half;
+                if (right < span.total)
+                    steps[count++] =
+                        (moert_tree_step){(unsigned)(nodes[i].first + left - span.first),
+                                          (unsigned)(right - span.first)};
+            }
+    return count;
+}
+
+/* Leaves the value of node (first, width) in the row of its leftmost given node; *at walks over the
+ * given nodes. */
+static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,
+                       float *const *rows, size_t *at, size_t n) {
+    /* a node may be given under a smaller width when its right part lies past the last leaf */
+    if (nodes[*at].width >= node.width)
+        return rows[(*at)++];
+    size_t half = node.width / 2;
+    float *left = evaluate(total, (moert_tree_node){node.first, half}, nodes, rows, at, n);
+    if (node.first + half >= total)
+        return left;
+    const float *right =
+        evaluate(total, (moert_tree_node){node.first + half, half}, nodes, rows, at, n);
+    for (size_t i = 0; i < n; i++)
+        left[i] += right[i];
+    return left;
+}
+
+void moert_tree_join(size_t total, const moert_tree_node *nodes, float *const *rows, size_t count,
+                     float *sum, size_t n) {
+    if (count == 0) {
+        memset(sum, 0, n * sizeof *sum);
+        return;
+    }
+    size_t at = 0, width = 1;
+    while (width < total)
+        width *= 2;
+    const float *root = evaluate(total, (moert_tree_node){0, width}, nodes, rows, &at, n);
+    if (root != sum)
+        memcpy(sum, root, n * sizeof *sum);
+}

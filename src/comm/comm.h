@@ -1,0 +1,94 @@
+/*
+ * MPI, with checked counts, returned errors and agreement: the only module that includes mpi.h.
+ *
+ * All functions marked Collective must be called by every rank of the communicator in the same
+ * order. They mark their wait for the watchdog (base/phase.h). Sizes are size_t and may exceed
+ * INT_MAX.
+ */
+#ifndef MOERT_COMM_COMM_H
+#define MOERT_COMM_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+#include "base/tree.h"
+
+typedef struct moert_comm moert_comm;
+
+/* MPI_Init_thread(FUNNELED) unless done, for programs; moert_comm_world() is then &MPI_COMM_WORLD.
+ */
+moert_status moert_comm_init(int *count, char ***arguments);
+/* MPI_Finalize. */
+void moert_comm_finalize(void);
+const void *moert_comm_world(void);
+
+/* Duplicates *(const MPI_Comm *)parent, with errors returned. Collective. */
+moert_status moert_comm_create(const void *parent, moert_comm **comm);
+/* Ranks of equal colour, in rank order. Collective. */
+moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part);
+/* Collective. NULL is legal. */
+void moert_comm_destroy(moert_comm *comm);
+
+size_t moert_comm_rank(const moert_comm *comm);
+size_t moert_comm_size(const moert_comm *comm);
+/* Place among the ranks of this communicator that share this host; node indices count hosts by
+ * lowest rank. */
+size_t moert_comm_node_rank(const moert_comm *comm);
+size_t moert_comm_node_size(const moert_comm *comm);
+size_t moert_comm_node_count(const moert_comm *comm);
+/* Host name of a rank. */
+const char *moert_comm_host(const moert_comm *comm, size_t rank);
+
+/*
+ * Agrees on a status: MOERT_OK if all ranks bring MOERT_OK, else the status and message of the
+ * lowest failing rank on every rank, the message prefixed by "rank N (host): ". Collective.
+ */
+moert_status moert_comm_agree(moert_comm *comm, moert_status local);
+/* True after an agreement has failed on this process: all ranks know of the failure and can end in
+ * order. */
+bool moert_comm_failure_is_shared(void);
+/* Ends all ranks at once with this exit code (MPI_Abort): for failures that the other ranks do not
+ * know of. */
+void moert_comm_abort(moert_comm *comm, int code);
+
+/* Collective, blocking. */
+moert_status moert_comm_barrier(moert_comm *comm);
+moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes);
+/* all[size][bytes] */
+moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
+/* all = the pieces of all ranks in rank order, bytes[size]; `mine` may lie at its place in `all`.
+ */
+moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
+                                   void *all);
+/* Rows for rank 0 first, send_rows[size]; received rows of rank 0 first, receive_rows[size]. */
+moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
+                                  void *receive, const size_t *receive_rows, size_t row_bytes);
+
+/*
+ * sum[n] on every rank = the root of the tree (base/tree.h) over all ranks' leaves, from this
+ * rank's nodes node_rows[nodes of span][n], which are overwritten. Spans ascend with the rank and
+ * cover 0..total-1. `sum` may be node_rows. Collective; uses O(1 MiB x ranks) of scratch. Same bits
+ * for any number of ranks.
+ */
+moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
+                                 float *sum);
+
+/* ---- memory shared by the ranks of one host (MPI_Win_allocate_shared) ---- */
+
+typedef struct moert_shared moert_shared;
+
+/*
+ * `bytes` per rank, untouched pages cost nothing; every segment starts at a multiple of 4096 bytes.
+ * Collective. Errors on all ranks alike: ERROR_UNSUPPORTED (ranks on several hosts, no osc/sm
+ * component), ERROR_MEMORY (no space).
+ */
+moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
+void *moert_shared_segment(const moert_shared *shared, size_t rank);
+/* Makes what all ranks wrote before visible to all after: Win_sync, Barrier, Win_sync. Collective.
+ */
+moert_status moert_shared_sync(moert_shared *shared);
+/* Collective. NULL is legal. */
+void moert_shared_destroy(moert_shared *shared);
+
+#endif

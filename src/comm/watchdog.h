@@ -1,0 +1,22 @@
+/*
+ * Ends a job whose rank is dead, stopped or late, instead of letting the others wait for ever.
+ *
+ * A thread per process publishes a heartbeat and what the rank does (base/phase.h) to the ranks of
+ * its host through shared memory. A rank that has waited in one collective call for `timeout_s`
+ * looks who is missing: a process that is gone, stopped (no heartbeat), or alive but not waiting,
+ * and names rank, host, step and phase of it on stderr. Then it ends the process with status 1;
+ * mpirun ends the rest.
+ */
+#ifndef MOERT_COMM_WATCHDOG_H
+#define MOERT_COMM_WATCHDOG_H
+
+#include "comm/comm.h"
+
+typedef struct moert_watchdog moert_watchdog;
+
+/* timeout_s = 0 gives a watchdog that never ends anything. Collective. */
+moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
+/* Collective, before moert_comm_destroy. NULL is legal. */
+void moert_watchdog_stop(moert_watchdog *watchdog);
+
+#endif

@@ -1,0 +1,155 @@
+/* Device memory: whole buffers, wrapped host memory, views, copies, maps. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/internal.h"
+
+enum { VIEW_ALIGNMENT_BYTES = 512 };
+
+static moert_status adopt_memory(moert_device *device, cl_mem memory, size_t bytes,
+                                 moert_buffer **buffer) {
+    moert_status status = MOERT_NEW(buffer);
+    if (status != MOERT_OK) {
+        clReleaseMemObject(memory);
+        return status;
+    }
+    **buffer = (moert_buffer){device, memory, bytes};
+    return MOERT_OK;
+}
+
+static moert_status create(moert_device *device, cl_mem_flags flags, void *host, size_t bytes,
+                           moert_buffer **buffer) {
+    if (bytes > device->info.largest_bytes)
+        return MOERT_FAIL(ERROR_MEMORY,
+                          "a buffer of %zu bytes exceeds the largest allocation of %s, %zu bytes",
+                          bytes, device->info.name, device->info.largest_bytes);
+    cl_int code;
+    /* whole vectors at the end, so that a kernel may read past the last element */
+    size_t padded = host != NULL ? bytes : moert_round_up(bytes + 64, 64);
+    cl_mem memory = clCreateBuffer(device->context, flags, padded, host, &code);
+    if (code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
+        code == CL_OUT_OF_RESOURCES)
+        return MOERT_FAIL(ERROR_MEMORY, "%s has no room for a buffer of %zu bytes (%s)",
+                          device->info.name, bytes, moert_cl_error_name(code));
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clCreateBuffer");
+    return adopt_memory(device, memory, bytes, buffer);
+}
+
+moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
+    return create(device, CL_MEM_READ_WRITE, NULL, bytes, buffer);
+}
+
+moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
+                               moert_buffer **buffer) {
+    if (memory == NULL || bytes == 0)
+        return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes at %p", bytes, memory);
+    return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
+}
+
+moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, size_t bytes,
+                               moert_buffer **buffer) {
+    if (offset_bytes % VIEW_ALIGNMENT_BYTES != 0 || offset_bytes > parent->bytes ||
+        bytes > parent->bytes - offset_bytes)
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
+            offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
+    cl_int code;
+    cl_buffer_region region = {offset_bytes, bytes > 0 ? bytes : 4};
+    cl_mem memory = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
+                                      CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(parent->device, code, "clCreateSubBuffer");
+    return adopt_memory(parent->device, memory, bytes, buffer);
+}
+
+void moert_buffer_destroy(moert_buffer *buffer) {
+    if (buffer == NULL)
+        return;
+    clReleaseMemObject(buffer->memory);
+    free(buffer);
+}
+
+moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer) {
+    if (*buffer != NULL && (*buffer)->bytes >= bytes)
+        return MOERT_OK;
+    moert_buffer *made;
+    MOERT_TRY(moert_buffer_create(device, bytes, &made));
+    moert_buffer_destroy(*buffer);
+    *buffer = made;
+    return MOERT_OK;
+}
+
+size_t moert_buffer_bytes(const moert_buffer *buffer) {
+    return buffer->bytes;
+}
+
+moert_device *moert_buffer_device(const moert_buffer *buffer) {
+    return buffer->device;
+}
+
+static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
+    if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes)
+        return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside a buffer of %zu bytes",
+                          offset_bytes, bytes, buffer->bytes);
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const void *source,
+                                size_t bytes) {
+    MOERT_TRY(check_range(buffer, offset_bytes, bytes));
+    if (bytes > 0)
+        MOERT_CL(buffer->device,
+                 clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset_bytes,
+                                      bytes, source, 0, NULL, NULL));
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, void *target,
+                               size_t bytes) {
+    MOERT_TRY(check_range(buffer, offset_bytes, bytes));
+    if (bytes > 0)
+        MOERT_CL(buffer->device, clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE,
+                                                     offset_bytes, bytes, target, 0, NULL, NULL));
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_bytes,
+                               moert_buffer *target, size_t target_offset_bytes, size_t bytes) {
+    MOERT_TRY(check_range(source, source_offset_bytes, bytes));
+    MOERT_TRY(check_range(target, target_offset_bytes, bytes));
+    if (bytes > 0)
+        MOERT_CL(source->device, clEnqueueCopyBuffer(source->device->queue, source->memory,
+                                                     target->memory, source_offset_bytes,
+                                                     target_offset_bytes, bytes, 0, NULL, NULL));
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
+    const cl_uchar zero = 0;
+    MOERT_TRY(check_range(buffer, offset_bytes, bytes));
+    if (bytes > 0)
+        MOERT_CL(buffer->device,
+                 clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
+                                     offset_bytes, bytes, 0, NULL, NULL));
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
+    cl_int code;
+    void *pointer = clEnqueueMapBuffer(buffer->device->queue, buffer->memory, CL_TRUE,
+                                       CL_MAP_READ | CL_MAP_WRITE, 0,
+                                       buffer->bytes > 0 ? buffer->bytes : 4, 0, NULL, NULL, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(buffer->device, code, "clEnqueueMapBuffer");
+    memcpy(memory, &pointer, sizeof pointer);
+    return MOERT_OK;
+}
+
+moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
+    MOERT_CL(buffer->device,
+             clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory, 0, NULL, NULL));
+    return moert_device_finish(buffer->device);
+}

@@ -1,0 +1,103 @@
+/*
+ * The on-disk cache of compiled programs. Whoever locks an entry first builds it; the other
+ * processes of the node wait for the lock and then load it. A cache that cannot be used costs time,
+ * never correctness.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "device/internal.h"
+
+/* Makes a folder and those above it. */
+static int make_folders(char *path) {
+    for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+        *slash = '\0';
+        int failed = mkdir(path, 0777) != 0 && errno != EEXIST;
+        *slash = '/';
+        if (failed)
+            return 0;
+    }
+    return mkdir(path, 0777) == 0 || errno == EEXIST;
+}
+
+static char *cache_folder(void) {
+    const char *chosen = moert_config_get()->cache_dir;
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (chosen[0] != '\0')
+        return strdup(chosen);
+    if (xdg != NULL && xdg[0] == '/')
+        return moert_text_format("%s/moert", xdg);
+    if (home != NULL && home[0] == '/')
+        return moert_text_format("%s/.cache/moert", home);
+    return NULL;
+}
+
+static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    struct stat info;
+    if (file == NULL)
+        return;
+    if (fstat(fileno(file), &info) == 0 && info.st_size > 0 &&
+        moert_alloc(data, (size_t)info.st_size, 1) == MOERT_OK) {
+        *bytes = (size_t)info.st_size;
+        if (fread(*data, 1, *bytes, file) != *bytes) {
+            free(*data);
+            *data = NULL;
+        }
+    }
+    fclose(file);
+}
+
+void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char **data,
+                      size_t *bytes) {
+    *entry = (moert_cache_entry){NULL, -1};
+    *data = NULL;
+    if (key == NULL || strcmp(moert_config_get()->cache_dir, "off") == 0)
+        return;
+    char *folder = cache_folder();
+    if (folder == NULL || !make_folders(folder)) {
+        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
+        free(folder);
+        return;
+    }
+    entry->path = moert_text_format("%s/%s.bin", folder, key);
+    char *lock = moert_text_format("%s/%s.lock", folder, key);
+    free(folder);
+    if (entry->path != NULL && lock != NULL) {
+        read_entry(entry->path, data, bytes);
+        if (*data == NULL && (entry->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666)) >= 0) {
+            flock(entry->lock, LOCK_EX);
+            read_entry(entry->path, data, bytes); /* somebody may have built it meanwhile */
+        }
+    }
+    free(lock);
+}
+
+void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes) {
+    char *temporary = entry->path != NULL && data != NULL
+                          ? moert_text_format("%s.%ld", entry->path, (long)getpid())
+                          : NULL;
+    FILE *file = temporary != NULL ? fopen(temporary, "wb") : NULL;
+    if (file != NULL) {
+        int written = fwrite(data, 1, bytes, file) == bytes;
+        written &= fclose(file) == 0;
+        if (!written || rename(temporary, entry->path) != 0) {
+            MOERT_DEBUG("cannot write the kernel cache entry %s", entry->path);
+            unlink(temporary);
+        }
+    }
+    free(temporary);
+    if (entry->lock >= 0)
+        close(entry->lock);
+    free(entry->path);
+}

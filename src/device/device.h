@@ -1,0 +1,115 @@
+/*
+ * One OpenCL device per rank: choice, buffers, programs with an on-disk cache, launches.
+ *
+ * Only src/device includes CL/cl.h (and the public header of contexts made on the caller's own
+ * OpenCL objects).
+ *
+ * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
+ * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
+ * preceded by kernels/common.h. CPU devices run work-groups of one work-item that owns a whole tile
+ * (explicit float16 vectors): launches give the number of work-groups only.
+ */
+#ifndef MOERT_DEVICE_DEVICE_H
+#define MOERT_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "moert/device.h"
+
+typedef struct moert_device_info {
+    int platform, index; /* "P:D" */
+    bool is_cpu, is_gpu;
+    unsigned compute_units;
+    size_t global_bytes, largest_bytes, local_bytes;
+    bool has_fp64;
+    char name[128], platform_name[128], driver[64], version[128];
+    char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
+} moert_device_info;
+
+/* All devices of all platforms, to be freed; ERROR_DEVICE if there is no OpenCL platform at all. */
+moert_status moert_device_list(moert_device_info **list, size_t *count);
+
+/*
+ * Opens the device that `selector` names (see MOERT_DEVICE). Among several equally good GPUs the
+ * one at `pci` is taken, else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing
+ * matches; says what there is), ERROR_DEVICE.
+ */
+moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
+                               moert_device **device);
+
+/* A device on OpenCL objects that the caller owns and keeps alive (cl_context, cl_device_id,
+ * in-order cl_command_queue). */
+moert_status moert_device_adopt(void *context, void *id, void *queue, moert_device **device);
+
+void moert_device_close(moert_device *device);
+
+const moert_device_info *moert_device_describe(const moert_device *device);
+
+/* ---- launches ---- */
+
+typedef struct moert_argument {
+    enum { MOERT_ARGUMENT_BUFFER, MOERT_ARGUMENT_VALUE, MOERT_ARGUMENT_LOCAL } kind;
+    const moert_buffer *buffer; /* NULL passes a null pointer */
+    size_t bytes;               /* size of the value, or of local memory */
+    union {
+        int32_t i32;
+        uint32_t u32;
+        uint64_t u64;
+        float f32;
+    } value;
+} moert_argument;
+
+static inline moert_argument moert_argument_buffer(const moert_buffer *buffer) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_BUFFER, .buffer = buffer};
+}
+static inline moert_argument moert_argument_int(int32_t value) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.i32 = value};
+}
+static inline moert_argument moert_argument_uint(uint32_t value) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.u32 = value};
+}
+static inline moert_argument moert_argument_ulong(uint64_t value) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 8, .value.u64 = value};
+}
+static inline moert_argument moert_argument_float(float value) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.f32 = value};
+}
+/* Local memory of a work-group; checked against the device's limit (PoCL would abort the process).
+ */
+static inline moert_argument moert_argument_local(size_t bytes) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
+}
+
+/* One kernel argument by its C type: buffers; int, unsigned and float as such; size_t as ulong. */
+#define MOERT_ARG(x)                                                                               \
+    _Generic((x), moert_buffer *: moert_argument_buffer, const moert_buffer *: moert_argument_buffer,   \
+        int: moert_argument_int, unsigned: moert_argument_uint, size_t: moert_argument_ulong,      \
+        float: moert_argument_float)(x)
+
+typedef struct moert_grid {
+    size_t x, y, z; /* work-groups; 0 anywhere makes the launch a no-op */
+} moert_grid;
+
+/*
+ * Enqueues a kernel: moert_launch(device, "glu", "glu_forward", grid, arguments, count); does not
+ * block. Errors: ERROR_DEVICE (build log in the message), ERROR_UNSUPPORTED (too much local
+ * memory), ERROR_INTERNAL (arguments).
+ */
+moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
+                          moert_grid grid, const moert_argument *arguments, size_t count);
+
+/* MOERT_RUN(device, "glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x), MOERT_ARG(rows))
+ */
+#define MOERT_RUN(device, program, kernel, grid, ...)                                              \
+    moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
+                 sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
+
+/* ---- growable scratch ---- */
+
+/* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts
+ * from NULL. */
+moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);
+
+#endif

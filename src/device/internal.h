@@ -1,0 +1,78 @@
+/* What the files of src/device share. */
+#ifndef MOERT_DEVICE_INTERNAL_H
+#define MOERT_DEVICE_INTERNAL_H
+
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+
+#include "device/device.h"
+
+typedef struct moert_kernel {
+    char *name;
+    cl_kernel handle;
+    cl_uint arguments;
+    struct moert_kernel *next;
+} moert_kernel;
+
+typedef struct moert_program {
+    char *spec; /* "family -Doption ..." */
+    cl_program handle;
+    moert_kernel *kernels;
+    struct moert_program *next;
+} moert_program;
+
+struct moert_device {
+    cl_context context;
+    cl_device_id id;
+    cl_command_queue queue;
+    moert_device_info info;
+    moert_program *programs;
+};
+
+struct moert_buffer {
+    moert_device *device;
+    cl_mem memory;
+    size_t bytes;
+};
+
+/* Symbolic name of an OpenCL error code. */
+const char *moert_cl_error_name(cl_int code);
+
+/* MOERT_CL(device, clCall(...)): passes an OpenCL failure up with the call, the error's name and
+ * the device. */
+#define MOERT_CL(device, call)                                                                     \
+    do {                                                                                           \
+        cl_int cl_code_ = (call);                                                                  \
+        if (cl_code_ != CL_SUCCESS)                                                                \
+            return MOERT_CL_FAIL(device, cl_code_, #call);                                         \
+    } while (0)
+#define MOERT_CL_FAIL(device, code, call)                                                          \
+    MOERT_FAIL(ERROR_DEVICE, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),           \
+               (device) != NULL ? (device)->info.name : "not open")
+
+/* Fills `info` from the driver. */
+moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,
+                                int index, moert_device_info *info);
+
+/* The kernel of a program, built or loaded on first use. */
+moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,
+                                  moert_kernel **kernel);
+void moert_program_release_all(moert_device *device);
+
+/* The on-disk cache: one file per key, written to a temporary name, renamed; a lock lets one
+ * process of a node build. */
+typedef struct moert_cache_entry {
+    char *path; /* NULL when caching is off */
+    int lock;   /* file descriptor of the held lock, or -1 */
+} moert_cache_entry;
+/* Opens and locks the entry of `key`; *data (to be freed) is NULL when it must be built. Never
+ * fails: it only logs. */
+void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char **data,
+                      size_t *bytes);
+/* Stores `data` (NULL stores nothing) and unlocks. */
+void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
+
+/* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
+moert_status moert_kernel_source(const char *file, char **text);
+
+#endif

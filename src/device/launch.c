@@ -1,0 +1,48 @@
+/* Sets a kernel's arguments and enqueues it. */
+#include "base/log.h"
+#include "device/internal.h"
+
+static moert_status set_argument(moert_device *device, const moert_kernel *kernel, cl_uint index,
+                                 const moert_argument *argument) {
+    cl_int code;
+    cl_mem memory;
+    switch (argument->kind) {
+    case MOERT_ARGUMENT_BUFFER:
+        memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
+        code = clSetKernelArg(kernel->handle, index, sizeof memory, &memory);
+        break;
+    case MOERT_ARGUMENT_LOCAL:
+        if (argument->bytes > device->info.local_bytes)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
+                              argument->bytes, device->info.name, device->info.local_bytes);
+        code = clSetKernelArg(kernel->handle, index, argument->bytes, NULL);
+        break;
+    default:
+        code = clSetKernelArg(kernel->handle, index, argument->bytes, &argument->value);
+    }
+    if (code != CL_SUCCESS)
+        return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
+                          kernel->name, argument->bytes, moert_cl_error_name(code));
+    return MOERT_OK;
+}
+
+moert_status moert_launch(moert_device *device, const char *program, const char *kernel_name,
+                          moert_grid grid, const moert_argument *arguments, size_t count) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0)
+        return MOERT_OK;
+    moert_kernel *kernel;
+    MOERT_TRY(moert_program_kernel(device, program, kernel_name, &kernel));
+    if (count != kernel->arguments)
+        return MOERT_FAIL(ERROR_INTERNAL, "kernel %s takes %u arguments, not %zu", kernel_name,
+                          kernel->arguments, count);
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY(set_argument(device, kernel, (cl_uint)i, &arguments[i]));
+    const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
+    MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
+    cl_int code =
+        clEnqueueNDRangeKernel(device->queue, kernel->handle, 3, NULL, groups, one, 0, NULL, NULL);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, kernel_name);
+    return MOERT_OK;
+}

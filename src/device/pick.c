@@ -1,0 +1,246 @@
+/* Finds the OpenCL devices of all platforms and opens one. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "device/internal.h"
+
+#ifndef CL_DEVICE_PCI_BUS_INFO_KHR
+#define CL_DEVICE_PCI_BUS_INFO_KHR 0x410F
+#endif
+
+enum { MAX_PLATFORMS = 32, MAX_DEVICES = 64 };
+
+typedef struct device_table {
+    moert_device_info info[MAX_DEVICES];
+    cl_device_id id[MAX_DEVICES];
+    size_t count;
+} device_table;
+
+moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,
+                                int index, moert_device_info *info) {
+    *info = (moert_device_info){.platform = platform_index, .index = index};
+    cl_device_type type = 0;
+    cl_ulong global = 0, largest = 0, local = 0;
+    cl_uint units = 0;
+    char extensions[8192] = "";
+    const struct {
+        cl_device_info key;
+        size_t bytes;
+        void *value;
+    } fields[] = {
+        {CL_DEVICE_TYPE, sizeof type, &type},
+        {CL_DEVICE_GLOBAL_MEM_SIZE, sizeof global, &global},
+        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof largest, &largest},
+        {CL_DEVICE_LOCAL_MEM_SIZE, sizeof local, &local},
+        {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof units, &units},
+        {CL_DEVICE_NAME, sizeof info->name, info->name},
+        {CL_DRIVER_VERSION, sizeof info->driver, info->driver},
+        {CL_DEVICE_VERSION, sizeof info->version, info->version},
+        {CL_DEVICE_EXTENSIONS, sizeof extensions, extensions},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        MOERT_CL((moert_device *)NULL,
+                 clGetDeviceInfo(id, fields[i].key, fields[i].bytes, fields[i].value, NULL));
+    if (platform != NULL)
+        clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof info->platform_name,
+                          info->platform_name, NULL);
+    info->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
+    info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
+    info->compute_units = units;
+    info->global_bytes = global;
+    info->largest_bytes = largest;
+    info->local_bytes = local;
+    info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
+    cl_uint bus[4]; /* domain, bus, device, function */
+    if (strstr(extensions, "cl_khr_pci_bus_info") != NULL &&
+        clGetDeviceInfo(id, CL_DEVICE_PCI_BUS_INFO_KHR, sizeof bus, bus, NULL) == CL_SUCCESS)
+        snprintf(info->pci, sizeof info->pci, "%04x:%02x:%02x.%x", bus[0], bus[1], bus[2], bus[3]);
+    return MOERT_OK;
+}
+
+static moert_status find_all(device_table *table) {
+    cl_platform_id platforms[MAX_PLATFORMS];
+    cl_uint platform_count = 0;
+    table->count = 0;
+    cl_int code = clGetPlatformIDs(MAX_PLATFORMS, platforms, &platform_count);
+    if (code != CL_SUCCESS || platform_count == 0)
+        return MOERT_FAIL(ERROR_DEVICE,
+                          "no OpenCL platform found (%s); install one, such as the package "
+                          "pocl-opencl-icd, or check "
+                          "OCL_ICD_VENDORS",
+                          moert_cl_error_name(code));
+    for (cl_uint p = 0; p < platform_count && p < MAX_PLATFORMS; p++) {
+        cl_device_id ids[MAX_DEVICES];
+        cl_uint count = 0;
+        if (clGetDeviceIDs(platforms[p], CL_DEVICE_TYPE_ALL, MAX_DEVICES, ids, &count) !=
+            CL_SUCCESS)
+            continue;
+        for (cl_uint d = 0; d < count && table->count < MAX_DEVICES; d++) {
+            MOERT_TRY(moert_device_query(platforms[p], (int)p, ids[d], (int)d,
+                                         &table->info[table->count]));
+            table->id[table->count++] = ids[d];
+        }
+    }
+    if (table->count == 0)
+        return MOERT_FAIL(ERROR_DEVICE, "%u OpenCL platforms, but none has a device",
+                          platform_count);
+    return MOERT_OK;
+}
+
+moert_status moert_device_list(moert_device_info **list, size_t *count) {
+    device_table table;
+    MOERT_TRY(find_all(&table));
+    MOERT_TRY(MOERT_NEW_ARRAY(list, table.count));
+    memcpy(*list, table.info, table.count * sizeof **list);
+    *count = table.count;
+    return MOERT_OK;
+}
+
+static bool matches(const moert_device_info *info, const char *selector) {
+    char place[24];
+    snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
+    if (strcmp(selector, "cpu") == 0)
+        return info->is_cpu;
+    if (strcmp(selector, "gpu") == 0)
+        return info->is_gpu;
+    return strcmp(selector, place) == 0 || strcasestr(info->name, selector) != NULL ||
+           strcasestr(info->platform_name, selector) != NULL;
+}
+
+/* The matching device at `pci`, else the local_rank-th modulo their number; table->count when
+ * nothing matches. */
+static size_t choose(const device_table *table, const char *selector, const char *pci,
+                     unsigned local_rank) {
+    size_t found[MAX_DEVICES], count = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        if (!matches(&table->info[i], selector))
+            continue;
+        if (pci != NULL && pci[0] != '\0' && strcmp(pci, table->info[i].pci) == 0)
+            return i;
+        found[count++] = i;
+    }
+    return count > 0 ? found[local_rank % count] : table->count;
+}
+
+static moert_status no_match(const device_table *table, const char *selector) {
+    char names[600] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < table->count && used < sizeof names; i++)
+        used +=
+            (size_t)snprintf(names + used, sizeof names - used, "%s%d:%d %s", i > 0 ? ", " : "",
+                             table->info[i].platform, table->info[i].index, table->info[i].name);
+    return MOERT_FAIL(ERROR_USAGE, "MOERT_DEVICE=%s matches no OpenCL device; there are: %s",
+                      selector, names);
+}
+
+static void log_device(const moert_device *device) {
+    MOERT_INFO("device %d:%d %s (%s), %u compute units", device->info.platform, device->info.index,
+               device->info.name, device->info.platform_name, device->info.compute_units);
+}
+
+moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
+                               moert_device **device) {
+    device_table table;
+    MOERT_TRY(find_all(&table));
+    size_t at = table.count;
+    if (strcmp(selector, "auto") == 0) {
+        at = choose(&table, "gpu", pci, local_rank);
+        if (at == table.count)
+            at = choose(&table, "cpu", pci, local_rank);
+        if (at == table.count)
+            at = 0;
+    } else {
+        at = choose(&table, selector, pci, local_rank);
+    }
+    if (at == table.count)
+        return no_match(&table, selector);
+
+    moert_status status;
+    moert_device *made;
+    cl_int code;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->info = table.info[at];
+    made->id = table.id[at];
+    made->context = clCreateContext(NULL, 1, &made->id, NULL, NULL, &code);
+    if (code != CL_SUCCESS) {
+        status = MOERT_CL_FAIL(made, code, "clCreateContext");
+        goto free_device;
+    }
+    made->queue = clCreateCommandQueueWithProperties(made->context, made->id, NULL, &code);
+    if (code != CL_SUCCESS) {
+        status = MOERT_CL_FAIL(made, code, "clCreateCommandQueueWithProperties");
+        goto release_context;
+    }
+    log_device(made);
+    *device = made;
+    return MOERT_OK;
+
+release_context:
+    clReleaseContext(made->context);
+free_device:
+    free(made);
+    return status;
+}
+
+moert_status moert_device_adopt(void *context, void *id, void *queue, moert_device **device) {
+    cl_command_queue_properties properties = 0;
+    cl_device_id queue_device = NULL;
+    cl_context queue_context = NULL;
+    moert_device *none = NULL;
+    if (context == NULL || id == NULL || queue == NULL)
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a context on the caller's OpenCL objects needs context, device and queue");
+    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties,
+                                         NULL));
+    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof queue_device, &queue_device,
+                                         NULL));
+    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof queue_context,
+                                         &queue_context, NULL));
+    if (queue_device != id || queue_context != context)
+        return MOERT_FAIL(ERROR_MISMATCH, "the queue belongs to another OpenCL context or device");
+    if (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "the queue is out-of-order; moert needs an in-order queue");
+    moert_device *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    moert_status status = moert_device_query(NULL, -1, id, -1, &made->info);
+    if (status != MOERT_OK) {
+        free(made);
+        return status;
+    }
+    made->context = context;
+    made->id = id;
+    made->queue = queue;
+    clRetainContext(made->context);
+    clRetainCommandQueue(made->queue);
+    *device = made;
+    return MOERT_OK;
+}
+
+void moert_device_close(moert_device *device) {
+    if (device == NULL)
+        return;
+    clFinish(device->queue);
+    moert_program_release_all(device);
+    clReleaseCommandQueue(device->queue);
+    clReleaseContext(device->context);
+    free(device);
+}
+
+const moert_device_info *moert_device_describe(const moert_device *device) {
+    return &device->info;
+}
+
+const char *moert_device_name(const moert_device *device) {
+    return device->info.name;
+}
+
+moert_status moert_device_finish(moert_device *device) {
+    MOERT_CL(device, clFinish(device->queue));
+    return MOERT_OK;
+}

@@ -1,0 +1,250 @@
+/* Builds programs from the kernel files, or loads them from the on-disk cache, and finds their
+ * kernels. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "device/internal.h"
+
+#define CACHE_FORMAT "1"
+
+extern const char *const moert_embedded_names[];
+extern const char *const moert_embedded_texts[];
+
+static moert_status read_file(const char *path, char **text) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_IO, "cannot read the kernel file %s (MOERT_KERNEL_DIR)", path);
+    fseek(file, 0, SEEK_END);
+    long bytes = ftell(file);
+    rewind(file);
+    moert_status status = moert_alloc(text, (size_t)(bytes > 0 ? bytes : 0) + 1, 1);
+    if (status == MOERT_OK && bytes > 0 && fread(*text, 1, (size_t)bytes, file) != (size_t)bytes) {
+        free(*text);
+        status = MOERT_FAIL(ERROR_IO, "cannot read all of %s", path);
+    }
+    fclose(file);
+    return status;
+}
+
+moert_status moert_kernel_source(const char *file, char **text) {
+    const char *folder = moert_config_get()->kernel_dir;
+    if (folder[0] != '\0') {
+        char *path = moert_text_format("%s/%s", folder, file);
+        moert_status status =
+            path != NULL ? read_file(path, text) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+        return status;
+    }
+    for (size_t i = 0; moert_embedded_names[i] != NULL; i++) {
+        if (strcmp(moert_embedded_names[i], file) != 0)
+            continue;
+        *text = strdup(moert_embedded_texts[i]);
+        return *text != NULL ? MOERT_OK
+                             : MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", file);
+    }
+    return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
+}
+
+/* The whole source of a program: common.h, then the family. */
+static moert_status program_source(const char *spec, char **source) {
+    char *common = NULL, *family = NULL;
+    char file[96];
+    snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
+    MOERT_TRY(moert_kernel_source("common.h", &common));
+    moert_status status = moert_kernel_source(file, &family);
+    if (status == MOERT_OK) {
+        *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
+        if (*source == NULL)
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for the source of %s", file);
+    }
+    free(common);
+    free(family);
+    return status;
+}
+
+static void build_options(const moert_device *device, const char *spec, char *options,
+                          size_t bytes) {
+    snprintf(options, bytes, "-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s", device->info.is_cpu,
+             device->info.has_fp64, spec + strcspn(spec, " "));
+}
+
+static char *cache_key(const moert_device *device, const char *source, const char *options) {
+    const moert_device_info *info = &device->info;
+    char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, source, options,
+                                  info->name, info->driver, info->version, info->platform_name);
+    if (all == NULL)
+        return NULL;
+    XXH128_hash_t hash = XXH3_128bits(all, strlen(all));
+    free(all);
+    return moert_text_format("%016llx%016llx", (unsigned long long)hash.high64,
+                             (unsigned long long)hash.low64);
+}
+
+static moert_status build_failed(const moert_device *device, cl_program program, const char *spec,
+                                 cl_int code) {
+    char log[900] = "";
+    char *whole = NULL;
+    size_t bytes = 0;
+    clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, 0, NULL, &bytes);
+    if (bytes > 0 && moert_alloc(&whole, bytes + 1, 1) == MOERT_OK) {
+        clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, bytes, whole, NULL);
+        snprintf(log, sizeof log, "%s", whole);
+        free(whole);
+    }
+    return MOERT_FAIL(ERROR_DEVICE, "program '%s' does not build on %s: %s\n%s", spec,
+                      device->info.name, moert_cl_error_name(code), log);
+}
+
+static moert_status build_source(moert_device *device, const char *spec, const char *source,
+                                 const char *options, cl_program *program) {
+    cl_int code;
+    uint64_t start = moert_clock_ns();
+    cl_program made = clCreateProgramWithSource(device->context, 1, &source, NULL, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clCreateProgramWithSource");
+    code = clBuildProgram(made, 1, &device->id, options, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        moert_status status = build_failed(device, made, spec, code);
+        clReleaseProgram(made);
+        return status;
+    }
+    MOERT_DEBUG("built '%s' in %.2f s", spec, (double)(moert_clock_ns() - start) * 1e-9);
+    *program = made;
+    return MOERT_OK;
+}
+
+/* A program from stored machine code; NULL when the driver does not take it. */
+static cl_program load_binary(moert_device *device, const unsigned char *data, size_t bytes) {
+    cl_int code, binary_code;
+    cl_program program = clCreateProgramWithBinary(device->context, 1, &device->id, &bytes, &data,
+                                                   &binary_code, &code);
+    if (code != CL_SUCCESS)
+        return NULL;
+    if (binary_code == CL_SUCCESS &&
+        clBuildProgram(program, 1, &device->id, NULL, NULL, NULL) == CL_SUCCESS)
+        return program;
+    clReleaseProgram(program);
+    return NULL;
+}
+
+static moert_status read_binary(moert_device *device, cl_program program, unsigned char **data,
+                                size_t *bytes) {
+    MOERT_CL(device,
+             clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof *bytes, bytes, NULL));
+    MOERT_TRY(moert_alloc(data, *bytes, 1));
+    cl_int code = clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof *data, data, NULL);
+    if (code == CL_SUCCESS)
+        return MOERT_OK;
+    free(*data);
+    *data = NULL;
+    return MOERT_CL_FAIL(device, code, "clGetProgramInfo");
+}
+
+/* The program of `spec`: from the cache, else built, stored and loaded again (which spares a second
+ * compilation). */
+static moert_status obtain(moert_device *device, const char *spec, cl_program *program) {
+    char *source, options[512];
+    MOERT_TRY(program_source(spec, &source));
+    build_options(device, spec, options, sizeof options);
+    char *key = cache_key(device, source, options);
+    moert_cache_entry entry;
+    unsigned char *data = NULL;
+    size_t bytes = 0;
+    moert_status status = MOERT_OK;
+    moert_cache_open(key, &entry, &data, &bytes);
+    *program = data != NULL ? load_binary(device, data, bytes) : NULL;
+    free(data);
+    data = NULL;
+    if (*program == NULL) {
+        status = build_source(device, spec, source, options, program);
+        if (status == MOERT_OK && entry.path != NULL &&
+            read_binary(device, *program, &data, &bytes) == MOERT_OK) {
+            cl_program loaded = load_binary(device, data, bytes);
+            if (loaded != NULL) {
+                clReleaseProgram(*program);
+                *program = loaded;
+            }
+        }
+    } else {
+        MOERT_DEBUG("loaded '%s' from the kernel cache", spec);
+    }
+    moert_cache_close(&entry, data, bytes);
+    free(data);
+    free(key);
+    free(source);
+    return status;
+}
+
+static moert_status find_program(moert_device *device, const char *spec, moert_program **program) {
+    for (moert_program *at = device->programs; at != NULL; at = at->next)
+        if (strcmp(at->spec, spec) == 0) {
+            *program = at;
+            return MOERT_OK;
+        }
+    moert_program *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    moert_status status = obtain(device, spec, &made->handle);
+    made->spec = strdup(spec);
+    if (status != MOERT_OK || made->spec == NULL) {
+        free(made->spec);
+        free(made);
+        return status != MOERT_OK ? status : MOERT_FAIL(ERROR_MEMORY, "no room for a program");
+    }
+    made->next = device->programs;
+    device->programs = made;
+    *program = made;
+    return MOERT_OK;
+}
+
+moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,
+                                  moert_kernel **kernel) {
+    moert_program *program = NULL;
+    MOERT_TRY(find_program(device, spec, &program));
+    for (moert_kernel *at = program->kernels; at != NULL; at = at->next)
+        if (strcmp(at->name, name) == 0) {
+            *kernel = at;
+            return MOERT_OK;
+        }
+    moert_kernel *made;
+    cl_int code;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->handle = clCreateKernel(program->handle, name, &code);
+    made->name = strdup(name);
+    if (code == CL_SUCCESS)
+        code = clGetKernelInfo(made->handle, CL_KERNEL_NUM_ARGS, sizeof made->arguments,
+                               &made->arguments, NULL);
+    if (code != CL_SUCCESS || made->name == NULL) {
+        free(made->name);
+        free(made);
+        return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
+                          moert_cl_error_name(code));
+    }
+    made->next = program->kernels;
+    program->kernels = made;
+    *kernel = made;
+    return MOERT_OK;
+}
+
+void moert_program_release_all(moert_device *device) {
+    for (moert_program *program = device->programs, *next; program != NULL; program = next) {
+        next = program->next;
+        for (moert_kernel *kernel = program->kernels, *after; kernel != NULL; kernel = after) {
+            after = kernel->next;
+            clReleaseKernel(kernel->handle);
+            free(kernel->name);
+            free(kernel);
+        }
+        clReleaseProgram(program->handle);
+        free(program->spec);
+        free(program);
+    }
+    device->programs = NULL;
+}

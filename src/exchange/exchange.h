@@ -1,0 +1,89 @@
+/*
+ * Moves rows by a plan, forth (dispatch) and back (combine), in one of three engines with the same
+ * bits.
+ *
+ * A window is one row-major float32 matrix per rank, on the rank's device, that the peers of the
+ * exchange can reach: rows of `width` floats at a stride of moert_window_stride() floats (width
+ * rounded up to 16). Dispatch copies each token's row into the windows of the owners of its K
+ * experts, at the plan's rows; combine sums the K rows of each token, from the owners' windows, in
+ * slot order. Slots (weights, and their gradients) travel along as one float per row.
+ *
+ *   local   one rank                      window  ranks of one host on CPU devices, MPI shared
+ * memory, one-sided kernels staged  any ranks and devices, host buffers and MPI_Alltoallv
+ *
+ * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
+ * earlier work, so a window may be dispatched to again in the next round. Between a combine and the
+ * next dispatch *to the same window* there must be a plan or another dispatch-combine pair (its two
+ * synchronisations order the accesses).
+ */
+#ifndef MOERT_EXCHANGE_EXCHANGE_H
+#define MOERT_EXCHANGE_EXCHANGE_H
+
+#include "comm/comm.h"
+#include "device/device.h"
+#include "moert/plan.h"
+
+typedef struct moert_exchange moert_exchange;
+typedef struct moert_window moert_window;
+
+/*
+ * An exchange among the ranks of `comm`. engine: MOERT_EXCHANGE_* of base/config.h; AUTO takes
+ * local for one rank, else window where it works on every rank, else staged, and logs why. A named
+ * engine that cannot work is ERROR_UNSUPPORTED with the reason. Collective. `device` and `comm`
+ * must outlive it.
+ */
+moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsigned engine,
+                                   moert_exchange **exchange);
+/* Collective. NULL is legal. Windows go first. */
+void moert_exchange_destroy(moert_exchange *exchange);
+/* "local", "window" or "staged". */
+const char *moert_exchange_engine(const moert_exchange *exchange);
+
+/* A window for rows of `width` floats, still without rows. Collective. */
+moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
+void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */
+size_t moert_window_stride(const moert_window *window);
+/* This rank's rows, [>= plan->rows, stride]; valid until the window grows. */
+moert_buffer *moert_window_rows(const moert_window *window);
+/* Makes room for the plan's rows on every rank; the content is lost when the window grows.
+ * Collective. */
+moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
+
+/*
+ * Plan on the device side: the plan of index int32 [T,K] with its destinations uploaded. `local` is
+ * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error.
+ * Collective: one all-gather of E counts per rank.
+ */
+typedef struct moert_exchange_plan {
+    moert_plan *plan;
+    moert_buffer *ends;        /* uint32 [local experts] */
+    moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
+    size_t
+        capacity_rows; /* rows that any later plan of as many tokens needs at most, on any rank */
+} moert_exchange_plan;
+moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
+                                      const moert_buffer *index, size_t tokens, size_t topk,
+                                      size_t experts, moert_exchange_plan **plan);
+void moert_exchange_free_plan(moert_exchange_plan *plan);
+
+/*
+ * rows[t] of source[T,width] to the owners of its slots; with slot_source[T,K] (or NULL) also one
+ * float per slot into `slots`, a window of width 1. Reserves the windows. On return the rows are
+ * there. Collective.
+ */
+moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                     const moert_buffer *source, moert_window *window,
+                                     const moert_buffer *slot_source, moert_window *slots);
+
+/*
+ * target[T,width] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0;
+ * weight NULL = plain sum. A token without slots gets 0. With `slots` (or NULL) also
+ * slot_target[T,K] = the slots' floats (0 when dropped). Waits for this rank's compute on the
+ * windows first. Collective.
+ */
+moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                    moert_window *window, const moert_buffer *weight,
+                                    moert_buffer *target, moert_window *slots,
+                                    moert_buffer *slot_target);
+
+#endif

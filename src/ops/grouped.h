@@ -1,0 +1,76 @@
+/*
+ * Grouped GEMM in its three orientations and the GLU, behind two backends with the same entry
+ * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL). float32.
+ *
+ * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
+ * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
+ * wgrad yields one partial per sequence.
+ *
+ * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
+ * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
+ * in order. With `accumulate` the chain starts from the old value instead of 0.
+ */
+#ifndef MOERT_OPS_GROUPED_H
+#define MOERT_OPS_GROUPED_H
+
+#include "device/device.h"
+
+typedef struct moert_groups {
+    const moert_buffer *ends; /* uint32 [count], cumulative, non-decreasing */
+    size_t count;             /* G */
+    size_t rows;              /* M, at least ends[G-1]; rows past it are left alone */
+} moert_groups;
+
+typedef struct moert_gemm {
+    moert_groups groups;
+    size_t n, k;          /* columns of y, columns of x */
+    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups */
+    bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
+    moert_buffer *x;      /* [M,K] at stride ldx */
+    moert_buffer *weight; /* [G,N,K] */
+    moert_buffer *bias;   /* [G,N], or NULL */
+    moert_buffer *y;      /* [M,N] at stride ldy */
+    size_t ldx, ldy;      /* in floats; 0 = k, n */
+    size_t y_column;      /* wgrad, bias_grad: use columns [y_column, y_column + n) of y */
+} moert_gemm;
+
+/* y = x weight^T + bias. FLOPs: 2 M N K, as for the next two. */
+moert_status moert_gemm_forward(const moert_gemm *gemm);
+/* x = y weight: the gradient of x from the gradient y. */
+moert_status moert_gemm_dgrad(const moert_gemm *gemm);
+/* weight = y^T x per group: the gradient of the weight from the gradient y; a group without rows
+ * gives zeros (or keeps). */
+moert_status moert_gemm_wgrad(const moert_gemm *gemm);
+/* bias = column sums of y per group. */
+moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
+
+/*
+ * h = prob * (clamp(u, -limit, limit) + offset) * gc * sigmoid(alpha * gc), gc = min(g, limit),
+ * over v = [g | u] (halves) or alternating columns g, u (interleaved). SwiGLU: limit INFINITY,
+ * alpha 1, offset 0; gpt-oss: 7, 1.702, 1. Backward as in spec section 3.1, masks inclusive at the
+ * bound; dprob has no prob factor.
+ */
+typedef struct moert_glu_form {
+    bool interleaved;
+    float limit, alpha, offset;
+} moert_glu_form;
+
+typedef struct moert_glu {
+    moert_glu_form form;
+    size_t rows, width;       /* M, I */
+    const moert_buffer *v;    /* [M,2I] */
+    const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
+    size_t prob_stride;
+    moert_buffer *h;        /* [M,I]: written by forward */
+    const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
+    moert_buffer *dv;       /* [M,2I]: ... and writes this ... */
+    moert_buffer *dprob;    /* [M] at stride prob_stride: ... and this, or NULL */
+} moert_glu;
+
+moert_status moert_glu_forward(const moert_glu *glu);
+moert_status moert_glu_backward(const moert_glu *glu);
+
+/* The backend in use: "reference" or "portable" (MOERT_BACKEND). */
+const char *moert_backend_name(void);
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * Router on the device: forward, backward, load-balancing and z losses, bias update.
+ *
+ * All buffers are dense row-major float32 unless said; T may be 0. None of these calls is
+ * collective.
+ */
+#ifndef MOERT_ROUTER_ROUTER_H
+#define MOERT_ROUTER_ROUTER_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+#include "moert/router.h"
+
+/* ERROR_USAGE with a clear text if the options contradict each other: K > E, E not a multiple of
+ * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size. */
+moert_status moert_router_check(const moert_router_options *options);
+
+typedef struct moert_routing {
+    moert_buffer *scores; /* [T,E] softmax over all experts, or the sigmoids */
+    moert_buffer *index;  /* int32 [T,K], largest selection score first */
+    moert_buffer *weight; /* [T,K] */
+    moert_buffer *lse;    /* [T] log-sum-exp of the logits (z-loss) */
+} moert_routing;
+
+/*
+ * Chooses experts from logits[T,E]; `bias` [E] or NULL is added for selection only. A token with a
+ * non-finite logit gets index -2 in its first slot (and -1 in the others): moert_plan_count reports
+ * it.
+ */
+moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
+                                  size_t tokens, const moert_buffer *logits,
+                                  const moert_buffer *bias, const moert_routing *routing);
+
+/*
+ * dlogits[T,E] from dweight[T,K], plus the gradients of the losses: aux_gradient[E] (device, or
+ * NULL) is d(loss)/d(r[t,e]), the same for every token, where r is softmax over all experts or the
+ * sigmoids divided by their sum + 1e-20; z_factor is 2 * coefficient / (number of tokens), times
+ * lse[t] * softmax(logits)[t]. `logits` as in forward.
+ */
+moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
+                                   size_t tokens, const moert_buffer *logits,
+                                   const moert_routing *routing, const moert_buffer *dweight,
+                                   const moert_buffer *aux_gradient, float z_factor,
+                                   moert_buffer *dlogits);
+
+/* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in order; sequence_ends uint32
+ * [S]. */
+moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
+                               size_t tokens, const moert_buffer *scores,
+                               const moert_buffer *sequence_ends, size_t sequences,
+                               moert_buffer *mass);
+
+/*
+ * Load-balancing losses, on the host, from global sums: counts[E] slots per expert, mass[E] sums of
+ * r, over `rows` tokens. Both give the raw value (without coefficient) and gradient[E] =
+ * coefficient * d(value)/d(r[t,e]). Hugging Face: E * sum_e counts_e/rows * mass_e/rows, rows and
+ * sums over all layers together. Megatron (per layer): E / (K * rows^2) * sum_e counts_e * mass_e.
+ */
+typedef enum moert_aux_form { MOERT_AUX_HUGGING_FACE, MOERT_AUX_MEGATRON } moert_aux_form;
+double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
+                             const uint64_t *counts, const double *mass, double rows,
+                             double coefficient, float *gradient);
+
+/* Aux-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]), on the host. */
+void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts, float rate);
+
+#endif
