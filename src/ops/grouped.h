@@ -14,6 +14,7 @@
 #define MOERT_OPS_GROUPED_H
 
 #include "device/device.h"
+#include "moert/glu.h"
 
 typedef struct moert_groups {
     const moert_buffer *ends; /* uint32 [count], cumulative, non-decreasing */
@@ -45,16 +46,9 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm);
 moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
 
 /*
- * h = prob * (clamp(u, -limit, limit) + offset) * gc * sigmoid(alpha * gc), gc = min(g, limit),
- * over v = [g | u] (halves) or alternating columns g, u (interleaved). SwiGLU: limit INFINITY,
- * alpha 1, offset 0; gpt-oss: 7, 1.702, 1. Backward as in spec section 3.1, masks inclusive at the
- * bound; dprob has no prob factor.
+ * The gated linear unit (moert/glu.h). In backward the masks are inclusive at the bound and dprob has no prob
+ * factor.
  */
-typedef struct moert_glu_form {
-    bool interleaved;
-    float limit, alpha, offset;
-} moert_glu_form;
-
 typedef struct moert_glu {
     moert_glu_form form;
     size_t rows, width;       /* M, I */
