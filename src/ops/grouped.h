@@ -46,8 +46,8 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm);
 moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
 
 /*
- * The gated linear unit (moert/glu.h). In backward the masks are inclusive at the bound and dprob has no prob
- * factor.
+ * The gated linear unit (moert/glu.h). In backward the masks are inclusive at the bound and dprob
+ * has no prob factor.
  */
 typedef struct moert_glu {
     moert_glu_form form;

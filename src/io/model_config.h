@@ -1,0 +1,79 @@
+/*
+ * Hugging Face config.json: what a model is, and the names its tensors have on disk.
+ */
+#ifndef MOERT_IO_MODEL_CONFIG_H
+#define MOERT_IO_MODEL_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+#include "moert/glu.h"
+#include "moert/router.h"
+
+typedef enum moert_family {
+    MOERT_FAMILY_MIXTRAL,
+    MOERT_FAMILY_QWEN3_MOE,
+    MOERT_FAMILY_OLMOE,
+    MOERT_FAMILY_DEEPSEEK_V3,
+    MOERT_FAMILY_GPT_OSS
+} moert_family;
+
+typedef struct moert_model_config {
+    moert_family family;
+    size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
+    size_t intermediate;        /* I of one expert */
+    size_t shared_intermediate; /* I of the shared expert (number of shared experts times I), 0 =
+                                   none */
+    float norm_epsilon, rope_theta, initializer_range, aux_coefficient;
+    bool tied_embeddings, qk_norm, attention_bias;
+    moert_router_options router; /* experts E, topk K, ... */
+    bool router_bias;            /* the router's linear layer has a bias (gpt-oss) */
+    bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
+    bool expert_biases;          /* biases of both expert projections (gpt-oss) */
+    moert_glu_form glu;
+    char *text; /* config.json as read, to be written beside a trained model */
+} moert_model_config;
+
+/*
+ * Reads DIR/config.json (or the file itself). Names that differ between families and versions are
+ * understood (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
+ * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
+ * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
+ * values: key, value, limit), ERROR_UNSUPPORTED (model_type, hidden_act other than silu, rope
+ * scaling).
+ */
+moert_status moert_model_config_read(const char *path, moert_model_config *config);
+void moert_model_config_free(moert_model_config *config);
+
+/*
+ * What a language model needs beyond a layer: ERROR_UNSUPPORTED for families other than Mixtral and
+ * Qwen3-MoE, a sliding window, attention biases, dense layers (mlp_only_layers, decoder_sparse_step
+ * > 1); ERROR_FORMAT for sizes that contradict.
+ */
+moert_status moert_model_config_check_model(const moert_model_config *config);
+
+/*
+ * Names of a layer's expert tensors. Separate: one tensor per expert and projection; `fused`
+ * (gpt-oss): one [E, in, out] tensor per projection whose gate and up columns alternate.
+ */
+typedef enum moert_expert_part {
+    MOERT_EXPERT_GATE,
+    MOERT_EXPERT_UP,
+    MOERT_EXPERT_DOWN
+} moert_expert_part;
+/* "model.layers.3.mlp.experts.5.gate_proj.weight" into name[bytes]. expert SIZE_MAX = the shared
+ * expert. */
+void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
+                              moert_expert_part part, char *name, size_t bytes);
+/* "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix, for gate.weight
+ * and the like. */
+void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
+                           char *name, size_t bytes);
+bool moert_experts_are_fused(const moert_model_config *config);
+
+/* Writes config.json text for a new model (Mixtral or Qwen3-MoE) as transformers 5 reads it; *text
+ * is to be freed. */
+moert_status moert_model_config_text(const moert_model_config *config, char **text);
+
+#endif

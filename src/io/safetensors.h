@@ -1,0 +1,101 @@
+/*
+ * safetensors files: mapped reading of one file or of a sharded directory, and writing by many
+ * ranks into one file.
+ *
+ * Nothing here is collective: ranks coordinate above. Every malformed file gets one message that
+ * names file, tensor, value and limit; nothing is trusted (header length, JSON, dtypes, shapes,
+ * offsets, overlaps, duplicates, truncation).
+ */
+#ifndef MOERT_IO_SAFETENSORS_H
+#define MOERT_IO_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* X(name, text in files, bytes): element types of the format. */
+#define MOERT_FILE_TYPE_TABLE(X)                                                                   \
+    X(F64, "F64", 8)                                                                               \
+    X(F32, "F32", 4) X(F16, "F16", 2) X(BF16, "BF16", 2) X(F8_E4M3, "F8_E4M3", 1)                  \
+        X(F8_E5M2, "F8_E5M2", 1) X(F8_E8M0, "F8_E8M0", 1) X(I64, "I64", 8) X(I32, "I32", 4)        \
+            X(I16, "I16", 2) X(I8, "I8", 1) X(U64, "U64", 8) X(U32, "U32", 4) X(U16, "U16", 2)     \
+                X(U8, "U8", 1) X(BOOL, "BOOL", 1)
+
+typedef enum moert_file_type {
+#define MOERT_FILE_TYPE_ENUM(name, text, bytes) MOERT_FILE_##name,
+    MOERT_FILE_TYPE_TABLE(MOERT_FILE_TYPE_ENUM)
+#undef MOERT_FILE_TYPE_ENUM
+} moert_file_type;
+
+enum { MOERT_FILE_MAX_RANK = 8 };
+
+typedef struct moert_tensor {
+    const char *name;
+    moert_file_type type;
+    size_t rank, shape[MOERT_FILE_MAX_RANK];
+    size_t elements, bytes;
+    const void *data; /* mapped, read-only, may be unaligned */
+    const char *file; /* path of the file that holds it */
+} moert_tensor;
+
+typedef struct moert_tensors moert_tensors;
+
+/*
+ * Opens a .safetensors file, a model.safetensors.index.json, or a directory that holds
+ * model.safetensors or that index (then all its shards; every tensor of the index must be there).
+ * Errors: ERROR_IO, ERROR_FORMAT.
+ */
+moert_status moert_tensors_open(const char *path, moert_tensors **tensors);
+void moert_tensors_close(moert_tensors *tensors);
+size_t moert_tensors_count(const moert_tensors *tensors);
+const moert_tensor *moert_tensors_at(const moert_tensors *tensors,
+                                     size_t index); /* ascending by name */
+const moert_tensor *moert_tensors_find(const moert_tensors *tensors,
+                                       const char *name); /* NULL if absent */
+/* Value of a metadata key (of the first file that has it), or NULL. */
+const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key);
+
+/*
+ * The tensor with this name and shape; ERROR_MISMATCH when absent or of another shape, with the
+ * nearest name or both shapes.
+ */
+moert_status moert_tensors_get(const moert_tensors *tensors, const char *name, size_t rank,
+                               const size_t *shape, const moert_tensor **tensor);
+
+/* out[count] = elements [first, first + count) as float32, from F64, F32, F16 or BF16 (else
+ * ERROR_UNSUPPORTED). */
+moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
+                                   float *out);
+/* out[count] = elements as int32, from any integer type; ERROR_FORMAT if a value does not fit. */
+moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, size_t count,
+                                   int32_t *out);
+
+/* ---- writing ---- */
+
+typedef struct moert_tensor_spec {
+    const char *name;
+    moert_file_type type;
+    size_t rank, shape[MOERT_FILE_MAX_RANK];
+} moert_tensor_spec;
+
+typedef struct moert_tensor_writer moert_tensor_writer;
+
+/*
+ * A file laid out from specs (any order; stored ascending by name, data in that order, header
+ * padded with spaces to a multiple of 8 bytes). Every rank opens it with the same specs; exactly
+ * one with `create`, before the others. metadata: pairs {key, value, ..., NULL} or NULL; bytes
+ * depend on the arguments alone. Errors: ERROR_IO with errno's text.
+ */
+moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
+                               const char *const *metadata, bool create,
+                               moert_tensor_writer **writer);
+/* Writes elements [first, first + count) of a tensor, given in the file's type. */
+moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
+                              size_t count, const void *data);
+/* Flushes to disk (fsync) and closes; the writer is gone even on failure. ERROR_IO, as when the
+ * disk is full. */
+moert_status moert_writer_close(moert_tensor_writer *writer);
+
+#endif
