@@ -1,0 +1,158 @@
+/* Binds a rank, opens its device and starts its watchdog, in the order that PoCL needs. */
+#include "context/context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/watchdog.h"
+
+struct moert_context {
+    moert_comm *comm;
+    moert_device *device;
+    moert_watchdog *watchdog;
+    moert_placement placement;
+};
+
+/* 1 if all ranks of this host have the same binding mask. Collective. */
+static moert_status masks_are_equal(moert_comm *comm, const moert_topology *topology, bool *equal)
+{
+    enum { MASK_BYTES = 256 };
+    char mine[MASK_BYTES] = "", *all;
+    moert_topology_mask_text(topology, mine, sizeof mine);
+    MOERT_TRY(moert_alloc(&all, moert_comm_size(comm), MASK_BYTES));
+    moert_status status = moert_comm_allgather(comm, mine, MASK_BYTES, all);
+    *equal = true;
+    for (size_t r = 0; status == MOERT_OK && r < moert_comm_size(comm); r++)
+        if (strcmp(moert_comm_host(comm, r), moert_comm_host(comm, moert_comm_rank(comm))) == 0 &&
+            strcmp(all + r * MASK_BYTES, mine) != 0)
+            *equal = false;
+    free(all);
+    return status;
+}
+
+static void log_placement(const moert_placement *placement)
+{
+    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus, placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
+                placement->shared ? ", shared with other ranks" : "");
+    if (placement->confined)
+        MOERT_INFO("the launcher has bound this rank; staying on cpus %s", placement->cpus);
+}
+
+/* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is first asked for. */
+static moert_status open_bound(moert_context *context, const moert_topology *topology)
+{
+    const moert_config *config = moert_config_get();
+    moert_placement *placement = &context->placement;
+    moert_thread_snapshot snapshot;
+    char threads[16];
+    size_t pinned;
+    MOERT_TRY(moert_topology_bind(topology, placement));
+    log_placement(placement);
+    snprintf(threads, sizeof threads, "%u", config->threads > 0 ? config->threads : placement->cpu_count);
+    setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
+    MOERT_TRY(moert_threads_snapshot(&snapshot));
+    moert_status status = moert_device_open(config->device, placement->pci, (unsigned)moert_comm_node_rank(context->comm),
+                                            &context->device);
+    moert_status pin = moert_threads_pin_new(topology, placement, &snapshot, &pinned);
+    return status != MOERT_OK ? status : pin;
+}
+
+static moert_status place_and_open(moert_context *context)
+{
+    const moert_config *config = moert_config_get();
+    moert_topology *topology = NULL;
+    bool same_mask = true;
+    bool wants_gpu = strcmp(config->device, "cpu") != 0 && strcasecmp(config->device, "pocl") != 0;
+    moert_status status = moert_topology_create(config->topology, &topology);
+    MOERT_TRY(moert_comm_agree(context->comm, status));
+    MOERT_TRY_OR(done, masks_are_equal(context->comm, topology, &same_mask));
+    MOERT_TRY_OR(done, moert_topology_place(topology, moert_comm_node_rank(context->comm),
+                                            moert_comm_node_size(context->comm), wants_gpu, same_mask,
+                                            &context->placement));
+    MOERT_TRY_OR(done, open_bound(context, topology));
+done:
+    moert_topology_destroy(topology);
+    return status;
+}
+
+static moert_status open_unbound(moert_context *context)
+{
+    const moert_config *config = moert_config_get();
+    char threads[16];
+    snprintf(threads, sizeof threads, "%u", config->threads);
+    if (config->threads > 0)
+        setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
+    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm), &context->device);
+}
+
+static moert_status open_device(moert_context *context, const moert_context_options *options)
+{
+    if (options != NULL && (options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL))
+        return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue, &context->device);
+    return moert_config_get()->bind ? place_and_open(context) : open_unbound(context);
+}
+
+static moert_status check_options(const moert_context_options *options)
+{
+    if (options != NULL && options->size != sizeof *options)
+        return MOERT_FAIL(ERROR_USAGE, "moert_context_options.size is %zu, expected %zu; start from "
+                                       "MOERT_CONTEXT_OPTIONS_INIT",
+                          options->size, sizeof *options);
+    return moert_config_check();
+}
+
+moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options, moert_context **context)
+{
+    moert_context *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    MOERT_TRY_OR(fail, moert_comm_create(&comm, &made->comm));
+    moert_log_set_rank((int)moert_comm_rank(made->comm), (int)moert_comm_size(made->comm));
+    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
+    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
+    MOERT_TRY_OR(fail, moert_watchdog_start(made->comm, moert_config_get()->timeout_s, &made->watchdog));
+    *context = made;
+    return MOERT_OK;
+fail:
+    moert_context_destroy(made);
+    return status;
+}
+
+void moert_context_destroy(moert_context *context)
+{
+    if (context == NULL)
+        return;
+    moert_watchdog_stop(context->watchdog);
+    moert_device_close(context->device);
+    moert_comm_destroy(context->comm);
+    free(context);
+}
+
+size_t moert_context_rank(const moert_context *context)
+{
+    return moert_comm_rank(context->comm);
+}
+
+size_t moert_context_size(const moert_context *context)
+{
+    return moert_comm_size(context->comm);
+}
+
+moert_device *moert_context_device(const moert_context *context)
+{
+    return context->device;
+}
+
+moert_comm *moert_context_comm(const moert_context *context)
+{
+    return context->comm;
+}
+
+const moert_placement *moert_context_placement(const moert_context *context)
+{
+    return &context->placement;
+}

@@ -1,0 +1,188 @@
+/* The layer's backward pass and the completion of its gradients. */
+#include "base/phase.h"
+#include "layer/internal.h"
+#include "ops/bias.h"
+#include "ops/dense.h"
+
+/* From the received dy: dh, then v becomes dv, and the gradients of the routing weights go to `dprob`. */
+static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob)
+{
+    const moert_layer_options *o = &layer->options;
+    size_t rows = layer->plan->plan->rows;
+    moert_buffer *dh;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, rows * o->intermediate, &dh));
+    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.x = dh;
+    second.y = moert_window_rows(layer->dy);
+    second.ldy = moert_window_stride(layer->dy);
+    MOERT_TRY(moert_gemm_dgrad(&second));
+    MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
+                                              .rows = rows,
+                                              .width = o->intermediate,
+                                              .v = layer->v,
+                                              .prob = moert_window_rows(layer->prob),
+                                              .prob_stride = moert_window_stride(layer->prob),
+                                              .dh = dh,
+                                              .dv = layer->v,
+                                              .dprob = moert_window_rows(dprob)}));
+    if (!o->expert_biases)
+        return MOERT_OK;
+    return moert_scaled_bias_dprob(&(moert_scaled_bias){
+        .groups = second.groups,
+        .n = o->hidden,
+        .ldy = second.ldy,
+        .prob_stride = moert_window_stride(dprob),
+        .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+        .y = second.y,
+        .dprob = moert_window_rows(dprob)});
+}
+
+/* Gradients of the rows that the experts received, into `out`. */
+static moert_status differentiate_rows(moert_layer *layer, moert_window *out)
+{
+    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate, layer->options.hidden);
+    in.x = moert_window_rows(out);
+    in.ldx = moert_window_stride(out);
+    in.y = layer->v;
+    return moert_gemm_dgrad(&in);
+}
+
+moert_status moert_layer_wgrad(moert_layer *layer)
+{
+    const moert_layer_options *o = &layer->options;
+    if (layer->plan == NULL || layer->dy == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_wgrad without a backward before it");
+    moert_phase_set("wgrad");
+    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.accumulate = layer->accumulate;
+    second.x = layer->h;
+    second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
+    second.y = moert_window_rows(layer->dy);
+    second.ldy = moert_window_stride(layer->dy);
+    MOERT_TRY(moert_gemm_wgrad(&second));
+
+    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
+    in.accumulate = layer->accumulate;
+    in.x = moert_window_rows(layer->x);
+    in.ldx = moert_window_stride(layer->x);
+    in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
+    in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
+    in.y = layer->v;
+    MOERT_TRY(moert_gemm_wgrad(&in));
+    if (!o->expert_biases)
+        return MOERT_OK;
+    MOERT_TRY(moert_gemm_bias_grad(&in));
+    return moert_scaled_bias_gradient(&(moert_scaled_bias){
+        .groups = second.groups,
+        .n = o->hidden,
+        .ldy = second.ldy,
+        .prob = moert_window_rows(layer->prob),
+        .prob_stride = moert_window_stride(layer->prob),
+        .y = second.y,
+        .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
+        .accumulate = layer->accumulate});
+}
+
+/* dx += the router's part, from the gradients of the weights and of the losses. */
+static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
+                                         const moert_buffer *dweight, moert_buffer *dx)
+{
+    const moert_router_options *router = &layer->options.router;
+    moert_block *dense = layer->block[BLOCK_DENSE];
+    size_t tokens = layer->batch.tokens;
+    moert_buffer *dlogits;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, &dlogits));
+    MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits, &layer->routing, dweight,
+                                    losses->aux_gradient, losses->z_factor, dlogits));
+    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+                       .n = router->experts,
+                       .k = layer->options.hidden,
+                       .shared_weight = true,
+                       .accumulate = true,
+                       .x = dx,
+                       .weight = dense->tensor[DENSE_ROUTER].weight,
+                       .y = dlogits};
+    MOERT_TRY(moert_gemm_dgrad(&gemm));
+    gemm.x = (moert_buffer *)layer->input;
+    gemm.accumulate = false;
+    return moert_block_dense_gradient(dense, DENSE_ROUTER, &layer->batch, &gemm, layer->options.router_bias,
+                                      &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
+}
+
+/* dx += the shared expert's part, and its weight gradients. */
+static moert_status differentiate_shared(moert_layer *layer, const moert_buffer *dy, moert_buffer *dx)
+{
+    const moert_layer_options *o = &layer->options;
+    moert_block *dense = layer->block[BLOCK_DENSE];
+    moert_buffer **partial = &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh;
+    size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
+    moert_glu_form form = o->glu;
+    form.interleaved = false;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, tokens * width, &dh));
+    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+                       .n = o->hidden,
+                       .k = width,
+                       .shared_weight = true,
+                       .x = layer->shared_h,
+                       .y = (moert_buffer *)dy};
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
+    gemm.weight = dense->tensor[DENSE_SHARED_W2].weight;
+    gemm.x = dh;
+    MOERT_TRY(moert_gemm_dgrad(&gemm));
+    MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
+                                              .rows = tokens,
+                                              .width = width,
+                                              .v = layer->shared_v,
+                                              .dh = dh,
+                                              .dv = layer->shared_v}));
+    gemm.n = 2 * width;
+    gemm.k = o->hidden;
+    gemm.y = layer->shared_v;
+    gemm.x = (moert_buffer *)layer->input;
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
+    gemm.weight = dense->tensor[DENSE_SHARED_W1].weight;
+    gemm.x = dx;
+    gemm.accumulate = true;
+    return moert_gemm_dgrad(&gemm);
+}
+
+moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, const moert_layer_losses *losses,
+                                  moert_buffer *dx)
+{
+    const moert_layer_losses none = {NULL, 0.0f, false};
+    moert_mesh *mesh = layer->mesh;
+    moert_window *out, *dprob;
+    moert_buffer *dweight;
+    if (layer->plan == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
+    if (losses == NULL)
+        losses = &none;
+    layer->accumulate = losses->accumulate;
+    MOERT_TRY(moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch));
+    if (!layer->owns_dy)
+        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, layer->options.hidden, &layer->dy));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, layer->batch.tokens * layer->options.router.topk, &dweight));
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, dy, layer->dy, NULL, NULL));
+    MOERT_TRY(moert_window_reserve(out, layer->plan));
+    MOERT_TRY(moert_window_reserve(dprob, layer->plan));
+    moert_phase_set("experts backward");
+    MOERT_TRY(differentiate_glu(layer, dprob));
+    MOERT_TRY(differentiate_rows(layer, out));
+    if (!layer->owns_dy)
+        MOERT_TRY(moert_layer_wgrad(layer));
+    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, out, NULL, dx, dprob, dweight));
+    moert_phase_set("router backward");
+    MOERT_TRY(differentiate_router(layer, losses, dweight, dx));
+    return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
+}
+
+moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last)
+{
+    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch, accumulate));
+    if (!last)
+        return MOERT_OK;
+    MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN], layer->mesh->replicas));
+    return moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_OUT], layer->mesh->replicas);
+}

@@ -1,0 +1,149 @@
+/* Blocks of tensors and the sums of their gradients. */
+#include "layer/block.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+#include "ops/dense.h"
+
+enum {
+    ALIGNMENT_FLOATS = 128,           /* 512 bytes: views start there */
+    PARTIAL_BYTES = 64 * 1024 * 1024, /* partial gradients of this size at a time */
+};
+
+static moert_status make_views(moert_block *block)
+{
+    for (size_t i = 0; i < block->count; i++) {
+        moert_block_tensor *tensor = &block->tensor[i];
+        size_t start = tensor->offset * sizeof(float), bytes = tensor->elements * sizeof(float);
+        if (tensor->elements == 0)
+            continue;
+        MOERT_TRY(moert_buffer_view(block->weight, start, bytes, &tensor->weight));
+        MOERT_TRY(moert_buffer_view(block->gradient, start, bytes, &tensor->gradient));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
+                                moert_block **block)
+{
+    moert_block *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    made->replicated = replicated;
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
+    made->count = count;
+    for (size_t i = 0; i < count; i++) {
+        made->tensor[i] = (moert_block_tensor){elements[i], made->floats, NULL, NULL};
+        made->floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
+    }
+    size_t bytes = made->floats * sizeof(float);
+    MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->weight));
+    MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->gradient));
+    MOERT_TRY_OR(fail, moert_buffer_clear(made->weight, 0, bytes));
+    MOERT_TRY_OR(fail, moert_buffer_clear(made->gradient, 0, bytes));
+    MOERT_TRY_OR(fail, make_views(made));
+    *block = made;
+    return MOERT_OK;
+fail:
+    moert_block_destroy(made);
+    return status;
+}
+
+void moert_block_destroy(moert_block *block)
+{
+    if (block == NULL)
+        return;
+    for (size_t i = 0; i < block->count; i++) {
+        moert_buffer_destroy(block->tensor[i].weight);
+        moert_buffer_destroy(block->tensor[i].gradient);
+    }
+    moert_buffer_destroy(block->weight);
+    moert_buffer_destroy(block->gradient);
+    moert_buffer_destroy(block->nodes);
+    free(block->tensor);
+    free(block);
+}
+
+moert_status moert_block_begin(moert_block *block, const moert_batch *batch)
+{
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
+    size_t bytes = count * block->floats * sizeof(float);
+    bool fits = block->nodes != NULL && moert_buffer_bytes(block->nodes) >= bytes;
+    MOERT_TRY(moert_buffer_reserve(block->device, bytes, &block->nodes));
+    return fits ? MOERT_OK : moert_buffer_clear(block->nodes, 0, bytes); /* the padding must be zero */
+}
+
+moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
+                                 moert_buffer *partial, bool accumulate)
+{
+    return moert_tree_reduce(&(moert_tree_reduction){.span = moert_batch_span(batch),
+                                                     .n = n,
+                                                     .partial = partial,
+                                                     .target = block->nodes,
+                                                     .target_stride = block->floats,
+                                                     .target_offset = block->tensor[tensor].offset + first,
+                                                     .accumulate = accumulate});
+}
+
+moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch, const moert_gemm *gemm,
+                                        bool has_bias, moert_buffer **scratch)
+{
+    if (batch->sequences == 0)
+        return MOERT_OK;
+    size_t row_bytes = batch->sequences * gemm->k * sizeof(float);
+    size_t rows = moert_min(gemm->n, moert_max(1, PARTIAL_BYTES / row_bytes));
+    moert_gemm part = *gemm;
+    part.groups = (moert_groups){batch->ends, batch->sequences, batch->tokens};
+    part.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    part.accumulate = false;
+    MOERT_TRY(moert_buffer_reserve(block->device, rows * row_bytes, scratch));
+    for (size_t row = 0; row < gemm->n; row += rows) {
+        part.n = moert_min(rows, gemm->n - row);
+        part.y_column = gemm->y_column + row;
+        part.weight = *scratch;
+        MOERT_TRY(moert_gemm_wgrad(&part));
+        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch, gemm->accumulate));
+    }
+    if (!has_bias)
+        return MOERT_OK;
+    part.n = gemm->n;
+    part.y_column = gemm->y_column;
+    MOERT_TRY(moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
+    part.bias = *scratch;
+    MOERT_TRY(moert_gemm_bias_grad(&part));
+    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch, gemm->accumulate);
+}
+
+/* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy. */
+static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_span span, size_t n)
+{
+    float *mapped;
+    MOERT_TRY(moert_buffer_map(rows, &mapped));
+    moert_status status = moert_comm_tree_sum(comm, span, mapped, n, mapped);
+    moert_status unmap = moert_buffer_unmap(rows, mapped);
+    return status != MOERT_OK ? status : unmap;
+}
+
+moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch, bool accumulate)
+{
+    if (block->floats == 0)
+        return MOERT_OK;
+    moert_phase_set("reduce gradients");
+    MOERT_TRY(sum_over_ranks(block->nodes, comm, moert_batch_span(batch), block->floats));
+    if (accumulate)
+        return moert_add(block->floats, block->nodes, block->gradient);
+    return moert_buffer_copy(block->nodes, 0, block->gradient, 0, block->floats * sizeof(float));
+}
+
+moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas)
+{
+    size_t size = moert_comm_size(replicas);
+    if (size == 1 || block->floats == 0)
+        return MOERT_OK;
+    moert_phase_set("reduce replicas");
+    return sum_over_ranks(block->gradient, replicas, (moert_span){moert_comm_rank(replicas), 1, size}, block->floats);
+}

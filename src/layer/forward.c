@@ -1,0 +1,134 @@
+/* The layer's forward pass. */
+#include "base/phase.h"
+#include "layer/internal.h"
+#include "ops/bias.h"
+#include "ops/dense.h"
+
+static moert_status check_batch(const moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
+                                const moert_buffer *y)
+{
+    size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
+    if (moert_buffer_bytes(x) < bytes || moert_buffer_bytes(y) < bytes)
+        return MOERT_FAIL(ERROR_USAGE, "x and y hold %zu and %zu bytes; %zu tokens of hidden size %zu need %zu",
+                          moert_buffer_bytes(x), moert_buffer_bytes(y), batch->tokens, layer->options.hidden, bytes);
+    if ((batch->tokens > 0) != (batch->sequences > 0))
+        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens, batch->sequences);
+    return MOERT_OK;
+}
+
+/* logits = x router^T, then the choice of experts. */
+static moert_status route(moert_layer *layer, const moert_buffer *x)
+{
+    const moert_router_options *router = &layer->options.router;
+    const moert_block *dense = layer->block[BLOCK_DENSE];
+    size_t tokens = layer->batch.tokens, experts = router->experts, topk = router->topk;
+    moert_phase_set("route");
+    MOERT_TRY(moert_layer_activation(layer, tokens, experts, &layer->logits));
+    MOERT_TRY(moert_layer_activation(layer, tokens, experts, &layer->routing.scores));
+    MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.index));
+    MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.weight));
+    MOERT_TRY(moert_layer_activation(layer, tokens, 1, &layer->routing.lse));
+    MOERT_TRY(moert_gemm_forward(&(moert_gemm){.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+                                               .n = experts,
+                                               .k = layer->options.hidden,
+                                               .shared_weight = true,
+                                               .x = (moert_buffer *)x,
+                                               .weight = dense->tensor[DENSE_ROUTER].weight,
+                                               .bias = dense->tensor[DENSE_ROUTER_BIAS].weight,
+                                               .y = layer->logits}));
+    return moert_router_forward(layer->mesh->device, router, tokens, layer->logits, layer->correction, &layer->routing);
+}
+
+/* The experts over the received rows: out = W2 (prob * glu(W1 x)). */
+static moert_status compute_experts(moert_layer *layer, moert_window *out)
+{
+    const moert_layer_options *o = &layer->options;
+    size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
+    moert_phase_set("experts");
+    MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
+    MOERT_TRY(moert_layer_activation(layer, rows, o->intermediate, &layer->h));
+
+    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
+    in.x = moert_window_rows(layer->x);
+    in.ldx = moert_window_stride(layer->x);
+    in.y = layer->v;
+    MOERT_TRY(moert_gemm_forward(&in));
+
+    MOERT_TRY(moert_glu_forward(&(moert_glu){.form = o->glu,
+                                             .rows = rows,
+                                             .width = o->intermediate,
+                                             .v = layer->v,
+                                             .prob = moert_window_rows(layer->prob),
+                                             .prob_stride = prob_stride,
+                                             .h = layer->h}));
+
+    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.x = layer->h;
+    second.y = moert_window_rows(out);
+    second.ldy = moert_window_stride(out);
+    second.bias = NULL;
+    MOERT_TRY(moert_gemm_forward(&second));
+    if (!o->expert_biases)
+        return MOERT_OK;
+    return moert_scaled_bias_forward(&(moert_scaled_bias){
+        .groups = second.groups,
+        .n = o->hidden,
+        .ldy = second.ldy,
+        .prob = moert_window_rows(layer->prob),
+        .prob_stride = prob_stride,
+        .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+        .y = second.y});
+}
+
+/* y += the shared expert, which sees every token where it is. */
+static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x, moert_buffer *y)
+{
+    const moert_layer_options *o = &layer->options;
+    const moert_block *dense = layer->block[BLOCK_DENSE];
+    size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
+    moert_buffer *result;
+    moert_glu_form form = o->glu;
+    form.interleaved = false;
+    MOERT_TRY(moert_layer_activation(layer, tokens, 2 * width, &layer->shared_v));
+    MOERT_TRY(moert_layer_activation(layer, tokens, width, &layer->shared_h));
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, &result));
+    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+                       .n = 2 * width,
+                       .k = o->hidden,
+                       .shared_weight = true,
+                       .x = (moert_buffer *)x,
+                       .weight = dense->tensor[DENSE_SHARED_W1].weight,
+                       .y = layer->shared_v};
+    MOERT_TRY(moert_gemm_forward(&gemm));
+    MOERT_TRY(moert_glu_forward(
+        &(moert_glu){.form = form, .rows = tokens, .width = width, .v = layer->shared_v, .h = layer->shared_h}));
+    gemm.n = o->hidden;
+    gemm.k = width;
+    gemm.x = layer->shared_h;
+    gemm.weight = dense->tensor[DENSE_SHARED_W2].weight;
+    gemm.y = result;
+    MOERT_TRY(moert_gemm_forward(&gemm));
+    return moert_add(tokens * o->hidden, result, y);
+}
+
+moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x, moert_buffer *y)
+{
+    moert_mesh *mesh = layer->mesh;
+    const moert_router_options *router = &layer->options.router;
+    moert_window *out;
+    moert_status status = check_batch(layer, batch, x, y);
+    moert_exchange_free_plan(layer->plan);
+    layer->plan = NULL;
+    layer->batch = *batch;
+    layer->input = x;
+    if (status == MOERT_OK)
+        status = route(layer, x);
+    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index, batch->tokens, router->topk,
+                                       router->experts, &layer->plan));
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, x, layer->x, layer->routing.weight, layer->prob));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
+    MOERT_TRY(moert_window_reserve(out, layer->plan));
+    MOERT_TRY(compute_experts(layer, out));
+    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, out, NULL, y, NULL, NULL));
+    return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;
+}

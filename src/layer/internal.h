@@ -1,0 +1,43 @@
+/* What the files of the layer share. */
+#ifndef MOERT_LAYER_INTERNAL_H
+#define MOERT_LAYER_INTERNAL_H
+
+#include "layer/block.h"
+#include "layer/mesh.h"
+#include "router/router.h"
+
+/* Blocks of a layer, and the tensors' places in them (in the order of moert_layer_tensor). */
+enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS };
+enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
+enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
+
+struct moert_layer {
+    moert_mesh *mesh;
+    moert_layer_options options;
+    size_t first_expert, local_experts;
+    moert_block *block[BLOCKS];
+    moert_buffer *correction; /* [E] or NULL */
+
+    /* the last forward, kept for backward */
+    moert_batch batch;
+    const moert_buffer *input; /* x[T,H] of the caller */
+    moert_buffer *logits;      /* [T,E] */
+    moert_routing routing;
+    moert_exchange_plan *plan;
+    moert_window *x, *prob;    /* received rows and their weights */
+    moert_buffer *v, *h;       /* [M,2I] (backward turns it into dv), [M,I] */
+    moert_buffer *shared_v, *shared_h;
+
+    /* the last backward, kept for a deferred wgrad */
+    moert_window *dy;
+    bool owns_dy, accumulate;
+};
+
+/* The groups of the experts' rows. */
+moert_groups moert_layer_groups(const moert_layer *layer);
+/* W1 or W2 as a GEMM descriptor over the experts' rows, without x and y. */
+moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k);
+/* Reserves an activation of `rows` by `width` floats, with room to grow. */
+moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width, moert_buffer **buffer);
+
+#endif

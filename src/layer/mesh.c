@@ -1,0 +1,71 @@
+/* The EP x EDP arrangement of the ranks. */
+#include "layer/mesh.h"
+
+#include <stdlib.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+
+moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh)
+{
+    moert_comm *world = moert_context_comm(context);
+    size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
+    if (ep == 0)
+        ep = size;
+    if (ep > size || size % ep != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
+                                       "number of ranks",
+                          size, ep);
+    moert_mesh *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->context = context;
+    made->device = moert_context_device(context);
+    made->world = world;
+    MOERT_TRY_OR(fail, moert_comm_split(world, rank / ep, &made->experts));
+    MOERT_TRY_OR(fail, moert_comm_split(world, rank % ep, &made->replicas));
+    MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts, moert_config_get()->exchange, &made->exchange));
+    *mesh = made;
+    return MOERT_OK;
+fail:
+    moert_mesh_destroy(made);
+    return status;
+}
+
+void moert_mesh_destroy(moert_mesh *mesh)
+{
+    if (mesh == NULL)
+        return;
+    for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
+        moert_window_destroy(mesh->windows[i]);
+    for (size_t i = 0; i < MOERT_SCRATCHES; i++)
+        moert_buffer_destroy(mesh->scratch[i]);
+    moert_exchange_destroy(mesh->exchange);
+    moert_comm_destroy(mesh->replicas);
+    moert_comm_destroy(mesh->experts);
+    free(mesh);
+}
+
+const char *moert_mesh_engine(const moert_mesh *mesh)
+{
+    return moert_exchange_engine(mesh->exchange);
+}
+
+moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats, moert_buffer **buffer)
+{
+    MOERT_TRY(moert_buffer_reserve(mesh->device, floats * sizeof(float), &mesh->scratch[which]));
+    *buffer = mesh->scratch[which];
+    return MOERT_OK;
+}
+
+moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width, moert_window **window)
+{
+    if (mesh->windows[which] == NULL || mesh->window_width[which] != width) {
+        moert_window_destroy(mesh->windows[which]);
+        mesh->windows[which] = NULL;
+        MOERT_TRY(moert_window_create(mesh->exchange, width, &mesh->windows[which]));
+        mesh->window_width[which] = width;
+    }
+    *window = mesh->windows[which];
+    return MOERT_OK;
+}

@@ -1,0 +1,47 @@
+/*
+ * The EP x EDP arrangement of the ranks, and what layers on it share: the exchange, windows that no layer keeps, scratch.
+ */
+#ifndef MOERT_LAYER_MESH_H
+#define MOERT_LAYER_MESH_H
+
+#include "context/context.h"
+#include "exchange/exchange.h"
+#include "moert/layer.h"
+
+/* Scratch buffers, valid until the next operation that uses the same one. */
+typedef enum moert_scratch {
+    MOERT_SCRATCH_PARTIAL, /* partial gradients per sequence */
+    MOERT_SCRATCH_HIDDEN,  /* [M or T, I] */
+    MOERT_SCRATCH_SLOTS,   /* [T,K] */
+    MOERT_SCRATCH_LOGITS,  /* [T,E] */
+    MOERT_SCRATCH_TOKENS,  /* [T,H] */
+    MOERT_SCRATCHES
+} moert_scratch;
+
+/* Windows that hold nothing between a dispatch and its combine. */
+typedef enum moert_shared_window {
+    MOERT_WINDOW_OUT,   /* results of the experts, or gradients of their inputs */
+    MOERT_WINDOW_DY,    /* gradients of the experts' results */
+    MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
+    MOERT_SHARED_WINDOWS
+} moert_shared_window;
+
+struct moert_mesh {
+    moert_context *context;
+    moert_device *device;
+    moert_comm *world;    /* the context's */
+    moert_comm *experts;  /* the EP ranks of this rank's group */
+    moert_comm *replicas; /* the EDP ranks with the same experts */
+    moert_exchange *exchange;
+    moert_window *windows[MOERT_SHARED_WINDOWS];
+    size_t window_width[MOERT_SHARED_WINDOWS];
+    moert_buffer *scratch[MOERT_SCRATCHES];
+};
+
+/* A scratch buffer of at least `floats`. */
+moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats, moert_buffer **buffer);
+
+/* The shared window with rows of `width` floats. Collective when the width is new. */
+moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width, moert_window **window);
+
+#endif
