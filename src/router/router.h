@@ -13,7 +13,8 @@
 #include "moert/router.h"
 
 /* ERROR_USAGE with a clear text if the options contradict each other: K > E, E not a multiple of
- * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size. */
+ * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size, a
+ * scale that is not positive and finite. ERROR_UNSUPPORTED above 1024 experts. */
 moert_status moert_router_check(const moert_router_options *options);
 
 typedef struct moert_routing {
