@@ -167,6 +167,15 @@ static void test_experts_of_minus_infinite_bias_are_chosen_last(void **state) {
     expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
 }
 
+static void test_a_nan_in_the_bias_marks_every_token(void **state) {
+    (void)state;
+    const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
+    router_input input = {.options = make(2, 2, MOERT_SCORE_SOFTMAX), .tokens = 2};
+    input.logits = logits;
+    input.bias = bias;
+    expect_index(&input, (int32_t[]){-2, -1, -2, -1});
+}
+
 static void test_extreme_finite_logits_give_finite_results(void **state) {
     (void)state;
     const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
@@ -313,6 +322,7 @@ int main(void) {
         cmocka_unit_test(test_softmax_chooses_by_probability_where_logits_still_differ),
         cmocka_unit_test(test_a_bias_selects_but_does_not_weigh),
         cmocka_unit_test(test_experts_of_minus_infinite_bias_are_chosen_last),
+        cmocka_unit_test(test_a_nan_in_the_bias_marks_every_token),
         cmocka_unit_test(test_extreme_finite_logits_give_finite_results),
         cmocka_unit_test(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing),
         cmocka_unit_test(test_no_tokens_are_no_work),
