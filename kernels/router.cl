@@ -1,14 +1,14 @@
 /*
  * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums of scores.
  *
- *   p = softmax(l) over the E experts                       s = p, or sigmoid(l)           r = p, or s / (sum s + 1e-20)
+ *   p = softmax(l) over the E experts        s = p, or sigmoid(l)        r = p, or s / (sum s + 1e-20)
  *   selection score c = s + bias; with SOFTMAX_TOPK l + bias
  *   groups > 1: only experts of the kept_groups groups with the largest sum of their two best c can be chosen
  *   chosen: the K largest c, largest first, of equal ones the lower expert
  *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK;   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
  * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] = d(loss)/d(r[t,e]):
- *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised;   g = 1, or 1 - s_e for the sigmoid
+ *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or 1 - s_e (sigmoid)
  *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not normalised
  *   sigmoid, all e:      dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e (1 - s_e)
  *   z-loss, all e:       dl_e += z_factor lse p_e
@@ -17,9 +17,9 @@
  * mass [S,E], ends uint [S]. A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ...,
  * and zeros everywhere else.
  *
- * CPU form: one work-item per BLOCK tokens, or per sequence; E is cut into vectors, the last one masked. 6 KB of private
- * memory. Deterministic: a token's result depends on its own row alone, sums over E run by lane and then as a tree, sums
- * over K by slot, sums over tokens in order.
+ * CPU form: one work-item per BLOCK tokens, or per sequence; E is cut into vectors, the last one masked. 6 KB of
+ * private memory. Deterministic: a token's result depends on its own row alone, sums over E run by lane and then as a
+ * tree, sums over K by slot, sums over tokens in order.
  * Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of 32, at least E).
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
