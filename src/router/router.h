@@ -13,7 +13,8 @@
 #include "moert/router.h"
 
 /* ERROR_USAGE with a clear text if the options contradict each other: K > E, E not a multiple of
- * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size. */
+ * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size, a
+ * scale that is not positive and finite. ERROR_UNSUPPORTED above 1024 experts. */
 moert_status moert_router_check(const moert_router_options *options);
 
 typedef struct moert_routing {
@@ -25,8 +26,9 @@ typedef struct moert_routing {
 
 /*
  * Chooses experts from logits[T,E]; `bias` [E] or NULL is added for selection only. A token with a
- * non-finite logit gets index -2 in its first slot (and -1 in the others): moert_plan_count reports
- * it.
+ * non-finite logit, or any token when the bias has a NaN, gets index -2 in its first slot (and -1
+ * in the others), zero weights, scores and lse: moert_plan_count reports it. A bias of -infinity
+ * puts an expert last. Errors: ERROR_USAGE (a buffer is missing or too small).
  */
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
                                   size_t tokens, const moert_buffer *logits,

@@ -1,0 +1,159 @@
+/*
+ * Checks the router's options and launches its kernels (kernels/router.cl has the formulas). The
+ * losses' host side is in losses.c.
+ */
+#include <math.h>
+
+#include "base/memory.h"
+#include "router/router.h"
+
+#define BLOCK        16 /* tokens of a work-item */
+#define MOST_EXPERTS 1024
+#define TEXT(x)      #x
+#define NUMBER(x)    TEXT(x)
+
+static const char program[] =
+    "router -DBLOCK=" NUMBER(BLOCK) " -DMOST_EXPERTS=" NUMBER(MOST_EXPERTS);
+
+_Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
+                   MOERT_SCORE_SIGMOID == 2,
+               "the kernels number the score kinds so");
+
+static moert_status check_groups(const moert_router_options *options) {
+    const size_t experts = options->experts, groups = options->groups, kept = options->kept_groups;
+    if (groups == 0 || experts % groups != 0)
+        return MOERT_FAIL(ERROR_USAGE, "router: %zu experts do not form %zu equal groups", experts,
+                          groups);
+    if (groups > 1 && experts / groups < 2)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "router: %zu groups of one expert; a group is judged by its two best, so "
+                          "it needs two (use groups = 1 for no grouping)",
+                          groups);
+    if (kept == 0 || kept > groups)
+        return MOERT_FAIL(ERROR_USAGE, "router: cannot keep %zu of %zu groups; 1 to %zu are legal",
+                          kept, groups, groups);
+    if (options->topk > kept * (experts / groups))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "router: %zu experts per token do not fit in %zu kept groups of %zu",
+                          options->topk, kept, experts / groups);
+    return MOERT_OK;
+}
+
+moert_status moert_router_check(const moert_router_options *options) {
+    if (options->size != sizeof *options)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "router: options of %zu bytes, expected %zu; start from "
+                          "MOERT_ROUTER_OPTIONS_INIT",
+                          options->size, sizeof *options);
+    if (options->experts == 0)
+        return MOERT_FAIL(ERROR_USAGE, "router: there must be at least one expert");
+    if (options->experts > MOST_EXPERTS)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "router: %zu experts exceed the limit of %d",
+                          options->experts, MOST_EXPERTS);
+    if (options->topk == 0 || options->topk > options->experts)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "router: %zu experts per token; 1 to %zu are legal with %zu experts",
+                          options->topk, options->experts, options->experts);
+    switch (options->score) {
+    case MOERT_SCORE_SOFTMAX:
+    case MOERT_SCORE_SOFTMAX_TOPK:
+    case MOERT_SCORE_SIGMOID:
+        break;
+    default:
+        return MOERT_FAIL(ERROR_USAGE, "router: there is no score kind %d", (int)options->score);
+    }
+    if (!isfinite(options->scale) || options->scale <= 0.0f)
+        return MOERT_FAIL(ERROR_USAGE, "router: scale %g; it must be positive and finite",
+                          (double)options->scale);
+    return check_groups(options);
+}
+
+/* ERROR_USAGE unless `buffer` holds rows * columns numbers of 4 bytes. */
+static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t rows,
+                                 size_t columns) {
+    if (buffer == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "router: no buffer for %s", name);
+    if (rows > SIZE_MAX / 4 / columns || moert_buffer_bytes(buffer) < rows * columns * 4)
+        return MOERT_FAIL(ERROR_USAGE, "router: %s has %zu bytes, too few for [%zu, %zu]", name,
+                          moert_buffer_bytes(buffer), rows, columns);
+    return MOERT_OK;
+}
+
+static moert_status check_routing(const moert_router_options *options, size_t tokens,
+                                  const moert_buffer *logits, const moert_routing *routing) {
+    MOERT_TRY(check_buffer("logits", logits, tokens, options->experts));
+    MOERT_TRY(check_buffer("scores", routing->scores, tokens, options->experts));
+    MOERT_TRY(check_buffer("index", routing->index, tokens, options->topk));
+    MOERT_TRY(check_buffer("weight", routing->weight, tokens, options->topk));
+    return check_buffer("lse", routing->lse, tokens, 1);
+}
+
+/* 1 if a token's weights are divided by their sum (before the scale). */
+static int is_normalised(const moert_router_options *options) {
+    switch (options->score) {
+    case MOERT_SCORE_SOFTMAX_TOPK:
+        return 1;
+    case MOERT_SCORE_SIGMOID:
+        return options->renormalise && options->topk > 1;
+    default:
+        return options->renormalise;
+    }
+}
+
+moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
+                                  size_t tokens, const moert_buffer *logits,
+                                  const moert_buffer *bias, const moert_routing *routing) {
+    MOERT_TRY(moert_router_check(options));
+    if (tokens == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_routing(options, tokens, logits, routing));
+    if (bias != NULL)
+        MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
+    return MOERT_RUN(device, program, "router_forward",
+                     ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
+                     MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
+                     MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
+                     MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
+                     MOERT_ARG(options->scale), MOERT_ARG((int)options->groups),
+                     MOERT_ARG((int)options->kept_groups));
+}
+
+moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
+                                   size_t tokens, const moert_buffer *logits,
+                                   const moert_routing *routing, const moert_buffer *dweight,
+                                   const moert_buffer *aux_gradient, float z_factor,
+                                   moert_buffer *dlogits) {
+    MOERT_TRY(moert_router_check(options));
+    if (tokens == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_routing(options, tokens, logits, routing));
+    MOERT_TRY(check_buffer("dweight", dweight, tokens, options->topk));
+    MOERT_TRY(check_buffer("dlogits", dlogits, tokens, options->experts));
+    if (aux_gradient != NULL)
+        MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
+    return MOERT_RUN(device, program, "router_backward",
+                     ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
+                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),
+                     MOERT_ARG(aux_gradient), MOERT_ARG(dlogits), MOERT_ARG(tokens),
+                     MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
+                     MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
+                     MOERT_ARG(options->scale), MOERT_ARG(z_factor));
+}
+
+moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
+                               size_t tokens, const moert_buffer *scores,
+                               const moert_buffer *sequence_ends, size_t sequences,
+                               moert_buffer *mass) {
+    MOERT_TRY(moert_router_check(options));
+    if (sequences == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
+    MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
+    MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
+    return MOERT_RUN(device, program, "router_mass", ((moert_grid){sequences, 1, 1}),
+                     MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
+                     MOERT_ARG(tokens), MOERT_ARG((int)options->experts),
+                     MOERT_ARG((int)options->score));
+}

@@ -1,0 +1,133 @@
+/* The router in float64, for tests. */
+#include "support/router_oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+
+enum { MOST = 1024 };
+
+double oracle_softmax(const double *logits, size_t experts, double *p) {
+    double top = logits[0], sum = 0.0;
+    for (size_t e = 1; e < experts; e++)
+        top = fmax(top, logits[e]);
+    for (size_t e = 0; e < experts; e++)
+        sum += p[e] = exp(logits[e] - top);
+    for (size_t e = 0; e < experts; e++)
+        p[e] /= sum;
+    return top + log(sum);
+}
+
+void oracle_scores(const moert_router_options *options, const double *logits, double *scores) {
+    if (options->score != MOERT_SCORE_SIGMOID) {
+        oracle_softmax(logits, options->experts, scores);
+        return;
+    }
+    for (size_t e = 0; e < options->experts; e++)
+        scores[e] = 1.0 / (1.0 + exp(-logits[e]));
+}
+
+void oracle_share(const moert_router_options *options, const double *logits, double *r) {
+    oracle_scores(options, logits, r);
+    if (options->score != MOERT_SCORE_SIGMOID)
+        return;
+    double sum = 1e-20;
+    for (size_t e = 0; e < options->experts; e++)
+        sum += r[e];
+    for (size_t e = 0; e < options->experts; e++)
+        r[e] /= sum;
+}
+
+void oracle_weights(const moert_router_options *options, const double *logits, const int32_t *index,
+                    double *weight) {
+    const size_t topk = options->topk;
+    double scores[MOST], sum = 0.0;
+    oracle_scores(options, logits, scores);
+    for (size_t k = 0; k < topk; k++)
+        weight[k] =
+            options->score == MOERT_SCORE_SOFTMAX_TOPK ? logits[index[k]] : scores[index[k]];
+    if (options->score == MOERT_SCORE_SOFTMAX_TOPK) {
+        oracle_softmax(weight, topk, weight);
+    } else if (options->renormalise && (topk > 1 || options->score == MOERT_SCORE_SOFTMAX)) {
+        for (size_t k = 0; k < topk; k++)
+            sum += weight[k];
+        for (size_t k = 0; k < topk; k++)
+            weight[k] /= sum + (options->score == MOERT_SCORE_SIGMOID ? 1e-20 : 0.0);
+    }
+    for (size_t k = 0; k < topk; k++)
+        weight[k] *= (double)options->scale;
+}
+
+/* The first of the largest of n values that are not yet taken; *margin shrinks to the distance to
+ * the next. */
+static size_t take(const double *value, char *taken, size_t n, double *margin) {
+    size_t best = n;
+    for (size_t i = 0; i < n; i++)
+        if (!taken[i] && (best == n || value[i] > value[best]))
+            best = i;
+    taken[best] = 1;
+    for (size_t i = 0; i < n; i++)
+        if (!taken[i])
+            *margin = fmin(*margin, value[best] - value[i]);
+    return best;
+}
+
+static void drop_groups(const moert_router_options *options, const double *selection, char *taken,
+                        double *margin) {
+    const size_t groups = options->groups, size = options->experts / groups;
+    double sum[MOST];
+    char kept[MOST] = {0};
+    for (size_t g = 0; g < groups; g++) {
+        double first = -INFINITY, second = -INFINITY;
+        for (size_t e = g * size; e < (g + 1) * size; e++) {
+            if (selection[e] > first) {
+                second = first;
+                first = selection[e];
+            } else {
+                second = fmax(second, selection[e]);
+            }
+        }
+        sum[g] = first + second;
+    }
+    for (size_t i = 0; i < options->kept_groups; i++)
+        take(sum, kept, groups, margin);
+    for (size_t e = 0; e < options->experts; e++)
+        taken[e] = !kept[e / size];
+}
+
+double oracle_choose(const moert_router_options *options, const double *logits, const float *bias,
+                     int32_t *index) {
+    double selection[MOST], margin = INFINITY;
+    char taken[MOST] = {0};
+    oracle_scores(options, logits, selection);
+    for (size_t e = 0; e < options->experts; e++) {
+        if (options->score == MOERT_SCORE_SOFTMAX_TOPK)
+            selection[e] = logits[e];
+        selection[e] += bias != NULL ? (double)bias[e] : 0.0;
+    }
+    if (options->groups > 1)
+        drop_groups(options, selection, taken, &margin);
+    for (size_t k = 0; k < options->topk; k++)
+        index[k] = (int32_t)take(selection, taken, options->experts, &margin);
+    return margin;
+}
+
+void oracle_logits(const moert_router_options *options, size_t tokens, const float *bias,
+                   double deviation, uint64_t key, float *logits) {
+    const size_t experts = options->experts;
+    double row[MOST];
+    int32_t index[MOST];
+    for (size_t t = 0; t < tokens; t++)
+        for (uint64_t attempt = 0;; attempt++) {
+            for (size_t e = 0; e < experts; e++) {
+                logits[t * experts + e] =
+                    (float)(deviation * moert_rng_normal(key, t, attempt * MOST + e));
+                row[e] = (double)logits[t * experts + e];
+            }
+            if (oracle_choose(options, row, bias, index) > 1e-5)
+                break;
+            if (attempt == 10000)
+                abort(); /* such logits do not exist */
+        }
+}

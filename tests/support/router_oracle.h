@@ -1,0 +1,33 @@
+/* The router in float64, for tests: obvious code, one token at a time. */
+#ifndef MOERT_TESTS_ROUTER_ORACLE_H
+#define MOERT_TESTS_ROUTER_ORACLE_H
+
+#include <stdint.h>
+
+#include "router/router.h"
+
+/* softmax(logits) and its log-sum-exp; returns the latter. */
+double oracle_softmax(const double *logits, size_t experts, double *p);
+
+/* r[E], what the load-balancing losses see. */
+void oracle_share(const moert_router_options *options, const double *logits, double *r);
+
+/* scores[E] as in moert_routing. */
+void oracle_scores(const moert_router_options *options, const double *logits, double *scores);
+
+/* weight[K] of the experts index[K]. */
+void oracle_weights(const moert_router_options *options, const double *logits, const int32_t *index,
+                    double *weight);
+
+/*
+ * Chooses index[K]; returns the smallest distance of two selection (or group) scores whose order
+ * mattered: float32 need not choose alike when it is tiny.
+ */
+double oracle_choose(const moert_router_options *options, const double *logits, const float *bias,
+                     int32_t *index);
+
+/* logits[T,E], normal with `deviation`, such that every choice has a margin of 1e-5. */
+void oracle_logits(const moert_router_options *options, size_t tokens, const float *bias,
+                   double deviation, uint64_t key, float *logits);
+
+#endif
