@@ -1,0 +1,127 @@
+// run: np=1 sanitize=1
+/* AdamW against float64 over several steps. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/dense.h"
+#include "support/dense.h"
+
+enum { STEPS = 5 };
+
+static const moert_adamw settings = {
+    .rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .decay = 0.1f, .scale = 0.5f};
+
+/* One step of one parameter in float64. */
+static void reference_step(const moert_adamw *adamw, double gradient, double *p, double *m,
+                           double *v) {
+    double g = gradient * (double)adamw->scale, rate = adamw->rate, t = (double)adamw->step;
+    double beta1 = adamw->beta1, beta2 = adamw->beta2;
+    *p *= 1.0 - rate * (double)adamw->decay;
+    *m = beta1 * *m + (1.0 - beta1) * g;
+    *v = beta2 * *v + (1.0 - beta2) * g * g;
+    *p -= rate / (1.0 - pow(beta1, t)) * *m /
+          (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
+}
+
+/* p, m, v after STEPS steps with gradient[STEPS,n], each a new array. */
+static void run(size_t n, const float *parameter, const float *gradient, float **result) {
+    float *zero = test_alloc(n * sizeof *zero);
+    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                upload(zero, n * sizeof *zero), upload(zero, n * sizeof *zero)};
+    for (size_t s = 0; s < STEPS; s++) {
+        moert_buffer *g = upload(gradient + s * n, n * sizeof *gradient);
+        moert_adamw adamw = settings;
+        adamw.step = s + 1;
+        ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+        moert_buffer_destroy(g);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        result[i] = download(buffers[i], n * sizeof(float));
+        moert_buffer_destroy(buffers[i]);
+    }
+    free(zero);
+}
+
+static void test_steps_match_float64(void **state) {
+    (void)state;
+    const size_t lengths[] = {0, 1, 15, 17, 4097};
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        size_t n = lengths[l];
+        float *parameter = random_floats(n, 1.0f, 500 + l), *got[3];
+        float *gradient = random_floats(STEPS * n, 0.1f, 600 + l);
+        double *want[3];
+        for (size_t k = 0; k < 3; k++)
+            want[k] = test_alloc(n * sizeof *want[k]);
+        for (size_t i = 0; i < n; i++) {
+            want[0][i] = (double)parameter[i];
+            for (size_t s = 0; s < STEPS; s++) {
+                moert_adamw adamw = settings;
+                adamw.step = s + 1;
+                reference_step(&adamw, (double)gradient[s * n + i], &want[0][i], &want[1][i],
+                               &want[2][i]);
+            }
+        }
+        run(n, parameter, gradient, got);
+        assert_close(got[0], want[0], n, 1e-6, 1e-6);
+        assert_close(got[1], want[1], n, 1e-8, 1e-6);
+        assert_close(got[2], want[2], n, 1e-10, 1e-6);
+        for (size_t k = 0; k < 3; k++) {
+            free(want[k]);
+            free(got[k]);
+        }
+        free(parameter);
+        free(gradient);
+    }
+}
+
+static void test_bits_do_not_depend_on_the_place(void **state) {
+    (void)state;
+    enum { N = 1003, SHIFT = 21, LONG = N + SHIFT };
+    float *parameter = random_floats(LONG, 1.0f, 700),
+          *gradient = random_floats(STEPS * LONG, 1, 8);
+    float *part = test_alloc(STEPS * N * sizeof *part), *whole[3], *shifted[3];
+    for (size_t s = 0; s < STEPS; s++)
+        memcpy(part + s * N, gradient + s * LONG + SHIFT, N * sizeof *part);
+    run(LONG, parameter, gradient, whole);
+    run(N, parameter + SHIFT, part, shifted);
+    for (size_t k = 0; k < 3; k++) {
+        assert_same_bits(whole[k] + SHIFT, shifted[k], N);
+        free(whole[k]);
+        free(shifted[k]);
+    }
+    free(parameter);
+    free(gradient);
+    free(part);
+}
+
+static void test_zero_padding_stays_zero(void **state) {
+    (void)state;
+    enum { N = 33 };
+    const float zero[STEPS * N] = {0};
+    float *got[3];
+    run(N, zero, zero, got);
+    for (size_t k = 0; k < 3; k++) {
+        assert_same_bits(got[k], zero, N);
+        free(got[k]);
+    }
+}
+
+static void test_step_zero_is_refused(void **state) {
+    (void)state;
+    const float one = 1.0f;
+    moert_buffer *buffer = upload(&one, sizeof one);
+    assert_int_equal(moert_adamw_step(&settings, 1, buffer, buffer, buffer, buffer),
+                     MOERT_ERROR_USAGE);
+    moert_buffer_destroy(buffer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_match_float64),
+        cmocka_unit_test(test_bits_do_not_depend_on_the_place),
+        cmocka_unit_test(test_zero_padding_stays_zero),
+        cmocka_unit_test(test_step_zero_is_refused),
+    };
+    return cmocka_run_group_tests_name("optimizer", tests, open_test_device, close_test_device);
+}
