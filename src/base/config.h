@@ -26,8 +26,8 @@
     X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
       "threads of a CPU device per rank; 0 = one per bound core")                                  \
     X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
-      "synthetic hwloc topology to plan the placement on, such as 'pack:2 core:4 pu:1'; binds "    \
-      "nothing")                                                                                   \
+      "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
+      "file *.xml; binds nothing")                                                                 \
     X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
       "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \

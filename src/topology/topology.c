@@ -1,0 +1,142 @@
+/* Loads the topology of the machine or of a description, and says what is in it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "topology/internal.h"
+
+moert_status moert_topology_bitmap(hwloc_bitmap_t *set) {
+    *set = hwloc_bitmap_alloc();
+    return *set != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for a processor set");
+}
+
+moert_status moert_topology_list(hwloc_const_bitmap_t set, char *text, size_t bytes) {
+    int length = hwloc_bitmap_list_snprintf(text, bytes, set);
+    if (length < 0 || (size_t)length >= bytes)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "the list of logical processors takes %d characters, the limit is %zu",
+                          length, bytes - 1);
+    return MOERT_OK;
+}
+
+hwloc_obj_t moert_topology_next_core(const moert_topology *topology, hwloc_const_bitmap_t set,
+                                     hwloc_obj_t previous) {
+    hwloc_obj_t core = previous;
+    do
+        core = hwloc_get_next_obj_by_type(topology->tree, topology->core_type, core);
+    while (core != NULL && !hwloc_bitmap_intersects(core->cpuset, set));
+    return core;
+}
+
+size_t moert_topology_count_cores(const moert_topology *topology, hwloc_const_bitmap_t set) {
+    size_t count = 0;
+    hwloc_obj_t core = NULL;
+    while ((core = moert_topology_next_core(topology, set, core)) != NULL)
+        count++;
+    return count;
+}
+
+static moert_status bad_description(const char *text, int code) {
+    return MOERT_FAIL(ERROR_USAGE,
+                      "MOERT_TOPOLOGY='%s' is neither a synthetic hwloc topology, such as "
+                      "'pack:2 core:4 pu:2', nor a readable hwloc file *.xml (%s)",
+                      text, strerror(code));
+}
+
+static moert_status load(moert_topology *topology, const char *text) {
+    bool described = text != NULL && text[0] != '\0';
+    if (hwloc_topology_init(&topology->tree) != 0)
+        return MOERT_FAIL(ERROR_TOPOLOGY, "hwloc cannot start: %s", strerror(errno));
+    /*
+     * PCI devices only: with OS devices the plugins of hwloc would start OpenCL, and PoCL's workers
+     * with it, before the rank is bound.
+     */
+    hwloc_topology_set_type_filter(topology->tree, HWLOC_OBJ_PCI_DEVICE,
+                                   HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if (described) {
+        int code = moert_text_ends_with(text, ".xml")
+                       ? hwloc_topology_set_xml(topology->tree, text)
+                       : hwloc_topology_set_synthetic(topology->tree, text);
+        if (code != 0)
+            return bad_description(text, errno);
+    }
+    if (hwloc_topology_load(topology->tree) != 0)
+        return described ? bad_description(text, errno)
+                         : MOERT_FAIL(ERROR_TOPOLOGY, "hwloc cannot read this machine: %s",
+                                      strerror(errno));
+    topology->here = !described && hwloc_topology_is_thissystem(topology->tree) != 0;
+    topology->core_type = hwloc_get_nbobjs_by_type(topology->tree, HWLOC_OBJ_CORE) > 0
+                              ? HWLOC_OBJ_CORE
+                              : HWLOC_OBJ_PU;
+    return MOERT_OK;
+}
+
+/* usable = what the machine allows, less what the mask of the process excludes. */
+static moert_status find_usable(moert_topology *topology) {
+    hwloc_const_bitmap_t allowed = hwloc_topology_get_allowed_cpuset(topology->tree);
+    MOERT_TRY(moert_topology_bitmap(&topology->usable));
+    if (!topology->here) {
+        hwloc_bitmap_copy(topology->usable, allowed);
+    } else if (hwloc_get_cpubind(topology->tree, topology->usable, HWLOC_CPUBIND_PROCESS) != 0) {
+        MOERT_WARN("the processor mask of this process cannot be read (%s); taking all processors",
+                   strerror(errno));
+        hwloc_bitmap_copy(topology->usable, allowed);
+    }
+    hwloc_bitmap_and(topology->usable, topology->usable, allowed);
+    topology->masked = !hwloc_bitmap_isequal(topology->usable, allowed);
+    if (hwloc_bitmap_iszero(topology->usable))
+        return MOERT_FAIL(ERROR_TOPOLOGY, "no processor is allowed to this process");
+    return MOERT_OK;
+}
+
+moert_status moert_topology_create(const char *synthetic, moert_topology **topology) {
+    moert_status status;
+    moert_topology *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    MOERT_TRY_OR(destroy, load(made, synthetic));
+    MOERT_TRY_OR(destroy, find_usable(made));
+    MOERT_TRY_OR(destroy, moert_topology_find_gpus(made));
+    *topology = made;
+    return MOERT_OK;
+
+destroy:
+    moert_topology_destroy(made);
+    return status;
+}
+
+void moert_topology_destroy(moert_topology *topology) {
+    if (topology == NULL)
+        return;
+    for (size_t i = 0; i < topology->gpu_count; i++)
+        hwloc_bitmap_free(topology->gpus[i].near);
+    free(topology->gpus);
+    hwloc_bitmap_free(topology->usable);
+    if (topology->tree != NULL)
+        hwloc_topology_destroy(topology->tree);
+    free(topology);
+}
+
+void moert_topology_describe(const moert_topology *topology, char *text, size_t bytes) {
+    hwloc_topology_t tree = topology->tree;
+    int packages = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PACKAGE);
+    int nodes = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_NUMANODE);
+    int cores = hwloc_get_nbobjs_by_type(tree, topology->core_type);
+    int threads = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PU);
+    char mask[48] = "";
+    if (topology->masked)
+        snprintf(mask, sizeof mask, ", %zu cores in the mask",
+                 moert_topology_count_cores(topology, topology->usable));
+    snprintf(text, bytes, "%d package%s, %d NUMA node%s, %d core%s, %d thread%s, %zu GPU%s%s",
+             packages, packages == 1 ? "" : "s", nodes, nodes == 1 ? "" : "s", cores,
+             cores == 1 ? "" : "s", threads, threads == 1 ? "" : "s", topology->gpu_count,
+             topology->gpu_count == 1 ? "" : "s", mask);
+}
+
+moert_status moert_topology_mask_text(const moert_topology *topology, char *text, size_t bytes) {
+    MOERT_TRY(moert_topology_list(topology->usable, text, bytes));
+    return MOERT_OK;
+}

@@ -1,0 +1,324 @@
+// run: np=1 sanitize=1
+/* Placement on synthetic topologies, and binding and pinning on the machine that runs the test. */
+#include <dirent.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "topology/topology.h"
+
+enum { MAX_TASKS = 1024 };
+
+static moert_topology *make(const char *text) {
+    moert_topology *topology = NULL;
+    if (moert_topology_create(text, &topology) != MOERT_OK)
+        fail_msg("%s", moert_last_error());
+    return topology;
+}
+
+static moert_placement place(const moert_topology *topology, size_t rank, size_t size, bool gpus) {
+    moert_placement placement;
+    if (moert_topology_place(topology, rank, size, NULL, gpus, &placement) != MOERT_OK)
+        fail_msg("%s", moert_last_error());
+    return placement;
+}
+
+/* "0-3,8" as a set; read here without hwloc. */
+static cpu_set_t parse(const char *list) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    while (*list != '\0') {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        assert_ptr_not_equal(list, end);
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        for (long cpu = first; cpu <= last; cpu++)
+            CPU_SET((size_t)cpu, &set);
+        list = *end == ',' ? end + 1 : end;
+    }
+    return set;
+}
+
+static void check_division(size_t packages, size_t cores, size_t threads, size_t ranks) {
+    char text[64];
+    size_t total = packages * cores, counted = 0;
+    snprintf(text, sizeof text, "pack:%zu core:%zu pu:%zu", packages, cores, threads);
+    moert_topology *topology = make(text);
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    for (size_t rank = 0; rank < ranks; rank++) {
+        moert_placement placement = place(topology, rank, ranks, false);
+        cpu_set_t mine = parse(placement.cpus), both;
+        CPU_AND(&both, &all, &mine);
+        if (ranks <= total)
+            assert_int_equal(CPU_COUNT(&both), 0);
+        CPU_OR(&all, &all, &mine);
+        assert_int_equal(placement.shared, ranks > total);
+        assert_int_equal(CPU_COUNT(&mine), placement.cpu_count * threads);
+        assert_true(placement.cpu_count >= 1 && placement.cpu_count <= total / ranks + 1);
+        assert_false(placement.confined);
+        assert_string_equal(placement.pci, "");
+        counted += placement.cpu_count;
+    }
+    assert_int_equal(CPU_COUNT(&all), total * threads);
+    assert_int_equal(counted, ranks > total ? ranks : total);
+    moert_topology_destroy(topology);
+}
+
+static void test_ranks_divide_all_cores_without_overlap(void **state) {
+    (void)state;
+    const size_t packages[] = {1, 2, 4}, cores[] = {1, 2, 3, 4, 8, 12};
+    const size_t ranks[] = {1, 2, 3, 4, 5, 7, 8, 16, 64};
+    for (size_t p = 0; p < sizeof packages / sizeof *packages; p++)
+        for (size_t c = 0; c < sizeof cores / sizeof *cores; c++)
+            for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++)
+                for (size_t threads = 1; threads <= 2; threads++)
+                    check_division(packages[p], cores[c], threads, ranks[r]);
+}
+
+static void test_a_rank_gets_neighbouring_cores_with_their_hardware_threads(void **state) {
+    (void)state;
+    moert_topology *topology = make("pack:2 core:4 pu:2");
+    moert_placement placement = place(topology, 1, 2, false);
+    assert_string_equal(placement.cpus, "8-15"); /* the second package */
+    assert_int_equal(placement.cpu_count, 4);
+    placement = place(topology, 1, 3, false); /* cores 2..4 of 8 */
+    assert_string_equal(placement.cpus, "4-9");
+    assert_int_equal(placement.cpu_count, 3);
+    moert_topology_destroy(topology);
+}
+
+static void test_more_ranks_than_cores_spread_evenly_over_them(void **state) {
+    (void)state;
+    moert_topology *topology = make("pack:1 core:2 pu:1");
+    const char *expected[] = {"0", "0", "0", "1", "1"};
+    for (size_t rank = 0; rank < 5; rank++) {
+        moert_placement placement = place(topology, rank, 5, false);
+        assert_string_equal(placement.cpus, expected[rank]);
+        assert_int_equal(placement.cpu_count, 1);
+        assert_true(placement.shared);
+    }
+    moert_topology_destroy(topology);
+}
+
+static void test_only_ranks_with_the_same_mask_divide_it(void **state) {
+    (void)state;
+    moert_topology *topology = make("pack:1 core:4 pu:1");
+    char masks[4][MOERT_CPUS_BYTES] = {"0-3", "4-7", "0-3", "8"};
+    const char *expected[] = {"0-1", "0-3", "2-3", "0-3"};
+    for (size_t rank = 0; rank < 4; rank++) {
+        moert_placement placement;
+        const char(*all)[MOERT_CPUS_BYTES] = (const char(*)[MOERT_CPUS_BYTES])masks;
+        assert_int_equal(moert_topology_place(topology, rank, 4, all, false, &placement), MOERT_OK);
+        assert_string_equal(placement.cpus, expected[rank]);
+        assert_false(placement.shared);
+    }
+    moert_topology_destroy(topology);
+}
+
+static void test_a_machine_without_cores_is_divided_by_processors(void **state) {
+    (void)state;
+    moert_topology *topology = make("pu:4");
+    assert_string_equal(place(topology, 1, 2, false).cpus, "2-3");
+    moert_topology_destroy(topology);
+}
+
+static void check_gpus(const moert_topology *topology, size_t ranks, const char *const *pci,
+                       const char *const *cpus) {
+    for (size_t rank = 0; rank < ranks; rank++) {
+        moert_placement placement = place(topology, rank, ranks, true);
+        assert_string_equal(placement.pci, pci[rank]);
+        assert_string_equal(placement.cpus, cpus[rank]);
+        assert_string_equal(place(topology, rank, ranks, false).pci, "");
+    }
+}
+
+static void test_ranks_sit_near_their_gpus(void **state) {
+    (void)state;
+    /* 2 packages of 4 cores (processors i and i+8) and 2 GPUs; a server board's display chip */
+    moert_topology *topology = make("tests/topology/four-gpus.xml");
+    const char *a = "0000:1b:00.0", *b = "0000:3b:00.0", *c = "0000:9d:00.0", *d = "0001:bc:1f.3";
+    check_gpus(topology, 1, (const char *[]){a}, (const char *[]){"0-3,8-11"});
+    check_gpus(topology, 2, (const char *[]){a, c}, (const char *[]){"0-3,8-11", "4-7,12-15"});
+    check_gpus(topology, 3, (const char *[]){a, b, c},
+               (const char *[]){"0-1,8-9", "2-3,10-11", "4-7,12-15"});
+    check_gpus(topology, 4, (const char *[]){a, b, c, d},
+               (const char *[]){"0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"});
+    check_gpus(topology, 8, (const char *[]){a, a, b, b, c, c, d, d},
+               (const char *[]){"0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"});
+    char text[128];
+    moert_topology_describe(topology, text, sizeof text);
+    assert_string_equal(text, "2 packages, 2 NUMA nodes, 8 cores, 16 threads, 4 GPUs");
+    moert_topology_destroy(topology);
+}
+
+static void test_gpus_of_overlapping_places_leave_the_cores_divided_evenly(void **state) {
+    (void)state;
+    /* one GPU in a package, one at the machine; the integrated GPU is not counted */
+    moert_topology *topology = make("tests/topology/far-gpu.xml");
+    check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
+               (const char *[]){"0-1", "2-3"});
+    moert_topology_destroy(topology);
+}
+
+static void test_a_bad_description_is_refused_by_its_name(void **state) {
+    (void)state;
+    const char *bad[] = {"pack:2 core:", "nonsense", "pack:-1", "tests/topology/none.xml"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        moert_topology *topology = NULL;
+        assert_int_equal(moert_topology_create(bad[i], &topology), MOERT_ERROR_USAGE);
+        assert_null(topology);
+        assert_non_null(strstr(moert_last_error(), "MOERT_TOPOLOGY"));
+        assert_non_null(strstr(moert_last_error(), bad[i]));
+    }
+    moert_topology_destroy(NULL);
+}
+
+static void test_a_synthetic_topology_binds_nothing(void **state) {
+    (void)state;
+    moert_topology *topology = make("pack:2 core:4 pu:2");
+    moert_placement placement = place(topology, 1, 2, false);
+    cpu_set_t before, after;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    assert_int_equal(moert_topology_bind(topology, &placement), MOERT_OK);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+
+    moert_thread_snapshot snapshot = {0};
+    size_t pinned = 1;
+    assert_int_equal(moert_threads_snapshot(&snapshot), MOERT_OK);
+    assert_int_equal(snapshot.count, 1);
+    assert_int_equal(moert_threads_pin_new(topology, &placement, &snapshot, &pinned), MOERT_OK);
+    assert_int_equal(pinned, 0);
+    assert_null(snapshot.ids);
+    moert_topology_destroy(topology);
+}
+
+static void test_a_rank_outside_the_host_is_refused(void **state) {
+    (void)state;
+    moert_topology *topology = make("pack:1 core:2 pu:1");
+    moert_placement placement = {.cpu_count = 77};
+    assert_int_equal(moert_topology_place(topology, 2, 2, NULL, false, &placement),
+                     MOERT_ERROR_INTERNAL);
+    assert_int_equal(placement.cpu_count, 77);
+    moert_topology_destroy(topology);
+}
+
+static void check_bound(const moert_placement *placement) {
+    cpu_set_t expected = parse(placement->cpus), actual;
+    assert_int_equal(sched_getaffinity(0, sizeof actual, &actual), 0);
+    assert_true(CPU_EQUAL(&expected, &actual));
+}
+
+static void test_this_machine_is_bound_within_the_mask_of_the_process(void **state) {
+    (void)state;
+    cpu_set_t before, after;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    moert_topology *topology = make(NULL);
+    char mask[MOERT_CPUS_BYTES], small[1];
+    assert_int_equal(moert_topology_mask_text(topology, mask, sizeof mask), MOERT_OK);
+    assert_int_equal(moert_topology_mask_text(topology, small, sizeof small),
+                     MOERT_ERROR_UNSUPPORTED);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+
+    moert_placement half = place(topology, 1, 2, false), whole = place(topology, 0, 1, false);
+    assert_string_equal(whole.cpus, mask);
+    assert_int_equal(moert_topology_bind(topology, &half), MOERT_OK);
+    check_bound(&half);
+
+    /* a launcher's mask: the next topology sees half a machine, and stays within it */
+    moert_topology *second = make("");
+    moert_placement again = place(second, 0, 1, false);
+    assert_string_equal(again.cpus, half.cpus);
+    assert_int_equal(again.cpu_count, half.cpu_count);
+    assert_int_equal(again.confined, whole.confined || strcmp(half.cpus, whole.cpus) != 0);
+    moert_topology_destroy(second);
+
+    assert_int_equal(moert_topology_bind(topology, &whole), MOERT_OK);
+    check_bound(&whole);
+    moert_topology_destroy(topology);
+}
+
+static size_t list_tasks(int ids[MAX_TASKS]) {
+    size_t count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    const struct dirent *entry;
+    while ((entry = readdir(tasks)) != NULL && count < MAX_TASKS)
+        if (entry->d_name[0] != '.')
+            ids[count++] = atoi(entry->d_name);
+    closedir(tasks);
+    return count;
+}
+
+static void test_workers_of_opencl_get_a_core_each(void **state) {
+    (void)state;
+    moert_topology *topology = make(NULL);
+    moert_placement placement = place(topology, 0, 1, false);
+    assert_int_equal(moert_topology_bind(topology, &placement), MOERT_OK);
+    char count_text[16];
+    snprintf(count_text, sizeof count_text, "%u", placement.cpu_count);
+    setenv("POCL_MAX_PTHREAD_COUNT", count_text, 1);
+
+    moert_thread_snapshot snapshot;
+    int before[MAX_TASKS], after[MAX_TASKS];
+    size_t before_count = list_tasks(before), pinned = 0;
+    assert_int_equal(moert_threads_snapshot(&snapshot), MOERT_OK);
+    assert_int_equal(snapshot.count, before_count);
+    moert_device *device = NULL;
+    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
+        fail_msg("%s", moert_last_error());
+    assert_int_equal(moert_threads_pin_new(topology, &placement, &snapshot, &pinned), MOERT_OK);
+    assert_true(pinned >= placement.cpu_count); /* other drivers start threads too */
+
+    cpu_set_t taken, whole = parse(placement.cpus);
+    CPU_ZERO(&taken);
+    size_t after_count = list_tasks(after);
+    assert_int_equal(after_count, before_count + pinned);
+    for (size_t i = 0; i < after_count; i++) {
+        cpu_set_t mine, both;
+        bool old = false;
+        for (size_t j = 0; j < before_count; j++)
+            old = old || before[j] == after[i];
+        assert_int_equal(sched_getaffinity(after[i], sizeof mine, &mine), 0);
+        if (old) {
+            assert_true(CPU_EQUAL(&mine, &whole));
+            continue;
+        }
+        CPU_AND(&both, &taken, &mine);
+        if (pinned == placement.cpu_count)
+            assert_int_equal(CPU_COUNT(&both), 0);
+        CPU_OR(&taken, &taken, &mine);
+    }
+    assert_true(CPU_EQUAL(&taken, &whole));
+    moert_device_close(device);
+    moert_topology_destroy(topology);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_divide_all_cores_without_overlap),
+        cmocka_unit_test(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads),
+        cmocka_unit_test(test_more_ranks_than_cores_spread_evenly_over_them),
+        cmocka_unit_test(test_only_ranks_with_the_same_mask_divide_it),
+        cmocka_unit_test(test_a_machine_without_cores_is_divided_by_processors),
+        cmocka_unit_test(test_ranks_sit_near_their_gpus),
+        cmocka_unit_test(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly),
+        cmocka_unit_test(test_a_bad_description_is_refused_by_its_name),
+        cmocka_unit_test(test_a_synthetic_topology_binds_nothing),
+        cmocka_unit_test(test_a_rank_outside_the_host_is_refused),
+        cmocka_unit_test(test_this_machine_is_bound_within_the_mask_of_the_process),
+        cmocka_unit_test(test_workers_of_opencl_get_a_core_each),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
