@@ -165,8 +165,8 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, co
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, layer->batch.tokens * layer->options.router.topk, &dweight));
     MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, dy, layer->dy, NULL, NULL));
-    MOERT_TRY(moert_window_reserve(out, layer->plan));
-    MOERT_TRY(moert_window_reserve(dprob, layer->plan));
+    MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
+    MOERT_TRY(moert_window_reserve(dprob, layer->plan->plan));
     moert_phase_set("experts backward");
     MOERT_TRY(differentiate_glu(layer, dprob));
     MOERT_TRY(differentiate_rows(layer, out));

@@ -12,6 +12,7 @@
 #include "device/device.h"
 #include "moert/layer.h"
 #include "ops/grouped.h"
+#include "router/router.h"
 
 typedef struct moert_block_tensor {
     size_t elements, offset;          /* in floats; offsets are multiples of 128 */
@@ -54,6 +55,11 @@ moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moer
 
 /* Sums gradients over the replicas of an expert block, in a fixed tree over the ranks of `replicas`. Collective. */
 moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas);
+
+/* The blocks of a layer, by index: the replicated one first, then the experts' first and second projection; NULL past the end. */
+moert_block *moert_layer_block(moert_layer *layer, size_t index);
+/* What the router computed in the last forward. */
+const moert_routing *moert_layer_routing(const moert_layer *layer);
 
 static inline moert_span moert_batch_span(const moert_batch *batch)
 {

@@ -127,7 +127,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, c
                                        router->experts, &layer->plan));
     MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, x, layer->x, layer->routing.weight, layer->prob));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
-    MOERT_TRY(moert_window_reserve(out, layer->plan));
+    MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
     MOERT_TRY(compute_experts(layer, out));
     MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, out, NULL, y, NULL, NULL));
     return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;

@@ -138,6 +138,16 @@ moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
     return place->block == BLOCKS ? NULL : layer->block[place->block]->tensor[place->tensor].gradient;
 }
 
+moert_block *moert_layer_block(moert_layer *layer, size_t index)
+{
+    return index < BLOCKS ? layer->block[index] : NULL;
+}
+
+const moert_routing *moert_layer_routing(const moert_layer *layer)
+{
+    return &layer->routing;
+}
+
 size_t moert_layer_first_expert(const moert_layer *layer)
 {
     return layer->first_expert;

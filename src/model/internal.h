@@ -1,0 +1,100 @@
+/* What the files of the model share. */
+#ifndef MOERT_MODEL_INTERNAL_H
+#define MOERT_MODEL_INTERNAL_H
+
+#include <math.h>
+
+#include "model/model.h"
+#include "ops/dense.h"
+
+/* Tensors of an attention block and of the outer block, in order. */
+enum { ATTN_INPUT_NORM, ATTN_Q, ATTN_K, ATTN_V, ATTN_O, ATTN_Q_NORM, ATTN_K_NORM, ATTN_POST_NORM, ATTN_TENSORS };
+enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
+
+typedef struct moert_model_layer {
+    moert_block *attention;
+    moert_layer *moe;
+    moert_buffer *aux_gradient; /* [E] of the last loss */
+
+    /* activations of the last forward; T rows each */
+    moert_buffer *normed, *rstd;           /* [T,H], [T] */
+    moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, when there are such */
+    moert_buffer *q_rstd, *k_rstd;         /* [T,heads], [T,kv_heads] */
+    moert_buffer *q, *k, *v;               /* after the rotation */
+    moert_buffer *attended, *lse;          /* [T,heads*head_size], [T,heads] */
+    moert_buffer *middle;                  /* [T,H] residual after attention */
+    moert_buffer *post_normed, *post_rstd; /* input of the MoE layer */
+    moert_buffer *out;                     /* [T,H] residual after the MoE layer */
+} moert_model_layer;
+
+struct moert_model {
+    moert_mesh *mesh;
+    moert_device *device;
+    moert_model_config config;
+    moert_block *outer;
+    moert_model_layer *layer; /* [layers] */
+    moert_model_tensor *tensor;
+    size_t tensor_count;
+    moert_buffer *rope;
+    size_t rope_length;
+
+    /* the last batch */
+    moert_batch batch;
+    size_t length;
+    moert_buffer *ends, *tokens, *targets;
+    moert_buffer *embedded;             /* [T,H] */
+    moert_buffer *final_normed, *final_rstd;
+    moert_buffer *logits, *token_loss;  /* [T,V], [T] */
+    moert_model_losses losses;          /* of the last loss */
+    double factor;
+
+    /* scratch of backward */
+    moert_buffer *d, *dn;               /* [T,H] gradients of the residual and of a norm's output */
+    moert_buffer *datt, *dq, *dk, *dv;
+};
+
+/* Fills the table of tensors. */
+moert_status moert_model_list_tensors(moert_model *model);
+
+/* Makes room for `floats` in *buffer. */
+static inline moert_status moert_model_reserve(moert_model *model, size_t floats, moert_buffer **buffer)
+{
+    return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
+}
+
+/* A dense layer of `model` over its batch: y[T,n] = x[T,k] weight^T. */
+static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k, const moert_buffer *x,
+                                          moert_buffer *weight, const moert_buffer *y)
+{
+    return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
+                        .n = n,
+                        .k = k,
+                        .shared_weight = true,
+                        .x = (moert_buffer *)x,
+                        .weight = weight,
+                        .y = (moert_buffer *)y};
+}
+
+static inline moert_attention moert_model_attention(const moert_model *model, const moert_model_layer *layer)
+{
+    const moert_model_config *c = &model->config;
+    return (moert_attention){.sequences = model->batch.sequences,
+                             .length = model->length,
+                             .heads = c->heads,
+                             .kv_heads = c->kv_heads,
+                             .head_size = c->head_size,
+                             .scale = 1.0f / sqrtf((float)c->head_size),
+                             .q = layer->q,
+                             .k = layer->k,
+                             .v = layer->v,
+                             .out = layer->attended,
+                             .lse = layer->lse};
+}
+
+/* The matrix that makes the logits: lm_head, or the embedding when tied. */
+static inline size_t moert_model_head(const moert_model *model)
+{
+    return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;
+}
+
+#endif

@@ -1,0 +1,152 @@
+/* Makes a model: blocks, layers, fresh weights. */
+#include "model/internal.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+static moert_status create_attention(moert_model *model, moert_block **block)
+{
+    const moert_model_config *c = &model->config;
+    size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size, head_norm = c->qk_norm ? c->head_size : 0;
+    const size_t elements[ATTN_TENSORS] = {
+        [ATTN_INPUT_NORM] = c->hidden, [ATTN_Q] = q * c->hidden,    [ATTN_K] = kv * c->hidden,
+        [ATTN_V] = kv * c->hidden,     [ATTN_O] = c->hidden * q,    [ATTN_Q_NORM] = head_norm,
+        [ATTN_K_NORM] = head_norm,     [ATTN_POST_NORM] = c->hidden};
+    return moert_block_create(model->device, true, elements, ATTN_TENSORS, block);
+}
+
+static moert_layer_options layer_options(const moert_model_config *c)
+{
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = c->hidden;
+    options.intermediate = c->intermediate;
+    options.shared_intermediate = c->shared_intermediate;
+    options.router = c->router;
+    options.glu = c->glu;
+    options.router_bias = c->router_bias;
+    options.correction_bias = c->correction_bias;
+    options.expert_biases = c->expert_biases;
+    return options;
+}
+
+static moert_status create_parts(moert_model *model)
+{
+    const moert_model_config *c = &model->config;
+    const moert_layer_options options = layer_options(c);
+    const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
+                                         [OUTER_NORM] = c->hidden,
+                                         [OUTER_HEAD] = c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
+    moert_status status = moert_block_create(model->device, true, outer, OUTER_TENSORS, &model->outer);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->layer, c->layers);
+    for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
+        status = create_attention(model, &model->layer[i].attention);
+        if (status == MOERT_OK)
+            status = moert_buffer_create(model->device, c->router.experts * sizeof(float), &model->layer[i].aux_gradient);
+    }
+    MOERT_TRY(moert_comm_agree(model->mesh->world, status));
+    for (size_t i = 0; i < c->layers; i++)
+        MOERT_TRY(moert_layer_create(model->mesh, &options, &model->layer[i].moe));
+    return moert_comm_agree(model->mesh->world, moert_model_list_tensors(model));
+}
+
+moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config, moert_model **model)
+{
+    moert_model *made;
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(mesh->world, moert_model_config_check_model(config)));
+    MOERT_TRY(MOERT_NEW(&made));
+    made->mesh = mesh;
+    made->device = mesh->device;
+    made->config = *config;
+    made->config.text = NULL;
+    MOERT_TRY_OR(fail, create_parts(made));
+    *model = made;
+    return MOERT_OK;
+fail:
+    moert_model_destroy(made);
+    return status;
+}
+
+static void destroy_layer(moert_model_layer *layer)
+{
+    moert_buffer *const buffers[] = {layer->aux_gradient, layer->normed,   layer->rstd,        layer->q_raw,
+                                     layer->k_raw,        layer->q_rstd,   layer->k_rstd,      layer->q,
+                                     layer->k,            layer->v,        layer->attended,    layer->lse,
+                                     layer->middle,       layer->post_normed, layer->post_rstd, layer->out};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_block_destroy(layer->attention);
+    moert_layer_destroy(layer->moe);
+}
+
+void moert_model_destroy(moert_model *model)
+{
+    if (model == NULL)
+        return;
+    for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++)
+        destroy_layer(&model->layer[i]);
+    moert_buffer *const buffers[] = {model->rope,         model->ends,       model->tokens, model->targets,
+                                     model->embedded,     model->final_normed, model->final_rstd, model->logits,
+                                     model->token_loss,   model->d,          model->dn,     model->datt,
+                                     model->dq,           model->dk,         model->dv};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_block_destroy(model->outer);
+    free(model->layer);
+    free(model->tensor);
+    free(model);
+}
+
+const moert_model_config *moert_model_describe(const moert_model *model)
+{
+    return &model->config;
+}
+
+moert_mesh *moert_model_mesh(const moert_model *model)
+{
+    return model->mesh;
+}
+
+moert_status moert_model_initialize(moert_model *model, uint64_t seed)
+{
+    for (size_t t = 0; t < model->tensor_count; t++) {
+        const moert_model_tensor *tensor = &model->tensor[t];
+        if (tensor->block == NULL)
+            continue;
+        uint64_t stream = moert_rng_stream(tensor->name);
+        float *values;
+        MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+        for (size_t i = 0; i < tensor->elements; i++)
+            values[i] = tensor->is_matrix
+                            ? (float)(moert_rng_normal(seed, stream, i) * (double)model->config.initializer_range)
+                            : 1.0f;
+        moert_status status = moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
+                                                 tensor->elements * sizeof(float));
+        free(values);
+        MOERT_TRY(status);
+    }
+    return MOERT_OK;
+}
+
+size_t moert_model_block_count(const moert_model *model)
+{
+    return 1 + 4 * model->config.layers;
+}
+
+moert_block *moert_model_block(const moert_model *model, size_t index)
+{
+    if (index == 0)
+        return model->outer;
+    const moert_model_layer *layer = &model->layer[(index - 1) / 4];
+    size_t part = (index - 1) % 4;
+    return part == 0 ? layer->attention : moert_layer_block(layer->moe, part - 1);
+}
+
+void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, size_t *count)
+{
+    *first = total * rank / size;
+    *count = total * (rank + 1) / size - *first;
+}

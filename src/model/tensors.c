@@ -1,0 +1,135 @@
+/* The model's tensors under the names of its files, and loading them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "io/safetensors.h"
+#include "model/internal.h"
+
+static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns)
+{
+    moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
+    *tensor = (moert_model_tensor){.rank = rank,
+                                   .shape = {rows, columns},
+                                   .elements = rank == 2 ? rows * columns : rows,
+                                   .replicated = true,
+                                   .is_matrix = rank == 2};
+    return tensor;
+}
+
+/* A tensor that is a whole tensor of a block. */
+static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name, size_t rank, size_t rows,
+                      size_t columns)
+{
+    if (block->tensor[index].elements == 0)
+        return;
+    moert_model_tensor *tensor = add(model, rank, rows, columns);
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    tensor->block = block;
+    tensor->offset = block->tensor[index].offset;
+}
+
+static void add_attention(moert_model *model, size_t index)
+{
+    const moert_model_config *c = &model->config;
+    size_t h = c->hidden, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
+    const struct {
+        const char *suffix;
+        size_t rank, rows, columns;
+    } rows[ATTN_TENSORS] = {
+        [ATTN_INPUT_NORM] = {"input_layernorm.weight", 1, h, 1},
+        [ATTN_Q] = {"self_attn.q_proj.weight", 2, q, h},
+        [ATTN_K] = {"self_attn.k_proj.weight", 2, kv, h},
+        [ATTN_V] = {"self_attn.v_proj.weight", 2, kv, h},
+        [ATTN_O] = {"self_attn.o_proj.weight", 2, h, q},
+        [ATTN_Q_NORM] = {"self_attn.q_norm.weight", 1, c->head_size, 1},
+        [ATTN_K_NORM] = {"self_attn.k_norm.weight", 1, c->head_size, 1},
+        [ATTN_POST_NORM] = {"post_attention_layernorm.weight", 1, h, 1},
+    };
+    for (size_t i = 0; i < ATTN_TENSORS; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "model.layers.%zu.%s", index, rows[i].suffix);
+        add_whole(model, model->layer[index].attention, i, name, rows[i].rank, rows[i].rows, rows[i].columns);
+    }
+}
+
+/* One projection of one expert: rows of W1 (gate, then up) or W2 in the block of the rank that owns the expert. */
+static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part)
+{
+    const moert_model_config *c = &model->config;
+    moert_layer *moe = model->layer[index].moe;
+    bool down = part == MOERT_EXPERT_DOWN;
+    size_t first = moert_layer_first_expert(moe), local = moert_layer_local_experts(moe);
+    moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate) : add(model, 2, c->intermediate, c->hidden);
+    moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
+    tensor->replicated = false;
+    tensor->owner = moert_plan_owner(c->router.experts, moert_comm_size(model->mesh->experts), expert);
+    if (expert < first || expert >= first + local)
+        return;
+    tensor->block = moert_layer_block(moe, down ? 2 : 1);
+    tensor->offset = tensor->block->tensor[0].offset + (expert - first) * tensor->elements * (down ? 1 : 2);
+    if (part == MOERT_EXPERT_UP)
+        tensor->offset += tensor->elements;
+}
+
+moert_status moert_model_list_tensors(moert_model *model)
+{
+    const moert_model_config *c = &model->config;
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor, OUTER_TENSORS + c->layers * (ATTN_TENSORS + 1 + 3 * c->router.experts)));
+    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", 2, c->vocabulary, c->hidden);
+    for (size_t i = 0; i < c->layers; i++) {
+        char name[96];
+        add_attention(model, i);
+        moert_moe_tensor_name(c, i, "gate.weight", name, sizeof name);
+        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, 2, c->router.experts, c->hidden);
+        for (size_t e = 0; e < c->router.experts; e++)
+            for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
+                add_expert(model, i, e, (moert_expert_part)part);
+    }
+    add_whole(model, model->outer, OUTER_NORM, "model.norm.weight", 1, c->hidden, 1);
+    add_whole(model, model->outer, OUTER_HEAD, "lm_head.weight", 2, c->vocabulary, c->hidden);
+    return MOERT_OK;
+}
+
+size_t moert_model_tensor_count(const moert_model *model)
+{
+    return model->tensor_count;
+}
+
+const moert_model_tensor *moert_model_tensors(const moert_model *model)
+{
+    return model->tensor;
+}
+
+bool moert_model_writes(const moert_model *model, const moert_model_tensor *tensor)
+{
+    if (tensor->replicated)
+        return moert_comm_rank(model->mesh->world) == 0;
+    return tensor->block != NULL && moert_comm_rank(model->mesh->replicas) == 0;
+}
+
+static moert_status load_tensor(const moert_tensors *files, const moert_model_tensor *tensor)
+{
+    const moert_tensor *source;
+    float *values;
+    MOERT_TRY(moert_tensors_get(files, tensor->name, tensor->rank, tensor->shape, &source));
+    if (tensor->block == NULL)
+        return MOERT_OK; /* it must be there, but another rank reads it */
+    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+    moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
+                                    tensor->elements * sizeof(float));
+    free(values);
+    return status;
+}
+
+moert_status moert_model_load(moert_model *model, const char *path)
+{
+    moert_tensors *files = NULL;
+    moert_status status = moert_tensors_open(path, &files);
+    for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++)
+        status = load_tensor(files, &model->tensor[i]);
+    moert_tensors_close(files);
+    return moert_comm_agree(model->mesh->world, status);
+}
