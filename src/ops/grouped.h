@@ -25,14 +25,15 @@ typedef struct moert_groups {
 typedef struct moert_gemm {
     moert_groups groups;
     size_t n, k;          /* columns of y, columns of x */
-    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups */
+    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
+                             bias_grad give one for each group all the same */
     bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
     moert_buffer *x;      /* [M,K] at stride ldx */
     moert_buffer *weight; /* [G,N,K] */
     moert_buffer *bias;   /* [G,N], or NULL */
     moert_buffer *y;      /* [M,N] at stride ldy */
     size_t ldx, ldy;      /* in floats; 0 = k, n */
-    size_t y_column;      /* wgrad, bias_grad: use columns [y_column, y_column + n) of y */
+    size_t y_column;      /* columns [y_column, y_column + n) of y are used */
 } moert_gemm;
 
 /* y = x weight^T + bias. FLOPs: 2 M N K, as for the next two. */

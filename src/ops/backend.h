@@ -1,0 +1,39 @@
+/*
+ * The backends of the grouped operations. A backend implements every entry of MOERT_OPS_TABLE as
+ * moert_<backend>_<entry>; the arguments have been checked by src/ops/grouped.c before it is
+ * called.
+ */
+#ifndef MOERT_OPS_BACKEND_H
+#define MOERT_OPS_BACKEND_H
+
+#include "ops/grouped.h"
+
+/* X(entry, argument): one row per operation. */
+#define MOERT_OPS_TABLE(X)                                                                         \
+    X(gemm_forward, moert_gemm)                                                                    \
+    X(gemm_dgrad, moert_gemm)                                                                      \
+    X(gemm_wgrad, moert_gemm)                                                                      \
+    X(gemm_bias_grad, moert_gemm)                                                                  \
+    X(glu_forward, moert_glu)                                                                      \
+    X(glu_backward, moert_glu)
+
+/* X(NAME, name): one row per backend, MOERT_BACKEND_<NAME> its choice. */
+#define MOERT_BACKEND_TABLE(X)                                                                     \
+    X(REFERENCE, reference)                                                                        \
+    X(PORTABLE, portable)
+
+typedef struct moert_backend {
+    const char *name;
+#define MOERT_OPS_MEMBER(entry, argument) moert_status (*entry)(const argument *);
+    MOERT_OPS_TABLE(MOERT_OPS_MEMBER)
+#undef MOERT_OPS_MEMBER
+} moert_backend;
+
+#define MOERT_OPS_REFERENCE(entry, argument) moert_status moert_reference_##entry(const argument *);
+#define MOERT_OPS_PORTABLE(entry, argument)  moert_status moert_portable_##entry(const argument *);
+MOERT_OPS_TABLE(MOERT_OPS_REFERENCE)
+MOERT_OPS_TABLE(MOERT_OPS_PORTABLE)
+#undef MOERT_OPS_REFERENCE
+#undef MOERT_OPS_PORTABLE
+
+#endif

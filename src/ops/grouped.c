@@ -1,0 +1,154 @@
+/* Checks the arguments of the grouped operations and hands them to the backend in use. */
+#include <stdint.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "ops/backend.h"
+
+#define MOERT_OPS_POINTER_reference(entry, argument) .entry = moert_reference_##entry,
+#define MOERT_OPS_POINTER_portable(entry, argument)  .entry = moert_portable_##entry,
+
+static const moert_backend backends[] = {
+#define MOERT_BACKEND_ROW(NAME, word)                                                              \
+    [MOERT_BACKEND_##NAME] = {.name = #word, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
+    MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
+#undef MOERT_BACKEND_ROW
+};
+
+static const moert_backend *backend(void) {
+    unsigned choice = moert_config_get()->backend;
+    return &backends[choice == MOERT_BACKEND_AUTO ? MOERT_BACKEND_PORTABLE : choice];
+}
+
+const char *moert_backend_name(void) {
+    return backend()->name;
+}
+
+/* A buffer holds `lines` lines of `width` floats, the lines `stride` floats apart. */
+static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
+                                 size_t width, size_t stride) {
+    size_t last, floats;
+    if (lines == 0 || width == 0)
+        return MOERT_OK;
+    if (buffer == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s[%zu,%zu] is missing", name, lines, width);
+    if (stride < width)
+        return MOERT_FAIL(ERROR_USAGE, "the rows of %s are %zu floats apart and %zu wide", name,
+                          stride, width);
+    if (__builtin_mul_overflow(lines - 1, stride, &last) ||
+        __builtin_add_overflow(last, width, &floats) ||
+        floats > moert_buffer_bytes(buffer) / sizeof(float))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s has %zu bytes, too few for %zu rows of %zu floats at stride %zu",
+                          name, moert_buffer_bytes(buffer), lines, width, stride);
+    return MOERT_OK;
+}
+
+enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4 };
+
+static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
+    *full = *gemm;
+    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
+    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
+    int narrow;
+    MOERT_TRY(moert_to_int(rows, "rows of a grouped GEMM", &narrow));
+    MOERT_TRY(moert_to_int(gemm->n, "columns of y", &narrow));
+    MOERT_TRY(moert_to_int(gemm->k, "columns of x", &narrow));
+    MOERT_TRY(moert_to_int(gemm->groups.count, "groups of a grouped GEMM", &narrow));
+    if (gemm->n == 0 || ((needs & NEEDS_X) != 0 && gemm->k == 0))
+        return MOERT_FAIL(ERROR_USAGE, "a grouped GEMM needs columns; n = %zu, k = %zu", gemm->n,
+                          gemm->k);
+    if (full->ldy < gemm->y_column || full->ldy - gemm->y_column < gemm->n)
+        return MOERT_FAIL(ERROR_USAGE, "columns [%zu, +%zu) of y lie outside its stride %zu",
+                          gemm->y_column, gemm->n, full->ldy);
+    MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
+    MOERT_TRY(check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy));
+    if ((needs & NEEDS_X) != 0)
+        MOERT_TRY(check_buffer("x", gemm->x, rows, gemm->k, full->ldx));
+    if ((needs & NEEDS_WEIGHT) != 0)
+        MOERT_TRY(check_buffer("weight", gemm->weight, weights * gemm->n, gemm->k, gemm->k));
+    if ((needs & NEEDS_BIAS) != 0)
+        MOERT_TRY(check_buffer("bias", gemm->bias, weights, gemm->n, gemm->n));
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_forward(const moert_gemm *gemm) {
+    moert_gemm full;
+    const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias, &full));
+    if (gemm->accumulate)
+        return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
+    if (gemm->groups.count == 0 || gemm->groups.rows == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->gemm_forward(&full));
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
+    moert_gemm full;
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT, &full));
+    if (gemm->groups.count == 0 || gemm->groups.rows == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->gemm_dgrad(&full));
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
+    moert_gemm full, own = *gemm;
+    own.shared_weight = false; /* one partial per group, always */
+    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT, &full));
+    if (gemm->groups.count == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->gemm_wgrad(&full));
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
+    moert_gemm full, own = *gemm;
+    own.shared_weight = false;
+    MOERT_TRY(check_gemm(&own, NEEDS_BIAS, &full));
+    if (gemm->groups.count == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->gemm_bias_grad(&full));
+    return MOERT_OK;
+}
+
+static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
+    *full = *glu;
+    full->prob_stride = glu->prob_stride > 0 ? glu->prob_stride : 1;
+    int narrow;
+    MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
+    MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
+    if (glu->width == 0 || !(glu->form.limit > 0.0f))
+        return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
+                          glu->width, (double)glu->form.limit);
+    MOERT_TRY(check_buffer("v", glu->v, glu->rows, 2 * glu->width, 2 * glu->width));
+    if (glu->prob != NULL)
+        MOERT_TRY(check_buffer("prob", glu->prob, glu->rows, 1, full->prob_stride));
+    if (!backward)
+        return check_buffer("h", glu->h, glu->rows, glu->width, glu->width);
+    MOERT_TRY(check_buffer("dh", glu->dh, glu->rows, glu->width, glu->width));
+    MOERT_TRY(check_buffer("dv", glu->dv, glu->rows, 2 * glu->width, 2 * glu->width));
+    if (glu->dprob != NULL)
+        MOERT_TRY(check_buffer("dprob", glu->dprob, glu->rows, 1, full->prob_stride));
+    return MOERT_OK;
+}
+
+moert_status moert_glu_forward(const moert_glu *glu) {
+    moert_glu full;
+    MOERT_TRY(check_glu(glu, false, &full));
+    if (glu->rows == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->glu_forward(&full));
+    return MOERT_OK;
+}
+
+moert_status moert_glu_backward(const moert_glu *glu) {
+    moert_glu full;
+    MOERT_TRY(check_glu(glu, true, &full));
+    if (glu->rows == 0)
+        return MOERT_OK;
+    MOERT_TRY(backend()->glu_backward(&full));
+    return MOERT_OK;
+}

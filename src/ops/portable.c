@@ -1,0 +1,132 @@
+/* The portable backend: chooses a work-group's share and launches kernels/gemm.cl and
+ * kernels/glu.cl. */
+#include "base/memory.h"
+#include "ops/backend.h"
+
+enum {
+    PANEL_COLUMNS = 32,   /* COLUMNS in kernels/gemm.cl */
+    LARGEST_PANELS = 4,   /* side by side in a work-group */
+    LARGEST_DEPTH = 1024, /* of a panel; 128 KB then */
+    LARGEST_SPLIT = 512,  /* lines of a work-group: enough to repay the making of its panels */
+    SMALLEST_SPLIT = 128,
+    SHARES_PER_UNIT = 8, /* work-groups per compute unit that even out their differences */
+    GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
+};
+
+/* A work-group's share of a grouped product; see the picture in kernels/gemm.cl. */
+typedef struct share {
+    int panels, depth, split;
+    size_t panel_bytes;
+    moert_grid grid;
+} share;
+
+/* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
+ * terms. None of the choices shows in the bits. */
+static share choose_share(const moert_device *device, size_t groups, size_t lines,
+                          size_t most_lines, size_t columns, size_t reduction) {
+    const moert_device_info *info = moert_device_describe(device);
+    const size_t wanted =
+        (size_t)SHARES_PER_UNIT * (info->compute_units > 0 ? info->compute_units : 1);
+    const size_t blocks = moert_ceil_div(columns, PANEL_COLUMNS);
+    const size_t row_bytes = PANEL_COLUMNS * sizeof(float);
+    size_t panels = moert_min(LARGEST_PANELS, blocks), split = LARGEST_SPLIT;
+    size_t depth = moert_min(moert_round_up(moert_max(reduction, 1), 16), LARGEST_DEPTH);
+    /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
+    while (depth > 16 && panels * depth * row_bytes > info->local_bytes / 2) {
+        if (panels > 1)
+            panels--;
+        else
+            depth = moert_round_up(depth / 2, 16);
+    }
+    while (groups * moert_ceil_div(lines, split) * moert_ceil_div(blocks, panels) < wanted) {
+        if (panels > 1)
+            panels--;
+        else if (split > SMALLEST_SPLIT)
+            split /= 2;
+        else
+            break;
+    }
+    return (share){(int)panels,
+                   (int)depth,
+                   (int)split,
+                   panels * depth * row_bytes,
+                   {moert_ceil_div(blocks, panels), groups, moert_ceil_div(most_lines, split)}};
+}
+
+moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
+    moert_device *device = moert_buffer_device(gemm->y);
+    const moert_groups *groups = &gemm->groups;
+    const size_t weights = gemm->shared_weight ? 1 : groups->count;
+    const share s =
+        choose_share(device, weights, groups->rows / weights, groups->rows, gemm->n, gemm->k);
+    return MOERT_RUN(device, "gemm", "gemm_forward", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
+                     MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+                     MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
+}
+
+moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
+    moert_device *device = moert_buffer_device(gemm->x);
+    const moert_groups *groups = &gemm->groups;
+    const size_t weights = gemm->shared_weight ? 1 : groups->count;
+    const share s =
+        choose_share(device, weights, groups->rows / weights, groups->rows, gemm->k, gemm->n);
+    return MOERT_RUN(device, "gemm", "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+                     MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
+}
+
+moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
+    moert_device *device = moert_buffer_device(gemm->weight);
+    const moert_groups *groups = &gemm->groups;
+    const share s = choose_share(device, groups->count, gemm->n, gemm->n, gemm->k, groups->rows);
+    return MOERT_RUN(device, "gemm", "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
+                     MOERT_ARG(gemm->weight), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+                     MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
+}
+
+moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
+    const moert_groups *groups = &gemm->groups;
+    const moert_grid grid = {moert_ceil_div(gemm->n, 16), groups->count, 1};
+    return MOERT_RUN(moert_buffer_device(gemm->bias), "gemm", "gemm_bias_grad", grid,
+                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->accumulate));
+}
+
+/* Rows of a GLU's work-group. */
+static size_t glu_split(const moert_glu *glu) {
+    return moert_ceil_div(GLU_FLOATS, glu->width);
+}
+
+moert_status moert_portable_glu_forward(const moert_glu *glu) {
+    const size_t split = glu_split(glu);
+    const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
+    return MOERT_RUN(moert_buffer_device(glu->v), "glu", "glu_forward", grid, MOERT_ARG(glu->v),
+                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((unsigned)split));
+}
+
+moert_status moert_portable_glu_backward(const moert_glu *glu) {
+    const size_t split = glu_split(glu);
+    const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
+    return MOERT_RUN(moert_buffer_device(glu->v), "glu", "glu_backward", grid, MOERT_ARG(glu->v),
+                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh),
+                     MOERT_ARG(glu->dv), MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
+                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
+                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+}

@@ -1,0 +1,223 @@
+/* The reference backend: the formulas as loops, on mapped buffers. Slow; what the other backends
+ * are held to. */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "ops/backend.h"
+
+/* Buffers mapped together. */
+enum { MOST_MAPS = 6 };
+typedef struct mapping {
+    struct {
+        const moert_buffer *buffer;
+        void *memory;
+    } map[MOST_MAPS];
+    size_t count;
+} mapping;
+
+/* Unmaps all; a failure of its own counts when `status` holds none. */
+static moert_status unmap_all(mapping *maps, moert_status status) {
+    while (maps->count > 0) {
+        maps->count--;
+        moert_status own =
+            moert_buffer_unmap(maps->map[maps->count].buffer, maps->map[maps->count].memory);
+        if (status == MOERT_OK)
+            status = own;
+    }
+    return status;
+}
+
+/* Stores the buffer's memory in the pointer at `out`: NULL for no buffer. */
+static moert_status map_one(mapping *maps, const moert_buffer *buffer, void *out) {
+    void *memory = NULL;
+    if (buffer != NULL) {
+        MOERT_TRY(moert_buffer_map(buffer, &memory));
+        maps->map[maps->count].buffer = buffer;
+        maps->map[maps->count++].memory = memory;
+    }
+    memcpy(out, &memory, sizeof memory);
+    return MOERT_OK;
+}
+
+/* ---- grouped GEMM ---- */
+
+typedef struct gemm_host {
+    const uint32_t *ends;
+    float *x, *weight, *bias, *y; /* y from y_column on */
+} gemm_host;
+
+static moert_status check_ends(const moert_groups *groups, const uint32_t *ends) {
+    for (size_t g = 0, start = 0; g < groups->count; start = ends[g++])
+        if (ends[g] < start || ends[g] > groups->rows)
+            return MOERT_FAIL(ERROR_USAGE, "group %zu of %zu ends at row %u, not in [%zu, %zu]", g,
+                              groups->count, ends[g], start, groups->rows);
+    return MOERT_OK;
+}
+
+static moert_status map_gemm(const moert_gemm *gemm, mapping *maps, gemm_host *host) {
+    moert_status status;
+    *maps = (struct mapping){.count = 0};
+    MOERT_TRY_OR(unmap, map_one(maps, gemm->groups.ends, &host->ends));
+    MOERT_TRY_OR(unmap, map_one(maps, gemm->x, &host->x));
+    MOERT_TRY_OR(unmap, map_one(maps, gemm->weight, &host->weight));
+    MOERT_TRY_OR(unmap, map_one(maps, gemm->bias, &host->bias));
+    MOERT_TRY_OR(unmap, map_one(maps, gemm->y, &host->y));
+    MOERT_TRY_OR(unmap, check_ends(&gemm->groups, host->ends));
+    if (host->y != NULL)
+        host->y += gemm->y_column;
+    return MOERT_OK;
+unmap:
+    return unmap_all(maps, status);
+}
+
+static size_t start_of(const gemm_host *host, size_t g) {
+    return g > 0 ? host->ends[g - 1] : 0;
+}
+
+moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
+    mapping maps;
+    gemm_host at;
+    MOERT_TRY(map_gemm(gemm, &maps, &at));
+    for (size_t g = 0; g < gemm->groups.count; g++)
+        for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
+            for (size_t n = 0; n < gemm->n; n++) {
+                const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
+                float sum = 0.0f;
+                for (size_t k = 0; k < gemm->k; k++)
+                    sum = fmaf(at.x[m * gemm->ldx + k], at.weight[line * gemm->k + k], sum);
+                at.y[m * gemm->ldy + n] = at.bias != NULL ? sum + at.bias[line] : sum;
+            }
+    return unmap_all(&maps, MOERT_OK);
+}
+
+moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
+    mapping maps;
+    gemm_host at;
+    MOERT_TRY(map_gemm(gemm, &maps, &at));
+    for (size_t g = 0; g < gemm->groups.count; g++) {
+        const float *weight = at.weight + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
+        for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
+            for (size_t k = 0; k < gemm->k; k++) {
+                float *out = &at.x[m * gemm->ldx + k], sum = gemm->accumulate ? *out : 0.0f;
+                for (size_t n = 0; n < gemm->n; n++)
+                    sum = fmaf(at.y[m * gemm->ldy + n], weight[n * gemm->k + k], sum);
+                *out = sum;
+            }
+    }
+    return unmap_all(&maps, MOERT_OK);
+}
+
+moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
+    mapping maps;
+    gemm_host at;
+    MOERT_TRY(map_gemm(gemm, &maps, &at));
+    for (size_t g = 0; g < gemm->groups.count; g++)
+        for (size_t n = 0; n < gemm->n; n++)
+            for (size_t k = 0; k < gemm->k; k++) {
+                float *out = &at.weight[(g * gemm->n + n) * gemm->k + k];
+                float sum = gemm->accumulate ? *out : 0.0f;
+                for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
+                    sum = fmaf(at.y[m * gemm->ldy + n], at.x[m * gemm->ldx + k], sum);
+                *out = sum;
+            }
+    return unmap_all(&maps, MOERT_OK);
+}
+
+moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {
+    mapping maps;
+    gemm_host at;
+    MOERT_TRY(map_gemm(gemm, &maps, &at));
+    for (size_t g = 0; g < gemm->groups.count; g++)
+        for (size_t n = 0; n < gemm->n; n++) {
+            float *out = &at.bias[g * gemm->n + n], sum = gemm->accumulate ? *out : 0.0f;
+            for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
+                sum += at.y[m * gemm->ldy + n];
+            *out = sum;
+        }
+    return unmap_all(&maps, MOERT_OK);
+}
+
+/* ---- GLU ---- */
+
+/* Places of gate and up of column j in a row of v. */
+static size_t gate_at(const moert_glu *glu, size_t j) {
+    return glu->form.interleaved ? 2 * j : j;
+}
+
+static size_t up_at(const moert_glu *glu, size_t j) {
+    return glu->form.interleaved ? 2 * j + 1 : glu->width + j;
+}
+
+/* The limits let NaN pass. */
+static float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
+static float at_least(float x, float limit) {
+    return x < limit ? limit : x;
+}
+
+static float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+moert_status moert_reference_glu_forward(const moert_glu *glu) {
+    mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    const float *v, *prob;
+    float *h;
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->h, &h));
+    const moert_glu_form form = glu->form;
+    for (size_t m = 0; m < glu->rows; m++) {
+        const float *row = v + m * 2 * glu->width;
+        const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
+        for (size_t j = 0; j < glu->width; j++) {
+            const float g = at_most(row[gate_at(glu, j)], form.limit);
+            const float u = at_least(at_most(row[up_at(glu, j)], form.limit), -form.limit);
+            h[m * glu->width + j] = p * (u + form.offset) * (g * sigmoid(form.alpha * g));
+        }
+    }
+unmap:
+    return unmap_all(&maps, status);
+}
+
+/* One row of the gradient; returns its dprob. */
+static float glu_row_backward(const moert_glu *glu, const float *v, float prob, const float *dh,
+                              float *dv) {
+    const moert_glu_form form = glu->form;
+    float sum = 0.0f;
+    for (size_t j = 0; j < glu->width; j++) {
+        const float g = v[gate_at(glu, j)], u = v[up_at(glu, j)], gc = at_most(g, form.limit);
+        const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
+        const float s = sigmoid(form.alpha * gc), act = gc * s;
+        const float dg = dh[j] * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
+        dv[gate_at(glu, j)] = g > form.limit ? 0.0f : dg;
+        dv[up_at(glu, j)] = u > form.limit || u < -form.limit ? 0.0f : dh[j] * prob * act;
+        sum += dh[j] * up * act;
+    }
+    return sum;
+}
+
+moert_status moert_reference_glu_backward(const moert_glu *glu) {
+    mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    const float *v, *prob, *dh;
+    float *dv, *dprob;
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->dh, &dh));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->dv, &dv));
+    MOERT_TRY_OR(unmap, map_one(&maps, glu->dprob, &dprob));
+    for (size_t m = 0; m < glu->rows; m++) {
+        const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
+        const float sum = glu_row_backward(glu, v + row, prob != NULL ? prob[at] : 1.0f,
+                                           dh + m * glu->width, dv + row);
+        if (dprob != NULL)
+            dprob[at] = sum;
+    }
+unmap:
+    return unmap_all(&maps, status);
+}
