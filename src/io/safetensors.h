@@ -18,10 +18,12 @@
 /* X(name, text in files, bytes): element types of the format. */
 #define MOERT_FILE_TYPE_TABLE(X)                                                                   \
     X(F64, "F64", 8)                                                                               \
-    X(F32, "F32", 4) X(F16, "F16", 2) X(BF16, "BF16", 2) X(F8_E4M3, "F8_E4M3", 1)                  \
-        X(F8_E5M2, "F8_E5M2", 1) X(F8_E8M0, "F8_E8M0", 1) X(I64, "I64", 8) X(I32, "I32", 4)        \
-            X(I16, "I16", 2) X(I8, "I8", 1) X(U64, "U64", 8) X(U32, "U32", 4) X(U16, "U16", 2)     \
-                X(U8, "U8", 1) X(BOOL, "BOOL", 1)
+    X(F32, "F32", 4)                                                                               \
+    X(F16, "F16", 2)                                                                               \
+    X(BF16, "BF16", 2)                                                                             \
+    X(F8_E4M3, "F8_E4M3", 1) X(F8_E5M2, "F8_E5M2", 1) X(F8_E8M0, "F8_E8M0", 1) X(I64, "I64", 8)    \
+        X(I32, "I32", 4) X(I16, "I16", 2) X(I8, "I8", 1) X(U64, "U64", 8) X(U32, "U32", 4)         \
+            X(U16, "U16", 2) X(U8, "U8", 1) X(BOOL, "BOOL", 1)
 
 typedef enum moert_file_type {
 #define MOERT_FILE_TYPE_ENUM(name, text, bytes) MOERT_FILE_##name,
@@ -30,6 +32,10 @@ typedef enum moert_file_type {
 } moert_file_type;
 
 enum { MOERT_FILE_MAX_RANK = 8 };
+
+/* "BF16", and the bytes of one element. */
+const char *moert_file_type_text(moert_file_type type);
+size_t moert_file_type_bytes(moert_file_type type);
 
 typedef struct moert_tensor {
     const char *name;
@@ -44,8 +50,9 @@ typedef struct moert_tensors moert_tensors;
 
 /*
  * Opens a .safetensors file, a model.safetensors.index.json, or a directory that holds
- * model.safetensors or that index (then all its shards; every tensor of the index must be there).
- * Errors: ERROR_IO, ERROR_FORMAT.
+ * model.safetensors or that index (then all its shards; every tensor of the index must be there,
+ * tensors that it does not name are not listed). The files are mapped until the close and must not
+ * shrink meanwhile. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY.
  */
 moert_status moert_tensors_open(const char *path, moert_tensors **tensors);
 void moert_tensors_close(moert_tensors *tensors);
@@ -64,11 +71,12 @@ const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key
 moert_status moert_tensors_get(const moert_tensors *tensors, const char *name, size_t rank,
                                const size_t *shape, const moert_tensor **tensor);
 
-/* out[count] = elements [first, first + count) as float32, from F64, F32, F16 or BF16 (else
- * ERROR_UNSUPPORTED). */
+/* out[count] = elements [first, first + count) as float32, exact or rounded to nearest even (F64),
+ * from F64, F32, F16 or BF16 (else ERROR_UNSUPPORTED); ERROR_USAGE beyond the last element. */
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out);
-/* out[count] = elements as int32, from any integer type; ERROR_FORMAT if a value does not fit. */
+/* out[count] = elements as int32, from any integer type (else ERROR_UNSUPPORTED); ERROR_FORMAT if
+ * a value does not fit; ERROR_USAGE beyond the last element. */
 moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, size_t count,
                                    int32_t *out);
 
@@ -85,13 +93,16 @@ typedef struct moert_tensor_writer moert_tensor_writer;
 /*
  * A file laid out from specs (any order; stored ascending by name, data in that order, header
  * padded with spaces to a multiple of 8 bytes). Every rank opens it with the same specs; exactly
- * one with `create`, before the others. metadata: pairs {key, value, ..., NULL} or NULL; bytes
- * depend on the arguments alone. Errors: ERROR_IO with errno's text.
+ * one with `create`, before the others; it replaces a file of that name, which stays intact for who
+ * has it mapped. metadata: pairs {key, value, ..., NULL} or NULL; bytes depend on the arguments
+ * alone. Errors: ERROR_IO with errno's text, ERROR_MISMATCH (the file has another layout),
+ * ERROR_USAGE (specs), ERROR_MEMORY.
  */
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
                                const char *const *metadata, bool create,
                                moert_tensor_writer **writer);
-/* Writes elements [first, first + count) of a tensor, given in the file's type. */
+/* Writes elements [first, first + count) of a tensor, given in the file's type. ERROR_IO;
+ * ERROR_USAGE for an unknown name or beyond the last element. */
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data);
 /* Flushes to disk (fsync) and closes; the writer is gone even on failure. ERROR_IO, as when the

@@ -1,0 +1,125 @@
+/* Elements of a mapped tensor as float32 or int32. Sources may be unaligned. */
+#include <string.h>
+
+#include "io/safetensors.h"
+
+static float float_from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static float from_bf16(uint16_t bits) {
+    return float_from_bits((uint32_t)bits << 16);
+}
+
+/* IEEE binary16: sign 1, exponent 5 (bias 15), fraction 10; every value is exact in binary32. */
+static float from_f16(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16;
+    uint32_t exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+    if (exponent == 0) { /* zero and subnormal: fraction * 2^-24 */
+        float magnitude = (float)fraction * 0x1p-24f;
+        return sign != 0 ? -magnitude : magnitude;
+    }
+    uint32_t wide = exponent == 0x1f ? 0xff : exponent + 127 - 15;
+    return float_from_bits(sign | wide << 23 | fraction << 13);
+}
+
+static moert_status check_range(const moert_tensor *tensor, size_t first, size_t count) {
+    if (first > tensor->elements || count > tensor->elements - first)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
+                          tensor->file, tensor->name, count, first, tensor->elements);
+    return MOERT_OK;
+}
+
+/* The loop of one source type: loads element i without assuming alignment. */
+#define CONVERT(type, expression)                                                                  \
+    do {                                                                                           \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            type value;                                                                            \
+            memcpy(&value, source + i * sizeof value, sizeof value);                               \
+            out[i] = expression;                                                                   \
+        }                                                                                          \
+    } while (0)
+
+moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
+                                   float *out) {
+    MOERT_TRY(check_range(tensor, first, count));
+    const unsigned char *source =
+        (const unsigned char *)tensor->data + first * moert_file_type_bytes(tensor->type);
+    switch (tensor->type) {
+    case MOERT_FILE_F64:
+        CONVERT(double, (float)value);
+        return MOERT_OK;
+    case MOERT_FILE_F32:
+        if (count > 0)
+            memcpy(out, source, count * sizeof *out);
+        return MOERT_OK;
+    case MOERT_FILE_F16:
+        CONVERT(uint16_t, from_f16(value));
+        return MOERT_OK;
+    case MOERT_FILE_BF16:
+        CONVERT(uint16_t, from_bf16(value));
+        return MOERT_OK;
+    default:
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: tensor '%.200s' is %s; float32 is read from F64, F32, F16 and BF16",
+                          tensor->file, tensor->name, moert_file_type_text(tensor->type));
+    }
+}
+
+#define INTEGER_TYPES(X)                                                                           \
+    X(I64, int64_t)                                                                                \
+    X(I32, int32_t) X(I16, int16_t) X(I8, int8_t) X(U32, uint32_t) X(U16, uint16_t) X(U8, uint8_t)
+
+/* Element `index` of an integer tensor; what is above int64 becomes INT64_MAX. */
+static int64_t load_integer(const moert_tensor *tensor, size_t index) {
+    const unsigned char *source =
+        (const unsigned char *)tensor->data + index * moert_file_type_bytes(tensor->type);
+    switch (tensor->type) {
+#define LOAD_INTEGER(name, type)                                                                   \
+    case MOERT_FILE_##name: {                                                                      \
+        type value;                                                                                \
+        memcpy(&value, source, sizeof value);                                                      \
+        return value;                                                                              \
+    }
+        INTEGER_TYPES(LOAD_INTEGER)
+#undef LOAD_INTEGER
+    default: { /* U64 */
+        uint64_t value;
+        memcpy(&value, source, sizeof value);
+        return value > INT64_MAX ? INT64_MAX : (int64_t)value;
+    }
+    }
+}
+
+static bool is_integer(moert_file_type type) {
+    switch (type) {
+#define INTEGER_CASE(name, type) case MOERT_FILE_##name:
+        INTEGER_TYPES(INTEGER_CASE)
+#undef INTEGER_CASE
+    case MOERT_FILE_U64:
+        return true;
+    default:
+        return false;
+    }
+}
+
+moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, size_t count,
+                                   int32_t *out) {
+    MOERT_TRY(check_range(tensor, first, count));
+    if (!is_integer(tensor->type))
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: tensor '%.200s' is %s, not an integer type",
+                          tensor->file, tensor->name, moert_file_type_text(tensor->type));
+    for (size_t i = 0; i < count; i++) {
+        int64_t value = load_integer(tensor, first + i);
+        if (value < INT32_MIN || value > INT32_MAX)
+            return MOERT_FAIL(ERROR_FORMAT,
+                              "%s: tensor '%.200s': element %zu is %lld, which does not fit int32",
+                              tensor->file, tensor->name, first + i, (long long)value);
+    }
+    for (size_t i = 0; i < count; i++)
+        out[i] = (int32_t)load_integer(tensor, first + i);
+    return MOERT_OK;
+}

@@ -1,0 +1,221 @@
+/* Files and directories that are either whole or not there. */
+#include "io/durable.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+
+/* The two usual reasons why a write fails, for messages. */
+static const char room_hint[] = "is there room, and may you write there?";
+
+moert_status moert_read_text(const char *path, size_t limit_bytes, char **text) {
+    moert_status status = MOERT_OK;
+    FILE *file = fopen(path, "re");
+    char *content = NULL;
+    struct stat info;
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (is the path right?)", path,
+                          strerror(errno));
+    if (fstat(fileno(file), &info) != 0 || S_ISDIR(info.st_mode)) {
+        status = MOERT_FAIL(ERROR_IO, "%s: is not a file that can be read", path);
+        goto close_file;
+    }
+    if (info.st_size < 0 || (size_t)info.st_size > limit_bytes) {
+        status = MOERT_FAIL(ERROR_FORMAT, "%s: has %lld bytes, above the limit %zu", path,
+                            (long long)info.st_size, limit_bytes);
+        goto close_file;
+    }
+    size_t bytes = (size_t)info.st_size;
+    MOERT_TRY_OR(close_file, moert_alloc(&content, bytes + 1, 1));
+    bytes = fread(content, 1, bytes, file);
+    if (ferror(file))
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", path,
+                            strerror(errno));
+    else if (memchr(content, '\0', bytes) != NULL)
+        status =
+            MOERT_FAIL(ERROR_FORMAT, "%s: is not text: byte %zu is NUL", path, strlen(content));
+close_file:
+    fclose(file);
+    if (status != MOERT_OK)
+        free(content);
+    else
+        *text = content;
+    return status;
+}
+
+static moert_status flush_folder(const char *path) {
+    moert_status status = MOERT_OK;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened as a folder: %s (does it exist?)", path,
+                          strerror(errno));
+    if (fsync(folder) != 0 && errno != EINVAL) /* EINVAL: a file system without it */
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be flushed to disk: %s (%s)", path,
+                            strerror(errno), room_hint);
+    close(folder);
+    return status;
+}
+
+/* The path without trailing slashes, so that suffixes can be added and the parent be found. */
+static moert_status trimmed(const char *path, char **copy) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    *copy = strndup(path, length);
+    return *copy != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+}
+
+/* Flushes the folder that holds `path` (without trailing slashes). */
+static moert_status flush_parent(const char *path) {
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        return flush_folder(".");
+    char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (parent == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+    moert_status status = flush_folder(parent);
+    free(parent);
+    return status;
+}
+
+static moert_status rename_path(const char *from, const char *to) {
+    if (rename(from, to) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be renamed to %s: %s (%s)", from, to,
+                          strerror(errno), room_hint);
+    return MOERT_OK;
+}
+
+/* Creates `path` with this text, flushed. */
+static moert_status write_flushed(const char *path, const char *text) {
+    size_t bytes = strlen(text);
+    FILE *file = fopen(path, "we");
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be created: %s (%s)", path, strerror(errno),
+                          room_hint);
+    bool written =
+        fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int reason = errno;
+    if (fclose(file) != 0 && written) {
+        written = false;
+        reason = errno;
+    }
+    if (!written) {
+        unlink(path);
+        return MOERT_FAIL(ERROR_IO, "%s: %zu bytes cannot be written: %s (%s)", path, bytes,
+                          strerror(reason), room_hint);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_durable_write(const char *path, const char *text) {
+    moert_status status = MOERT_OK;
+    char *temporary = moert_text_format("%s.tmp", path);
+    if (temporary == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+    MOERT_TRY_OR(free_path, write_flushed(temporary, text));
+    status = rename_path(temporary, path);
+    if (status != MOERT_OK) {
+        unlink(temporary);
+        goto free_path;
+    }
+    MOERT_TRY_OR(free_path, flush_parent(path));
+free_path:
+    free(temporary);
+    return status;
+}
+
+/* The renames of a commit: final -> old if there is one, temp -> final, or all as before. */
+static moert_status swap_folders(const char *temp, const char *final, const char *old) {
+    struct stat info;
+    bool replaces = lstat(final, &info) == 0;
+    if (replaces) {
+        MOERT_TRY(moert_remove_tree(old));
+        MOERT_TRY(rename_path(final, old));
+    }
+    moert_status status = rename_path(temp, final);
+    if (status != MOERT_OK && replaces && rename(old, final) != 0)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: neither %s nor the older one could be given this name: %s (the "
+                          "older one is whole in %s)",
+                          final, temp, strerror(errno), old);
+    return status;
+}
+
+moert_status moert_durable_commit(const char *temp_dir, const char *final_dir) {
+    moert_status status = MOERT_OK;
+    char *temp = NULL, *final = NULL, *old = NULL;
+    MOERT_TRY_OR(free_paths, trimmed(temp_dir, &temp));
+    MOERT_TRY_OR(free_paths, trimmed(final_dir, &final));
+    old = moert_text_format("%s.old", final);
+    if (old == NULL) {
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", final);
+        goto free_paths;
+    }
+    MOERT_TRY_OR(free_paths, flush_folder(temp));
+    MOERT_TRY_OR(free_paths, swap_folders(temp, final, old));
+    MOERT_TRY_OR(free_paths, flush_parent(final));
+    MOERT_TRY_OR(free_paths, moert_remove_tree(old));
+free_paths:
+    free(temp);
+    free(final);
+    free(old);
+    return status;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
+    (void)info;
+    (void)kind;
+    (void)place;
+    if (remove(path) == 0 || errno == ENOENT)
+        return 0;
+    MOERT_FAIL(ERROR_IO, "%s: cannot be removed: %s (may you write there?)", path, strerror(errno));
+    return 1;
+}
+
+moert_status moert_remove_tree(const char *path) {
+    struct stat info;
+    enum { OPEN_FOLDERS = 16 };
+    if (lstat(path, &info) != 0 && errno == ENOENT)
+        return MOERT_OK;
+    int result = nftw(path, remove_entry, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
+    if (result < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be walked to be removed: %s (may you read it?)",
+                          path, strerror(errno));
+    return result == 0 ? MOERT_OK : MOERT_ERROR_IO;
+}
+
+static moert_status make_folder(const char *path) {
+    struct stat info;
+    if (mkdir(path, 0777) == 0)
+        return MOERT_OK;
+    int reason = errno;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "%s: the folder cannot be created: %s (%s)", path, strerror(reason),
+                      room_hint);
+}
+
+moert_status moert_make_folders(const char *path) {
+    moert_status status = MOERT_OK;
+    char *copy;
+    MOERT_TRY(trimmed(path, &copy));
+    char *slash = copy[0] != '\0' ? strchr(copy + 1, '/') : NULL;
+    for (; slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        MOERT_TRY_OR(free_copy, make_folder(copy));
+        *slash = '/';
+    }
+    MOERT_TRY_OR(free_copy, make_folder(copy));
+free_copy:
+    free(copy);
+    return status;
+}

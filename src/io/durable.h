@@ -1,0 +1,38 @@
+/*
+ * Files and directories that are either whole or not there, also after a crash or a full disk.
+ *
+ * The way of a checkpoint: moert_make_folders(temp), write the files into temp (each is flushed by
+ * its writer), moert_durable_commit(temp, final). Nothing here is collective: one process does it.
+ * Every message holds the path, errno's text and a hint.
+ */
+#ifndef MOERT_IO_DURABLE_H
+#define MOERT_IO_DURABLE_H
+
+#include <stddef.h>
+
+#include "base/error.h"
+
+/* The whole file as a NUL-terminated string, to be freed; ERROR_FORMAT above `limit_bytes` or with
+ * a NUL inside, ERROR_IO, ERROR_MEMORY. */
+moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
+
+/* Makes `path` hold exactly `text`: writes PATH.tmp, flushes it, renames it over path and flushes
+ * the folder. On failure an older `path` is untouched. ERROR_IO. */
+moert_status moert_durable_write(const char *path, const char *text);
+
+/*
+ * Gives the finished directory `temp_dir` its name `final_dir` (on the same file system, its files
+ * flushed by their writers) and flushes the parent. An existing final_dir is renamed to
+ * FINAL_DIR.old first and removed last; a crash between leaves it whole under that name. On failure
+ * it is put back. ERROR_IO.
+ */
+moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
+
+/* Removes a file or a directory with all it holds; links are removed, not followed. An absent path
+ * is fine. ERROR_IO. */
+moert_status moert_remove_tree(const char *path);
+
+/* Creates a directory and its missing parents; existing ones are fine. ERROR_IO. */
+moert_status moert_make_folders(const char *path);
+
+#endif

@@ -1,0 +1,41 @@
+/* Element types and shapes of tensors in files. */
+#include <stdio.h>
+
+#include "io/internal.h"
+
+static const struct {
+    const char *text;
+    size_t bytes;
+} types[] = {
+#define FILE_TYPE_ROW(name, text, bytes) {text, bytes},
+    MOERT_FILE_TYPE_TABLE(FILE_TYPE_ROW)
+#undef FILE_TYPE_ROW
+};
+
+const char *moert_file_type_text(moert_file_type type) {
+    return types[type].text;
+}
+
+size_t moert_file_type_bytes(moert_file_type type) {
+    return types[type].bytes;
+}
+
+bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, size_t *elements,
+                      size_t *bytes) {
+    size_t product = 1;
+    for (size_t i = 0; i < rank; i++)
+        if (__builtin_mul_overflow(product, shape[i], &product))
+            return false;
+    *elements = product;
+    return !__builtin_mul_overflow(product, types[type].bytes, bytes);
+}
+
+void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]) {
+    size_t length = 0;
+    text[length++] = '[';
+    for (size_t i = 0; i < rank && i < MOERT_FILE_MAX_RANK; i++)
+        length += (size_t)snprintf(text + length, MOERT_SHAPE_TEXT_BYTES - length, "%s%zu",
+                                   i > 0 ? ", " : "", shape[i]);
+    text[length++] = ']';
+    text[length] = '\0';
+}

@@ -1,0 +1,260 @@
+/*
+ * A set of tensors by name: one file, or the shards that an index names.
+ *
+ *   model.safetensors.index.json: {"weight_map": {"tensor": "model-00001-of-00002.safetensors"}}
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "io/internal.h"
+
+enum { INDEX_LIMIT_BYTES = 100000000 };
+
+struct moert_tensors {
+    char *path;          /* as given */
+    moert_shard *shards; /* ascending by path */
+    size_t shard_count;
+    const moert_tensor **tensors; /* [count] of the shards, ascending by name */
+    size_t count;
+};
+
+static int compare_texts(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+static int compare_tensors(const void *left, const void *right) {
+    const moert_tensor *const *a = left, *const *b = right;
+    return strcmp((*a)->name, (*b)->name);
+}
+
+static int compare_shards(const void *left, const void *right) {
+    const moert_shard *a = left, *b = right;
+    return strcmp(a->path, b->path);
+}
+
+static moert_status open_one(const char *path, moert_tensors *tensors) {
+    MOERT_TRY(MOERT_NEW(&tensors->shards));
+    MOERT_TRY(moert_shard_open(path, tensors->shards));
+    tensors->shard_count = 1;
+    size_t count = tensors->shards->count;
+    MOERT_TRY(MOERT_NEW_ARRAY(&tensors->tensors, count));
+    for (size_t i = 0; i < count; i++)
+        tensors->tensors[i] = &tensors->shards->tensors[i];
+    tensors->count = count;
+    return MOERT_OK;
+}
+
+/* The path of a shard beside its index. */
+static moert_status shard_path(const char *index, const char *shard, char **path) {
+    const char *slash = strrchr(index, '/');
+    int folder = slash != NULL ? (int)(slash - index + 1) : 0;
+    *path = moert_text_format("%.*s%s", folder, index, shard);
+    if (*path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the path of '%s'", index, shard);
+    return MOERT_OK;
+}
+
+/* The values of the map, sorted and each once. */
+static moert_status shard_names(const char *index, json_t *map, const char ***names,
+                                size_t *count) {
+    const char *key, **list;
+    json_t *value;
+    size_t used = 0, unique = 0;
+    MOERT_TRY(MOERT_NEW_ARRAY(&list, json_object_size(map)));
+    json_object_foreach(map, key, value) {
+        const char *shard = json_string_value(value);
+        if (shard == NULL || shard[0] == '\0' || strpbrk(shard, "/\\") != NULL) {
+            free(list);
+            return MOERT_FAIL(ERROR_FORMAT,
+                              "%s: the shard of tensor '%.200s' is '%.200s', not the name of a "
+                              "file beside the index",
+                              index, key, shard != NULL ? shard : "(not a string)");
+        }
+        list[used++] = shard;
+    }
+    qsort(list, used, sizeof *list, compare_texts);
+    for (size_t i = 0; i < used; i++)
+        if (unique == 0 || strcmp(list[unique - 1], list[i]) != 0)
+            list[unique++] = list[i];
+    *names = list;
+    *count = unique;
+    return MOERT_OK;
+}
+
+static moert_status open_shards(const char *index, json_t *map, moert_tensors *tensors) {
+    const char **names = NULL;
+    size_t count = 0;
+    moert_status status = MOERT_OK;
+    MOERT_TRY(shard_names(index, map, &names, &count));
+    MOERT_TRY_OR(free_names, MOERT_NEW_ARRAY(&tensors->shards, count));
+    for (size_t i = 0; i < count && status == MOERT_OK; i++) {
+        char *path;
+        MOERT_TRY_OR(free_names, shard_path(index, names[i], &path));
+        status = moert_shard_open(path, &tensors->shards[i]);
+        free(path);
+        if (status == MOERT_OK)
+            tensors->shard_count++;
+    }
+free_names:
+    free(names);
+    return status;
+}
+
+static moert_status find_tensors(const char *index, json_t *map, moert_tensors *tensors) {
+    const char *name;
+    json_t *value;
+    MOERT_TRY(MOERT_NEW_ARRAY(&tensors->tensors, json_object_size(map)));
+    json_object_foreach(map, name, value) {
+        moert_shard key = {0};
+        MOERT_TRY(shard_path(index, json_string_value(value), &key.path));
+        const moert_shard *shard = bsearch(&key, tensors->shards, tensors->shard_count,
+                                           sizeof *tensors->shards, compare_shards);
+        free(key.path);
+        const moert_tensor *tensor = shard != NULL ? moert_shard_find(shard, name) : NULL;
+        if (tensor == NULL)
+            return MOERT_FAIL(ERROR_FORMAT,
+                              "%s: tensor '%.200s' is not in the shard %s that the index names",
+                              index, name, json_string_value(value));
+        tensors->tensors[tensors->count++] = tensor;
+    }
+    qsort(tensors->tensors, tensors->count, sizeof *tensors->tensors, compare_tensors);
+    return MOERT_OK;
+}
+
+static moert_status open_index(const char *path, moert_tensors *tensors) {
+    moert_status status = MOERT_OK;
+    char *text = NULL;
+    json_t *root = NULL;
+    MOERT_TRY(moert_read_text(path, INDEX_LIMIT_BYTES, &text));
+    MOERT_TRY_OR(free_text, moert_json_parse(path, "the index", text, strlen(text), &root));
+    json_t *map = json_object_get(root, "weight_map");
+    if (!json_is_object(map)) {
+        status = MOERT_FAIL(ERROR_FORMAT, "%s: has no \"weight_map\" object", path);
+        goto free_root;
+    }
+    MOERT_TRY_OR(free_root, open_shards(path, map, tensors));
+    MOERT_TRY_OR(free_root, find_tensors(path, map, tensors));
+free_root:
+    json_decref(root);
+free_text:
+    free(text);
+    return status;
+}
+
+/* A directory: model.safetensors, else the index. */
+static moert_status open_folder(const char *path, moert_tensors *tensors) {
+    moert_status status;
+    struct stat info;
+    char *whole = moert_text_format("%s/model.safetensors", path);
+    char *index = moert_text_format("%s/model.safetensors.index.json", path);
+    if (whole == NULL || index == NULL)
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for a path", path);
+    else if (stat(whole, &info) == 0)
+        status = open_one(whole, tensors);
+    else if (stat(index, &info) == 0)
+        status = open_index(index, tensors);
+    else
+        status = MOERT_FAIL(ERROR_IO,
+                            "%s: holds neither model.safetensors nor model.safetensors.index.json: "
+                            "%s (is it the folder of a model?)",
+                            path, strerror(errno));
+    free(whole);
+    free(index);
+    return status;
+}
+
+moert_status moert_tensors_open(const char *path, moert_tensors **tensors) {
+    moert_status status = MOERT_OK;
+    struct stat info;
+    moert_tensors *opened;
+    MOERT_TRY(MOERT_NEW(&opened));
+    opened->path = strdup(path);
+    if (opened->path == NULL)
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+    else if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        status = open_folder(path, opened);
+    else if (moert_text_ends_with(path, ".json"))
+        status = open_index(path, opened);
+    else
+        status = open_one(path, opened);
+    if (status != MOERT_OK)
+        moert_tensors_close(opened);
+    else
+        *tensors = opened;
+    return status;
+}
+
+void moert_tensors_close(moert_tensors *tensors) {
+    if (tensors == NULL)
+        return;
+    for (size_t i = 0; i < tensors->shard_count; i++)
+        moert_shard_close(&tensors->shards[i]);
+    free(tensors->shards);
+    free(tensors->tensors);
+    free(tensors->path);
+    free(tensors);
+}
+
+size_t moert_tensors_count(const moert_tensors *tensors) {
+    return tensors->count;
+}
+
+const moert_tensor *moert_tensors_at(const moert_tensors *tensors, size_t index) {
+    return index < tensors->count ? tensors->tensors[index] : NULL;
+}
+
+const moert_tensor *moert_tensors_find(const moert_tensors *tensors, const char *name) {
+    moert_tensor key = {.name = name};
+    const moert_tensor *pointer = &key, **found;
+    found = bsearch(&pointer, tensors->tensors, tensors->count, sizeof *tensors->tensors,
+                    compare_tensors);
+    return found != NULL ? *found : NULL;
+}
+
+const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key) {
+    for (size_t i = 0; i < tensors->shard_count; i++) {
+        json_t *value = json_object_get(tensors->shards[i].metadata, key);
+        if (value != NULL)
+            return json_string_value(value);
+    }
+    return NULL;
+}
+
+static const char *nearest_name(const moert_tensors *tensors, const char *name) {
+    const char *nearest = NULL;
+    size_t best = SIZE_MAX;
+    for (size_t i = 0; i < tensors->count; i++) {
+        size_t distance = moert_text_distance(name, tensors->tensors[i]->name);
+        if (distance < best) {
+            best = distance;
+            nearest = tensors->tensors[i]->name;
+        }
+    }
+    return nearest;
+}
+
+moert_status moert_tensors_get(const moert_tensors *tensors, const char *name, size_t rank,
+                               const size_t *shape, const moert_tensor **tensor) {
+    const moert_tensor *found = moert_tensors_find(tensors, name);
+    if (found == NULL) {
+        const char *nearest = nearest_name(tensors, name);
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: has no tensor '%.200s' (of its %zu tensors the nearest is '%.200s')",
+                          tensors->path, name, tensors->count, nearest != NULL ? nearest : "");
+    }
+    if (found->rank != rank ||
+        (rank > 0 && memcmp(found->shape, shape, rank * sizeof *shape) != 0)) {
+        char has[MOERT_SHAPE_TEXT_BYTES], wanted[MOERT_SHAPE_TEXT_BYTES];
+        moert_shape_text(found->rank, found->shape, has);
+        moert_shape_text(rank, shape, wanted);
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%.200s' has the shape %s, not %s",
+                          found->file, name, has, wanted);
+    }
+    *tensor = found;
+    return MOERT_OK;
+}

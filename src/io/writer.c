@@ -1,0 +1,280 @@
+/*
+ * Writing one .safetensors file, whole or in pieces from many processes.
+ *
+ * Every writer computes the same header from the same specs, hence the same places; pieces are
+ * written where they belong, in any order. Which process wrote what leaves no trace in the file.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "io/internal.h"
+
+typedef struct placed_tensor {
+    char *name;
+    moert_file_type type;
+    size_t rank, shape[MOERT_FILE_MAX_RANK];
+    size_t elements, begin, bytes; /* begin within the data */
+} placed_tensor;
+
+struct moert_tensor_writer {
+    int file;
+    char *path;
+    placed_tensor *tensors; /* [count], ascending by name */
+    size_t count;
+    char *header; /* the prefix and the JSON with its padding */
+    size_t header_bytes, total_bytes;
+};
+
+static int compare_placed(const void *left, const void *right) {
+    const placed_tensor *a = left, *b = right;
+    return strcmp(a->name, b->name);
+}
+
+static moert_status copy_specs(moert_tensor_writer *writer, const moert_tensor_spec *specs,
+                               size_t count) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&writer->tensors, count));
+    for (size_t i = 0; i < count; i++) {
+        placed_tensor *tensor = &writer->tensors[i];
+        if (specs[i].rank > MOERT_FILE_MAX_RANK)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s: tensor '%.200s': %zu dimensions are above the limit %d",
+                              writer->path, specs[i].name, specs[i].rank, MOERT_FILE_MAX_RANK);
+        tensor->name = strdup(specs[i].name);
+        if (tensor->name == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for %zu tensor names", writer->path,
+                              count);
+        writer->count++;
+        tensor->type = specs[i].type;
+        tensor->rank = specs[i].rank;
+        memcpy(tensor->shape, specs[i].shape, sizeof tensor->shape);
+    }
+    qsort(writer->tensors, count, sizeof *writer->tensors, compare_placed);
+    return MOERT_OK;
+}
+
+static moert_status place_tensors(moert_tensor_writer *writer) {
+    size_t end = 0;
+    for (size_t i = 0; i < writer->count; i++) {
+        placed_tensor *tensor = &writer->tensors[i];
+        if (strcmp(tensor->name, "__metadata__") == 0)
+            return MOERT_FAIL(ERROR_USAGE, "%s: no tensor may be called '%s'", writer->path,
+                              tensor->name);
+        if (i > 0 && strcmp(tensor->name, tensor[-1].name) == 0)
+            return MOERT_FAIL(ERROR_USAGE, "%s: tensor '%.200s' is given twice", writer->path,
+                              tensor->name);
+        tensor->begin = end;
+        if (!moert_shape_size(tensor->type, tensor->rank, tensor->shape, &tensor->elements,
+                              &tensor->bytes) ||
+            __builtin_add_overflow(end, tensor->bytes, &end) || end > INT64_MAX / 2) {
+            char text[MOERT_SHAPE_TEXT_BYTES];
+            moert_shape_text(tensor->rank, tensor->shape, text);
+            return MOERT_FAIL(ERROR_USAGE, "%s: tensor '%.200s' of shape %s overflows the file",
+                              writer->path, tensor->name, text);
+        }
+    }
+    writer->total_bytes = end;
+    return MOERT_OK;
+}
+
+/* {"dtype": ..., "shape": [...], "data_offsets": [...]}, or NULL. */
+static json_t *tensor_entry(const placed_tensor *tensor) {
+    json_t *shape = json_array();
+    for (size_t i = 0; i < tensor->rank; i++)
+        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", moert_file_type_text(tensor->type), "shape",
+                     shape, "data_offsets", (json_int_t)tensor->begin,
+                     (json_int_t)(tensor->begin + tensor->bytes));
+}
+
+static moert_status add_metadata(const moert_tensor_writer *writer, const char *const *metadata,
+                                 json_t *root) {
+    if (metadata == NULL || metadata[0] == NULL)
+        return MOERT_OK;
+    json_t *object = json_object();
+    if (json_object_set_new(root, "__metadata__", object) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the header", writer->path);
+    for (size_t i = 0; metadata[i] != NULL; i += 2) {
+        if (metadata[i + 1] == NULL || json_object_get(object, metadata[i]) != NULL ||
+            json_object_set_new(object, metadata[i], json_string(metadata[i + 1])) != 0)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s: metadata '%.200s' has no value, is given twice or is not UTF-8",
+                              writer->path, metadata[i]);
+    }
+    return MOERT_OK;
+}
+
+/* The JSON as an owned text. */
+static moert_status header_json(const moert_tensor_writer *writer, const char *const *metadata,
+                                char **json) {
+    moert_status status = MOERT_OK;
+    json_t *root = json_object();
+    MOERT_TRY_OR(free_root, add_metadata(writer, metadata, root));
+    for (size_t i = 0; i < writer->count; i++) {
+        const placed_tensor *tensor = &writer->tensors[i];
+        if (json_object_set_new(root, tensor->name, tensor_entry(tensor)) != 0) {
+            status = MOERT_FAIL(ERROR_USAGE, "%s: the name of tensor '%.200s' is not UTF-8",
+                                writer->path, tensor->name);
+            goto free_root;
+        }
+    }
+    *json = json_dumps(root, JSON_COMPACT);
+    if (*json == NULL)
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the header", writer->path);
+free_root:
+    json_decref(root);
+    return status;
+}
+
+static moert_status make_header(moert_tensor_writer *writer, const char *const *metadata) {
+    moert_status status = MOERT_OK;
+    char *json;
+    MOERT_TRY(header_json(writer, metadata, &json));
+    size_t bytes = strlen(json), padded = moert_round_up(bytes, 8);
+    if (padded > MOERT_HEADER_LIMIT_BYTES) {
+        status = MOERT_FAIL(ERROR_USAGE, "%s: the header takes %zu bytes, above the limit %d",
+                            writer->path, padded, MOERT_HEADER_LIMIT_BYTES);
+        goto free_json;
+    }
+    MOERT_TRY_OR(free_json, moert_alloc(&writer->header, MOERT_HEADER_PREFIX_BYTES + padded, 1));
+    for (int i = 0; i < MOERT_HEADER_PREFIX_BYTES; i++)
+        writer->header[i] = (char)((uint64_t)padded >> 8 * i & 0xff);
+    memcpy(writer->header + MOERT_HEADER_PREFIX_BYTES, json, bytes);
+    memset(writer->header + MOERT_HEADER_PREFIX_BYTES + bytes, ' ', padded - bytes);
+    writer->header_bytes = MOERT_HEADER_PREFIX_BYTES + padded;
+    writer->total_bytes += writer->header_bytes;
+free_json:
+    free(json);
+    return status;
+}
+
+static moert_status write_all(const moert_tensor_writer *writer, const char *what, const void *data,
+                              size_t bytes, size_t place) {
+    const char *source = data;
+    while (bytes > 0) {
+        ssize_t written = pwrite(writer->file, source, bytes, (off_t)place);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return MOERT_FAIL(ERROR_IO,
+                              "%s: %zu bytes of %.200s cannot be written at byte %zu: %s (is the "
+                              "disk or the quota full?)",
+                              writer->path, bytes, what, place,
+                              written < 0 ? strerror(errno) : "nothing was accepted");
+        source += written;
+        place += (size_t)written;
+        bytes -= (size_t)written;
+    }
+    return MOERT_OK;
+}
+
+static moert_status create_file(moert_tensor_writer *writer) {
+    if (unlink(writer->path) != 0 && errno != ENOENT)
+        return MOERT_FAIL(ERROR_IO, "%s: the older file cannot be replaced: %s (is it a folder?)",
+                          writer->path, strerror(errno));
+    writer->file = open(writer->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (writer->file < 0)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: cannot be created: %s (does the folder exist, and may you write "
+                          "there?)",
+                          writer->path, strerror(errno));
+    if (ftruncate(writer->file, (off_t)writer->total_bytes) != 0)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: cannot get %zu bytes: %s (is there a limit on file sizes?)",
+                          writer->path, writer->total_bytes, strerror(errno));
+    return write_all(writer, "the header", writer->header, writer->header_bytes, 0);
+}
+
+static moert_status join_file(moert_tensor_writer *writer) {
+    struct stat info;
+    writer->file = open(writer->path, O_RDWR | O_CLOEXEC);
+    if (writer->file < 0 || fstat(writer->file, &info) != 0)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: cannot be opened to add tensors: %s (is the folder shared by all "
+                          "ranks?)",
+                          writer->path, strerror(errno));
+    char *present;
+    MOERT_TRY(moert_alloc(&present, writer->header_bytes, 1));
+    ssize_t bytes = pread(writer->file, present, writer->header_bytes, 0);
+    bool same = bytes == (ssize_t)writer->header_bytes &&
+                (size_t)info.st_size == writer->total_bytes &&
+                memcmp(present, writer->header, writer->header_bytes) == 0;
+    free(present);
+    if (!same)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: has another layout than the %zu tensors (%zu bytes) of this writer",
+                          writer->path, writer->count, writer->total_bytes);
+    return MOERT_OK;
+}
+
+static void destroy_writer(moert_tensor_writer *writer) {
+    if (writer->file >= 0)
+        close(writer->file);
+    for (size_t i = 0; i < writer->count; i++)
+        free(writer->tensors[i].name);
+    free(writer->tensors);
+    free(writer->header);
+    free(writer->path);
+    free(writer);
+}
+
+moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
+                               const char *const *metadata, bool create,
+                               moert_tensor_writer **writer) {
+    moert_status status = MOERT_OK;
+    moert_tensor_writer *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->file = -1;
+    made->path = strdup(path);
+    if (made->path == NULL) {
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+        goto destroy;
+    }
+    MOERT_TRY_OR(destroy, copy_specs(made, specs, count));
+    MOERT_TRY_OR(destroy, place_tensors(made));
+    MOERT_TRY_OR(destroy, make_header(made, metadata));
+    MOERT_TRY_OR(destroy, create ? create_file(made) : join_file(made));
+    *writer = made;
+    return MOERT_OK;
+destroy:
+    destroy_writer(made);
+    return status;
+}
+
+moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
+                              size_t count, const void *data) {
+    placed_tensor key = {.name = (char *)name};
+    const placed_tensor *tensor =
+        bsearch(&key, writer->tensors, writer->count, sizeof *writer->tensors, compare_placed);
+    if (tensor == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: was laid out without a tensor '%.200s'", writer->path,
+                          name);
+    if (first > tensor->elements || count > tensor->elements - first)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
+                          writer->path, name, count, first, tensor->elements);
+    size_t each = moert_file_type_bytes(tensor->type);
+    return write_all(writer, name, data, count * each,
+                     writer->header_bytes + tensor->begin + first * each);
+}
+
+moert_status moert_writer_close(moert_tensor_writer *writer) {
+    moert_status status = MOERT_OK;
+    if (writer == NULL)
+        return MOERT_OK;
+    int failed = fsync(writer->file) != 0, reason = errno;
+    if (close(writer->file) != 0 && !failed) {
+        failed = 1;
+        reason = errno;
+    }
+    writer->file = -1;
+    if (failed)
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be flushed to disk: %s (is the disk full?)",
+                            writer->path, strerror(reason));
+    destroy_writer(writer);
+    return status;
+}
