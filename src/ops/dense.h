@@ -28,12 +28,16 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. */
+/*
+ * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. Norms over
+ * heads are the same with R = T * heads and width = head_size. Errors: ERROR_USAGE (width 0).
+ */
 moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
                                 const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd);
 /*
  * dx[R,width] (+)= gradient of x; partial[S,width] = gradient of weight, R / S consecutive rows per
- * sequence. dy and dx may be the same buffer when not accumulating.
+ * sequence. dy and dx may be the same buffer when not accumulating. Errors: ERROR_USAGE (width 0,
+ * R not a multiple of S).
  */
 typedef struct moert_norm_gradient {
     size_t sequences, rows, width;
