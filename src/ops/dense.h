@@ -28,12 +28,16 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. */
+/*
+ * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. Norms over
+ * heads are the same with R = T * heads and width = head_size. Errors: ERROR_USAGE (width 0).
+ */
 moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
                                 const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd);
 /*
  * dx[R,width] (+)= gradient of x; partial[S,width] = gradient of weight, R / S consecutive rows per
- * sequence. dy and dx may be the same buffer when not accumulating.
+ * sequence. dy and dx may be the same buffer when not accumulating. Errors: ERROR_USAGE (width 0,
+ * R not a multiple of S).
  */
 typedef struct moert_norm_gradient {
     size_t sequences, rows, width;
@@ -44,10 +48,22 @@ typedef struct moert_norm_gradient {
 } moert_norm_gradient;
 moert_status moert_norm_backward(const moert_norm_gradient *norm);
 
-/* ---- rotary positions, in place on x[T,heads,head_size], position t mod length; inverse rotates
- * back (backward) ---- */
-moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size, float theta,
-                        bool inverse, moert_buffer *x);
+/* ---- rotary positions, rotate-half form: element i of a head pairs with i + head_size / 2 ---- */
+
+/*
+ * Makes table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each position
+ * t, rounded to float32 where transformers rounds; blocks. The caller owns the table, which serves
+ * all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or 0, theta not positive),
+ * ERROR_MEMORY, ERROR_DEVICE.
+ */
+moert_status moert_rope_table_create(moert_device *device, size_t length, size_t head_size,
+                                     float theta, moert_buffer **table);
+/*
+ * Rotates x[T,heads,head_size] in place, token t by position t mod length; `inverse` rotates back,
+ * which is the backward. Errors: ERROR_USAGE (head_size odd or 0, table shorter than the length).
+ */
+moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
+                        const moert_buffer *table, bool inverse, moert_buffer *x);
 
 /* ---- causal attention, head h of q uses head h * kv_heads / heads of k and v ---- */
 

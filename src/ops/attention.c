@@ -1,0 +1,75 @@
+/*
+ * Causal attention with grouped-query heads: argument checks and launches of kernels/attention.cl.
+ *
+ * The backward takes two passes, one over blocks of queries for dq, one over blocks of keys for dk
+ * and dv: seven products of matrices where one pass would take five, but parallel over blocks,
+ * without atomics and without scratch memory.
+ */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "ops/dense.h"
+
+enum {
+    MAX_HEAD_SIZE = 512,
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads: one vector of lanes keeps a tile in the L1 cache */
+    VECTOR_LANES = 16
+};
+
+/* What the launches need of a description. */
+typedef struct launch_shape {
+    char program[64];
+    size_t blocks; /* of positions, one a lane */
+    int heads, kv_heads;
+} launch_shape;
+
+static moert_status check_shape(const moert_attention *attention, launch_shape *shape) {
+    const size_t heads = attention->heads, kv_heads = attention->kv_heads,
+                 head_size = attention->head_size;
+    int length;
+    if (heads == 0 || kv_heads == 0 || heads % kv_heads != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu query heads cannot share %zu key and value heads",
+                          heads, kv_heads);
+    if (head_size == 0 || head_size > MAX_HEAD_SIZE)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
+                          MAX_HEAD_SIZE, head_size);
+    MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &length));
+    MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
+    MOERT_TRY(moert_to_int(kv_heads, "number of key and value heads", &shape->kv_heads));
+    const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE ? 2 : 1;
+    shape->blocks = moert_ceil_div(attention->length, vectors * VECTOR_LANES);
+    snprintf(shape->program, sizeof shape->program, "attention -DHEAD_SIZE=%zu -DLANE_VECS=%zu",
+             head_size, vectors);
+    return MOERT_OK;
+}
+
+moert_status moert_attention_forward(const moert_attention *attention) {
+    launch_shape shape;
+    MOERT_TRY(check_shape(attention, &shape));
+    const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
+    return MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
+                     MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
+                     MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+                     MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                     MOERT_ARG(attention->out), MOERT_ARG(attention->lse));
+}
+
+moert_status moert_attention_backward(const moert_attention *attention) {
+    launch_shape shape;
+    MOERT_TRY(check_shape(attention, &shape));
+    moert_device *device = moert_buffer_device(attention->q);
+    const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
+    const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
+    MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
+                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
+                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                        MOERT_ARG(attention->dout), MOERT_ARG(attention->dq)));
+    return MOERT_RUN(
+        device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->length),
+        MOERT_ARG(shape.heads), MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+        MOERT_ARG(attention->out), MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
+        MOERT_ARG(attention->dk), MOERT_ARG(attention->dv));
+}

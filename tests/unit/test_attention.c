@@ -1,0 +1,233 @@
+// run: np=1 sanitize=1
+/* Causal attention against a float64 forward and its central differences. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "ops/dense.h"
+#include "support/vectors.h"
+
+typedef struct shape {
+    size_t sequences, length, heads, kv_heads, head_size;
+} shape;
+
+static const shape cases[] = {{0, 17, 2, 1, 20}, {2, 0, 2, 1, 20},  {1, 1, 1, 1, 20},
+                              {3, 17, 4, 2, 20}, {2, 33, 3, 3, 24}, {1, 70, 4, 1, 64},
+                              {2, 37, 2, 2, 7},  {1, 50, 4, 2, 128}};
+#define CASES (sizeof cases / sizeof *cases)
+
+static size_t q_count(shape s) {
+    return s.sequences * s.length * s.heads * s.head_size;
+}
+static size_t kv_count(shape s) {
+    return s.sequences * s.length * s.kv_heads * s.head_size;
+}
+static size_t lse_count(shape s) {
+    return s.sequences * s.length * s.heads;
+}
+
+/* Inputs and float64 results; the loss is sum(dout * out) over sequence `counted`. */
+typedef struct oracle {
+    shape shape;
+    double *q, *k, *v, *dout, *out, *lse;
+    size_t counted;
+} oracle;
+
+/* out and lse of one row of one head; score has room for the row. */
+static void oracle_row(oracle *o, size_t sequence, size_t i, size_t head, double *score) {
+    const shape s = o->shape;
+    const size_t d = s.head_size, row = (sequence * s.length + i) * s.heads + head;
+    const size_t kv_head = head * s.kv_heads / s.heads, kv_stride = s.kv_heads * d;
+    const double *q = o->q + row * d, *k = o->k + sequence * s.length * kv_stride + kv_head * d;
+    const double *v = o->v + (k - o->k);
+    double highest = -INFINITY, total = 0;
+    for (size_t j = 0; j <= i; j++) {
+        score[j] = 0;
+        for (size_t c = 0; c < d; c++)
+            score[j] += q[c] * k[j * kv_stride + c];
+        score[j] /= sqrt((double)d);
+        highest = fmax(highest, score[j]);
+    }
+    for (size_t j = 0; j <= i; j++)
+        total += exp(score[j] - highest);
+    o->lse[row] = highest + log(total);
+    memset(o->out + row * d, 0, d * sizeof(double));
+    for (size_t j = 0; j <= i; j++)
+        for (size_t c = 0; c < d; c++)
+            o->out[row * d + c] += exp(score[j] - o->lse[row]) * v[j * kv_stride + c];
+}
+
+static double oracle_loss(void *context) {
+    oracle *o = context;
+    const shape s = o->shape;
+    double loss = 0, *score = calloc(s.length + 1, sizeof *score);
+    for (size_t i = 0; i < s.length; i++)
+        for (size_t head = 0; head < s.heads; head++) {
+            oracle_row(o, o->counted, i, head, score);
+            const size_t at = ((o->counted * s.length + i) * s.heads + head) * s.head_size;
+            for (size_t c = 0; c < s.head_size; c++)
+                loss += o->out[at + c] * o->dout[at + c];
+        }
+    free(score);
+    return loss;
+}
+
+static oracle oracle_create(shape s) {
+    return (oracle){.shape = s,
+                    .q = vectors_random("q", q_count(s)),
+                    .k = vectors_random("k", kv_count(s)),
+                    .v = vectors_random("v", kv_count(s)),
+                    .dout = vectors_random("dout", q_count(s)),
+                    .out = vectors_random("out", q_count(s)),
+                    .lse = vectors_random("lse", lse_count(s))};
+}
+
+static void oracle_destroy(oracle *o) {
+    double *all[] = {o->q, o->k, o->v, o->dout, o->out, o->lse};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+enum { OUT, LSE, DQ, DK, DV, RESULTS };
+static const char *const result_names[] = {"out", "lse", "dq", "dk", "dv"};
+
+typedef struct results {
+    size_t count[RESULTS];
+    float *value[RESULTS];
+} results;
+
+/* Forward, then backward when asked, of `sequences` sequences of the oracle from `first`. */
+static results device_attention(moert_device *device, const oracle *o, size_t first,
+                                size_t sequences, bool backward) {
+    shape s = o->shape;
+    s.sequences = first;
+    const size_t q_first = q_count(s), kv_first = kv_count(s);
+    s.sequences = sequences;
+    results got = {.count = {q_count(s), lse_count(s), q_count(s), kv_count(s), kv_count(s)}};
+    moert_buffer *in[4], *made[RESULTS];
+    in[0] = vectors_upload(device, o->q + q_first, q_count(s));
+    in[1] = vectors_upload(device, o->k + kv_first, kv_count(s));
+    in[2] = vectors_upload(device, o->v + kv_first, kv_count(s));
+    in[3] = vectors_upload(device, o->dout + q_first, q_count(s));
+    for (size_t r = 0; r < RESULTS; r++)
+        made[r] = vectors_upload(device, NULL, got.count[r]);
+    const moert_attention attention = {
+        sequences, s.length, s.heads, s.kv_heads, s.head_size, 1.0f / sqrtf((float)s.head_size),
+        in[0],     in[1],    in[2],   made[OUT],  made[LSE],   in[3],
+        made[DQ],  made[DK], made[DV]};
+    vectors_expect_ok(moert_attention_forward(&attention));
+    if (backward)
+        vectors_expect_ok(moert_attention_backward(&attention));
+    for (size_t r = 0; r < RESULTS; r++) {
+        got.value[r] = vectors_download(made[r], got.count[r]);
+        moert_buffer_destroy(made[r]);
+    }
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(in[i]);
+    return got;
+}
+
+static void results_destroy(results *got) {
+    for (size_t r = 0; r < RESULTS; r++)
+        free(got->value[r]);
+}
+
+static void test_attention_forward_agrees_with_float64(void **state) {
+    for (size_t i = 0; i < CASES; i++) {
+        oracle o = oracle_create(cases[i]);
+        results got = device_attention(*state, &o, 0, cases[i].sequences, false);
+        for (o.counted = 0; o.counted < cases[i].sequences; o.counted++)
+            oracle_loss(&o);
+        vectors_expect_near("out", got.value[OUT], o.out, got.count[OUT], 5e-6);
+        vectors_expect_near("lse", got.value[LSE], o.lse, got.count[LSE], 1e-6);
+        results_destroy(&got);
+        oracle_destroy(&o);
+    }
+}
+
+static void test_attention_backward_agrees_with_central_differences(void **state) {
+    for (size_t i = 0; i < CASES; i++) {
+        const shape s = cases[i];
+        oracle o = oracle_create(s);
+        results got = device_attention(*state, &o, 0, s.sequences, true);
+        for (o.counted = 0; o.counted < s.sequences && s.length > 0; o.counted++) {
+            const size_t n = got.count[DQ] / s.sequences, kv_n = got.count[DK] / s.sequences;
+            const size_t stride = n / 97 + 1, kv_stride = kv_n / 97 + 1;
+            vectors_expect_gradient("dq", got.value[DQ] + o.counted * n, o.q + o.counted * n, n,
+                                    stride, oracle_loss, &o);
+            vectors_expect_gradient("dk", got.value[DK] + o.counted * kv_n, o.k + o.counted * kv_n,
+                                    kv_n, kv_stride, oracle_loss, &o);
+            vectors_expect_gradient("dv", got.value[DV] + o.counted * kv_n, o.v + o.counted * kv_n,
+                                    kv_n, kv_stride, oracle_loss, &o);
+        }
+        results_destroy(&got);
+        oracle_destroy(&o);
+    }
+}
+
+static void test_attention_has_the_same_bits_alone_and_in_a_batch(void **state) {
+    const shape shapes[] = {{3, 45, 4, 2, 20}, {3, 70, 2, 1, 64}, {3, 33, 2, 2, 128}};
+    for (size_t i = 0; i < 3; i++) {
+        oracle o = oracle_create(shapes[i]);
+        results batch = device_attention(*state, &o, 0, 3, true);
+        for (size_t s = 0; s < 3; s++) {
+            results alone = device_attention(*state, &o, s, 1, true);
+            for (size_t r = 0; r < RESULTS; r++)
+                vectors_expect_same(result_names[r], alone.value[r],
+                                    batch.value[r] + s * alone.count[r], alone.count[r]);
+            results_destroy(&alone);
+        }
+        results_destroy(&batch);
+        oracle_destroy(&o);
+    }
+}
+
+static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
+    const shape s = {1, 4096, 1, 1, 20};
+    oracle o = oracle_create(s);
+    double *score = calloc(s.length, sizeof *score);
+    assert_non_null(score);
+    for (size_t i = 0; i < q_count(s); i++)
+        o.q[i] *= 64;
+    results got = device_attention(*state, &o, 0, 1, true);
+    for (size_t i = 0; i < s.length; i += 195) {
+        oracle_row(&o, 0, i, 0, score);
+        vectors_expect_near("out", got.value[OUT] + i * 20, o.out + i * 20, 20, 2e-4);
+        vectors_expect_near("lse", got.value[LSE] + i, o.lse + i, 1, 1e-6);
+    }
+    for (size_t r = DQ; r < RESULTS; r++)
+        for (size_t i = 0; i < got.count[r]; i++)
+            assert_true(isfinite(got.value[r][i]));
+    free(score);
+    results_destroy(&got);
+    oracle_destroy(&o);
+}
+
+static void test_attention_refuses_heads_that_do_not_divide(void **state) {
+    moert_buffer *x = vectors_upload(*state, NULL, 64);
+    moert_attention a = {1, 1, 3, 2, 4, 1.0f, x, x, x, x, x, x, x, x, x};
+    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
+    a.kv_heads = 0;
+    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
+    a.kv_heads = 1;
+    a.head_size = 513;
+    assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_UNSUPPORTED);
+    moert_buffer_destroy(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention_forward_agrees_with_float64),
+        cmocka_unit_test(test_attention_backward_agrees_with_central_differences),
+        cmocka_unit_test(test_attention_has_the_same_bits_alone_and_in_a_batch),
+        cmocka_unit_test(test_attention_takes_4096_tokens_and_large_scores),
+        cmocka_unit_test(test_attention_refuses_heads_that_do_not_divide),
+    };
+    return cmocka_run_group_tests(tests, vectors_open_device, vectors_close_device);
+}
