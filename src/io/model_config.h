@@ -27,6 +27,10 @@ typedef struct moert_model_config {
                                    none */
     float norm_epsilon, rope_theta, initializer_range, aux_coefficient;
     bool tied_embeddings, qk_norm, attention_bias;
+    bool rope_scaled;            /* a rope_type other than "default" */
+    size_t sliding_window;       /* 0 = every token attends to all before it */
+    size_t dense_layers;         /* length of mlp_only_layers */
+    size_t sparse_step;          /* decoder_sparse_step; 0 and 1 = every layer is MoE */
     moert_router_options router; /* experts E, topk K, ... */
     bool router_bias;            /* the router's linear layer has a bias (gpt-oss) */
     bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
@@ -40,40 +44,44 @@ typedef struct moert_model_config {
  * understood (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
  * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
  * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
- * values: key, value, limit), ERROR_UNSUPPORTED (model_type, hidden_act other than silu, rope
- * scaling).
+ * values: key, value, limit), ERROR_UNSUPPORTED (model_type, hidden_act other than silu, scores
+ * other than the family's), ERROR_MEMORY. What only attention needs is read here and judged by
+ * moert_model_config_check_model, so that the layers of any release can be used.
  */
 moert_status moert_model_config_read(const char *path, moert_model_config *config);
 void moert_model_config_free(moert_model_config *config);
 
 /*
  * What a language model needs beyond a layer: ERROR_UNSUPPORTED for families other than Mixtral and
- * Qwen3-MoE, a sliding window, attention biases, dense layers (mlp_only_layers, decoder_sparse_step
- * > 1); ERROR_FORMAT for sizes that contradict.
+ * Qwen3-MoE, a sliding window, rope scaling, attention biases, dense layers (mlp_only_layers,
+ * decoder_sparse_step > 1); ERROR_FORMAT for sizes that contradict.
  */
 moert_status moert_model_config_check_model(const moert_model_config *config);
 
 /*
- * Names of a layer's expert tensors. Separate: one tensor per expert and projection; `fused`
- * (gpt-oss): one [E, in, out] tensor per projection whose gate and up columns alternate.
+ * Names of a layer's expert tensors. Separate: one [out, in] tensor per expert and projection;
+ * `fused` (gpt-oss): gate and up are both named ".experts.gate_up_proj" [E, in, out], whose gate
+ * and up columns alternate, down is ".experts.down_proj"; `expert` is ignored.
  */
 typedef enum moert_expert_part {
     MOERT_EXPERT_GATE,
     MOERT_EXPERT_UP,
     MOERT_EXPERT_DOWN
 } moert_expert_part;
+enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* room for every name below */
 /* "model.layers.3.mlp.experts.5.gate_proj.weight" into name[bytes]. expert SIZE_MAX = the shared
  * expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes);
 /* "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix, for gate.weight
- * and the like. */
+ * (gpt-oss: router.weight, router.bias, experts.gate_up_proj_bias) and the like. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 
-/* Writes config.json text for a new model (Mixtral or Qwen3-MoE) as transformers 5 reads it; *text
- * is to be freed. */
+/* Makes config.json text for a new model (Mixtral or Qwen3-MoE, else ERROR_UNSUPPORTED) as
+ * transformers 5 reads it, the same bytes for the same config; *text is to be freed. What is read
+ * back equals the config. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);
 
 #endif

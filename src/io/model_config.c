@@ -1,0 +1,234 @@
+/*
+ * Reading Hugging Face config.json: a table gives each family its fixed properties and the defaults
+ * of absent keys (those of transformers 5); the table in model_fields.c reads the keys that are
+ * there; what is left here are the few that no table can say.
+ */
+#include "io/model_config.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "io/internal.h"
+#include "io/model_fields.h"
+
+enum { CONFIG_LIMIT_BYTES = 16 << 20 };
+
+#define ROUTER(score, renormalise, scale, groups, kept)                                            \
+    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept }
+
+/* What a family is, and what holds where its config is silent. */
+static const struct {
+    const char *model_type;
+    moert_model_config standard;
+} families[] = {
+    {"mixtral",
+     {.family = MOERT_FAMILY_MIXTRAL,
+      .max_positions = 131072,
+      .norm_epsilon = 1e-5f,
+      .rope_theta = 1e6f,
+      .aux_coefficient = 0.001f,
+      .router = ROUTER(SOFTMAX, true, 1.0f, 1, 1),
+      .glu = MOERT_GLU_SWIGLU}},
+    {"qwen3_moe",
+     {.family = MOERT_FAMILY_QWEN3_MOE,
+      .max_positions = 32768,
+      .norm_epsilon = 1e-6f,
+      .rope_theta = 1e4f,
+      .aux_coefficient = 0.001f,
+      .qk_norm = true,
+      .router = ROUTER(SOFTMAX, false, 1.0f, 1, 1),
+      .glu = MOERT_GLU_SWIGLU}},
+    {"olmoe",
+     {.family = MOERT_FAMILY_OLMOE,
+      .max_positions = 4096,
+      .norm_epsilon = 1e-5f,
+      .rope_theta = 1e4f,
+      .aux_coefficient = 0.01f,
+      .router = ROUTER(SOFTMAX, false, 1.0f, 1, 1),
+      .glu = MOERT_GLU_SWIGLU}},
+    {"deepseek_v3",
+     {.family = MOERT_FAMILY_DEEPSEEK_V3,
+      .max_positions = 4096,
+      .norm_epsilon = 1e-6f,
+      .rope_theta = 1e4f,
+      .router = ROUTER(SIGMOID, true, 2.5f, 8, 4),
+      .correction_bias = true,
+      .shared_intermediate = 1, /* the number of shared experts until I is known */
+      .glu = MOERT_GLU_SWIGLU}},
+    {"gpt_oss",
+     {.family = MOERT_FAMILY_GPT_OSS,
+      .max_positions = 131072,
+      .norm_epsilon = 1e-5f,
+      .rope_theta = 150000.0f,
+      .aux_coefficient = 0.001f,
+      .attention_bias = true,
+      .router = ROUTER(SOFTMAX_TOPK, false, 1.0f, 1, 1),
+      .router_bias = true,
+      .expert_biases = true,
+      .glu = MOERT_GLU_GPT_OSS}},
+};
+
+static moert_status read_family(const char *path, const json_t *root, moert_model_config *config) {
+    json_t *value = moert_field_value(root, "model_type");
+    const char *type = json_string_value(value);
+    if (type == NULL)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: the key model_type is %s", path,
+                          value == NULL ? "missing" : "not a string");
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(families[i].model_type, type) == 0) {
+            *config = families[i].standard;
+            config->initializer_range = 0.02f;
+            return MOERT_OK;
+        }
+    return MOERT_FAIL(ERROR_UNSUPPORTED,
+                      "%s: model_type is '%.64s'; supported are mixtral, qwen3_moe, olmoe, "
+                      "deepseek_v3 and gpt_oss",
+                      path, type);
+}
+
+/* A key that only describes what the family does anyway. */
+static moert_status expect_text(const char *path, const json_t *root, const char *key,
+                                const char *expected) {
+    json_t *value = moert_field_value(root, key);
+    const char *text = json_string_value(value);
+    if (value != NULL && (text == NULL || strcmp(text, expected) != 0))
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s is '%.64s'; only '%s' is supported", path, key,
+                          text != NULL ? text : "(not a string)", expected);
+    return MOERT_OK;
+}
+
+/* rope_parameters (transformers 5) or rope_scaling (before): theta and the type. */
+static moert_status read_rope(const char *path, const json_t *root, moert_model_config *config) {
+    static const char *const keys[] = {"rope_parameters", "rope_scaling"};
+    for (size_t i = 0; i < 2; i++) {
+        json_t *rope = moert_field_value(root, keys[i]);
+        if (rope == NULL)
+            continue;
+        if (!json_is_object(rope))
+            return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not an object", path, keys[i]);
+        json_t *theta = moert_field_value(rope, "rope_theta"),
+               *type = moert_field_value(rope, "rope_type");
+        if (type == NULL)
+            type = moert_field_value(rope, "type");
+        if (theta != NULL)
+            MOERT_TRY(moert_field_float(path, "rope_theta", theta, true, &config->rope_theta));
+        if (type != NULL && !json_is_string(type))
+            return MOERT_FAIL(ERROR_FORMAT, "%s: the rope_type in %s is not a string", path,
+                              keys[i]);
+        if (type != NULL && strcmp(json_string_value(type), "default") != 0)
+            config->rope_scaled = true;
+    }
+    return MOERT_OK;
+}
+
+/* Which layers are dense, and whether a window holds (Qwen3 has a switch for it). */
+static moert_status read_layers(const char *path, const json_t *root, moert_model_config *config) {
+    if (config->family != MOERT_FAMILY_QWEN3_MOE)
+        return MOERT_OK;
+    bool window = false;
+    json_t *use = moert_field_value(root, "use_sliding_window");
+    json_t *dense = moert_field_value(root, "mlp_only_layers");
+    if (use != NULL)
+        MOERT_TRY(moert_field_bool(path, "use_sliding_window", use, &window));
+    if (!window)
+        config->sliding_window = 0;
+    if (dense != NULL && !json_is_array(dense))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: mlp_only_layers is not a list", path);
+    config->dense_layers = json_array_size(dense);
+    return MOERT_OK;
+}
+
+static moert_status check_router(const char *path, const moert_router_options *router) {
+    if (router->topk > router->experts)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: num_experts_per_tok is %zu, above the number of experts %zu", path,
+                          router->topk, router->experts);
+    if (router->experts % router->groups != 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: n_group is %zu, which does not divide %zu experts",
+                          path, router->groups, router->experts);
+    if (router->kept_groups > router->groups)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: topk_group is %zu, above n_group %zu", path,
+                          router->kept_groups, router->groups);
+    size_t group = router->experts / router->groups;
+    if (router->groups > 1 && group < 2)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: n_group is %zu, which leaves 1 of %zu experts to a group; a group "
+                          "needs 2",
+                          path, router->groups, router->experts);
+    if (router->topk > group * router->kept_groups)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: num_experts_per_tok is %zu, above the %zu experts of topk_group %zu "
+                          "groups",
+                          path, router->topk, group * router->kept_groups, router->kept_groups);
+    return MOERT_OK;
+}
+
+/* Fields that follow from others. */
+static moert_status derive(const char *path, moert_model_config *config) {
+    if (config->kv_heads == 0)
+        config->kv_heads = config->heads;
+    if (config->head_size == 0 && config->hidden % config->heads == 0)
+        config->head_size = config->hidden / config->heads;
+    config->shared_intermediate *= config->intermediate;
+    if (config->shared_intermediate > MOERT_FIELD_SIZE_LIMIT)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: n_shared_experts times moe_intermediate_size is %zu, above %d", path,
+                          config->shared_intermediate, MOERT_FIELD_SIZE_LIMIT);
+    return check_router(path, &config->router);
+}
+
+static moert_status parse(const char *path, const json_t *root, moert_model_config *config) {
+    MOERT_TRY(read_family(path, root, config));
+    MOERT_TRY(expect_text(path, root, "hidden_act", "silu"));
+    if (config->family == MOERT_FAMILY_DEEPSEEK_V3) {
+        MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
+        MOERT_TRY(expect_text(path, root, "topk_method", "noaux_tc"));
+    }
+    if (json_is_null(json_object_get(root, "n_group"))) /* null, unlike no key, means no groups */
+        config->router.groups = config->router.kept_groups = 1;
+    MOERT_TRY(moert_fields_read(path, root, config));
+    MOERT_TRY(read_rope(path, root, config));
+    MOERT_TRY(read_layers(path, root, config));
+    return derive(path, config);
+}
+
+static moert_status read_file(const char *path, moert_model_config *config) {
+    moert_status status = MOERT_OK;
+    moert_model_config parsed = {0};
+    char *text = NULL;
+    json_t *root = NULL;
+    MOERT_TRY(moert_read_text(path, CONFIG_LIMIT_BYTES, &text));
+    MOERT_TRY_OR(free_text, moert_json_parse(path, "the model config", text, strlen(text), &root));
+    MOERT_TRY_OR(free_root, parse(path, root, &parsed));
+    *config = parsed;
+    config->text = text;
+    text = NULL;
+free_root:
+    json_decref(root);
+free_text:
+    free(text);
+    return status;
+}
+
+moert_status moert_model_config_read(const char *path, moert_model_config *config) {
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return read_file(path, config);
+    char *file = moert_text_format("%s/config.json", path);
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+    moert_status status = read_file(file, config);
+    free(file);
+    return status;
+}
+
+void moert_model_config_free(moert_model_config *config) {
+    if (config == NULL)
+        return;
+    free(config->text);
+    config->text = NULL;
+}

@@ -1,0 +1,24 @@
+/* Keys of config.json as typed, checked values. Messages name the file, the key and the limit. */
+#ifndef MOERT_IO_MODEL_FIELDS_H
+#define MOERT_IO_MODEL_FIELDS_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "io/model_config.h"
+
+enum { MOERT_FIELD_SIZE_LIMIT = INT32_MAX }; /* of every size */
+
+/* Reads the keys of the config's family into their fields; those absent stay as they are.
+ * ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
+moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config);
+
+/* The value of a key; NULL if it is absent or null. */
+json_t *moert_field_value(const json_t *root, const char *key);
+
+/* One value: a finite float32, at least or above 0; true or false. ERROR_FORMAT. */
+moert_status moert_field_float(const char *path, const char *key, const json_t *value,
+                               bool positive, float *out);
+moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
+
+#endif

@@ -1,0 +1,122 @@
+/* What a whole language model asks of a config, and the config.json of a new one. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "io/internal.h"
+#include "io/model_config.h"
+
+static bool is_model_family(const moert_model_config *config) {
+    return config->family == MOERT_FAMILY_MIXTRAL || config->family == MOERT_FAMILY_QWEN3_MOE;
+}
+
+static moert_status check_sizes(const moert_model_config *config) {
+    if (config->head_size == 0)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "model config: head_dim is absent and num_attention_heads %zu does not "
+                          "divide hidden_size %zu",
+                          config->heads, config->hidden);
+    if (config->head_size % 2 != 0)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "model config: the head size is %zu; rotary positions need an even one",
+                          config->head_size);
+    if (config->kv_heads == 0 || config->heads % config->kv_heads != 0)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "model config: num_key_value_heads is %zu, which does not divide "
+                          "num_attention_heads %zu",
+                          config->kv_heads, config->heads);
+    return MOERT_OK;
+}
+
+moert_status moert_model_config_check_model(const moert_model_config *config) {
+    if (!is_model_family(config))
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "model config: only mixtral and qwen3_moe are whole language models here; "
+            "of other families the MoE layers are supported");
+    if (config->sliding_window > 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "model config: sliding_window is %zu; only null (full attention) is "
+                          "supported",
+                          config->sliding_window);
+    if (config->rope_scaled)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "model config: rotary positions are scaled; only the rope_type default "
+                          "is supported");
+    if (config->attention_bias)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "model config: attention_bias is true; only false is supported");
+    if (config->dense_layers > 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "model config: mlp_only_layers lists %zu dense layers; only MoE layers "
+                          "are supported",
+                          config->dense_layers);
+    if (config->sparse_step > 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "model config: decoder_sparse_step is %zu; only 1 (every layer is MoE) "
+                          "is supported",
+                          config->sparse_step);
+    return check_sizes(config);
+}
+
+/* The float as the shortest decimal that gives it back: 1e-05, not 9.99999975e-06. */
+static json_t *shortest(float value) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value)
+            break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+static json_t *size_value(size_t value) {
+    return json_integer((json_int_t)value);
+}
+
+/* Keys of both families; those not known here hold what transformers writes for an untold one. */
+static json_t *shared_keys(const moert_model_config *config) {
+    return json_pack(
+        "{s:[s], s:f, s:n, s:s, s:n, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:b, s:n, "
+        "s:o, s:{s:o, s:s}, s:o, s:n, s:b, s:b, s:o}",
+        "architectures",
+        config->family == MOERT_FAMILY_MIXTRAL ? "MixtralForCausalLM" : "Qwen3MoeForCausalLM",
+        "attention_dropout", 0.0, "bos_token_id", "dtype", "float32", "eos_token_id", "hidden_act",
+        "silu", "hidden_size", size_value(config->hidden), "initializer_range",
+        shortest(config->initializer_range), "max_position_embeddings",
+        size_value(config->max_positions), "model_type",
+        config->family == MOERT_FAMILY_MIXTRAL ? "mixtral" : "qwen3_moe", "num_attention_heads",
+        size_value(config->heads), "num_experts_per_tok", size_value(config->router.topk),
+        "num_hidden_layers", size_value(config->layers), "num_key_value_heads",
+        size_value(config->kv_heads), "num_local_experts", size_value(config->router.experts),
+        "output_router_logits", 0, "pad_token_id", "rms_norm_eps", shortest(config->norm_epsilon),
+        "rope_parameters", "rope_theta", shortest(config->rope_theta), "rope_type", "default",
+        "router_aux_loss_coef", shortest(config->aux_coefficient), "sliding_window",
+        "tie_word_embeddings", config->tied_embeddings, "use_cache", 1, "vocab_size",
+        size_value(config->vocabulary));
+}
+
+static json_t *family_keys(const moert_model_config *config) {
+    json_t *intermediate = size_value(config->intermediate);
+    json_t *head_size = size_value(config->head_size);
+    if (config->family == MOERT_FAMILY_MIXTRAL)
+        return json_pack("{s:o, s:o, s:f}", "head_dim", head_size, "intermediate_size",
+                         intermediate, "router_jitter_noise", 0.0);
+    return json_pack("{s:b, s:i, s:o, s:O, s:[], s:o, s:b, s:b}", "attention_bias", 0,
+                     "decoder_sparse_step", 1, "head_dim", head_size, "intermediate_size",
+                     intermediate, "mlp_only_layers", "moe_intermediate_size", intermediate,
+                     "norm_topk_prob", config->router.renormalise, "use_sliding_window", 0);
+}
+
+moert_status moert_model_config_text(const moert_model_config *config, char **text) {
+    MOERT_TRY(moert_model_config_check_model(config));
+    char *made = NULL;
+    json_t *root = shared_keys(config), *more = family_keys(config);
+    if (root != NULL && more != NULL && json_object_update(root, more) == 0)
+        made = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
+    json_decref(root);
+    json_decref(more);
+    if (made == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for the text of a model config");
+    *text = made;
+    return MOERT_OK;
+}
