@@ -82,7 +82,7 @@ $(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(STATIC)
+$(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
 

@@ -112,20 +112,20 @@ moert_status moert_sum_squares(const moert_buffer *buffer, size_t count, const s
                                const size_t *length, double *sum) {
     bool wide = moert_device_describe(moert_buffer_device(buffer))->has_fp64;
     tensor_row *table;
-    double *sums = NULL;
+    void *sums = NULL; /* double, or float without fp64 */
     size_t rows, blocks, at = 0;
     int checked;
     MOERT_TRY(moert_to_int(count, "tensors of a sum of squares", &checked));
     MOERT_TRY(MOERT_NEW_ARRAY(&table, count));
     blocks = list_tensors(count, offset, length, table, &rows);
-    moert_status status = MOERT_NEW_ARRAY(&sums, blocks);
+    moert_status status = moert_alloc(&sums, blocks, sizeof(double));
     if (status == MOERT_OK && blocks > 0)
         status = block_sums(buffer, table, rows, blocks, sums,
                             blocks * (wide ? sizeof(double) : sizeof(float)));
     for (size_t i = 0; status == MOERT_OK && i < count; i++) {
         sum[i] = 0.0;
         for (size_t end = at + moert_ceil_div(length[i], BLOCK); at < end; at++)
-            sum[i] += wide ? sums[at] : (double)((const float *)sums)[at];
+            sum[i] += wide ? ((const double *)sums)[at] : (double)((const float *)sums)[at];
     }
     free(sums);
     free(table);

@@ -1,0 +1,184 @@
+/* JSON lines, console lines and the progress bar. The plots are in plot.c. */
+#include "train/metrics.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/text.h"
+
+struct moert_metrics {
+    moert_metrics_options options;
+    FILE *file;
+    char *path;
+    bool terminal;
+    uint64_t began_ns;
+};
+
+bool moert_metrics_field(const char *line, const char *field, double *value) {
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": ", field);
+    const char *at = strstr(line, key);
+    if (at == NULL)
+        return false;
+    char *end;
+    at += strlen(key);
+    double number = strtod(at, &end);
+    if (end == at || !isfinite(number))
+        return false;
+    *value = number;
+    return true;
+}
+
+/* Copies the whole lines of steps below `start`. */
+static void copy_lines(FILE *from, FILE *to, uint64_t start) {
+    char *line = NULL;
+    size_t capacity = 0;
+    ssize_t length;
+    while ((length = getline(&line, &capacity, from)) > 0) {
+        unsigned long long step;
+        if (line[length - 1] == '\n' && sscanf(line, "{\"step\": %llu,", &step) == 1 &&
+            step < start)
+            fputs(line, to);
+    }
+    free(line);
+}
+
+/* Replaces the file by its lines below `start`, through a second file so that none can be lost. */
+static moert_status keep_lines(const char *path, uint64_t start) {
+    moert_status status = MOERT_OK;
+    FILE *from = fopen(path, "r");
+    if (from == NULL)
+        return errno == ENOENT ? MOERT_OK
+                               : MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
+    char *name = moert_text_format("%s.partial", path);
+    FILE *to = name != NULL ? fopen(name, "w") : NULL;
+    if (to == NULL) {
+        status = MOERT_FAIL(ERROR_IO, "cannot write %s.partial: %s", path, strerror(errno));
+    } else {
+        copy_lines(from, to, start);
+        bool failed = ferror(from) || ferror(to);
+        if (fclose(to) != 0 || failed || rename(name, path) != 0) {
+            status = MOERT_FAIL(ERROR_IO, "cannot rewrite %s: %s", path, strerror(errno));
+            unlink(name);
+        }
+    }
+    free(name);
+    fclose(from);
+    return status;
+}
+
+static moert_status open_file(moert_metrics *metrics) {
+    const char *path = metrics->options.path;
+    metrics->path = strdup(path);
+    if (metrics->path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (metrics->options.start > 0)
+        MOERT_TRY(keep_lines(path, metrics->options.start));
+    metrics->file = fopen(path, metrics->options.start > 0 ? "a" : "w");
+    if (metrics->file == NULL)
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    return MOERT_OK;
+}
+
+moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics) {
+    moert_metrics *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->options = *options;
+    made->terminal = options->console != NULL && isatty(fileno(options->console));
+    made->began_ns = moert_clock_ns();
+    moert_status status = options->path != NULL ? open_file(made) : MOERT_OK;
+    if (status == MOERT_OK) {
+        *metrics = made;
+    } else {
+        free(made->path);
+        free(made);
+    }
+    return status;
+}
+
+static void put_number(FILE *file, const char *name, double value) {
+    if (isfinite(value))
+        fprintf(file, ", \"%s\": %.17g", name, value);
+    else
+        fprintf(file, ", \"%s\": null", name);
+}
+
+static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row) {
+    FILE *file = metrics->file;
+    fprintf(file, "{\"step\": %llu", (unsigned long long)row->step);
+    put_number(file, "loss", row->loss);
+    put_number(file, "aux_loss", row->aux_loss);
+    put_number(file, "grad_norm", row->grad_norm);
+    put_number(file, "lr", row->lr);
+    put_number(file, "tokens_per_s", row->tokens_per_s);
+    put_number(file, "expert_load", row->expert_load);
+    if (row->has_heldout)
+        put_number(file, "heldout_loss", row->heldout_loss);
+    fputs(row->skipped ? ", \"skipped\": true}\n" : "}\n", file);
+    if (fflush(file) != 0 || ferror(file))
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
+    return MOERT_OK;
+}
+
+static void put_line(const moert_metrics *metrics, const moert_metrics_row *row) {
+    FILE *console = metrics->options.console;
+    fprintf(console,
+            "step %6llu  loss %8.4f  aux %6.3f  norm %8.3f  lr %.2e  %9.0f tok/s  load "
+            "%5.2f",
+            (unsigned long long)row->step, row->loss, row->aux_loss, row->grad_norm, row->lr,
+            row->tokens_per_s, row->expert_load);
+    if (row->has_heldout)
+        fprintf(console, "  held-out %8.4f", row->heldout_loss);
+    fputs(row->skipped ? "  skipped\n" : "\n", console);
+}
+
+/* [=========>          ]  45 %  3:07 left */
+static void put_bar(const moert_metrics *metrics, uint64_t done) {
+    enum { WIDTH = 40 };
+    static const char full[] = "========================================";
+    uint64_t start = metrics->options.start, total = metrics->options.total;
+    double part = (double)done / (double)total;
+    double spent_s = (double)(moert_clock_ns() - metrics->began_ns) * 1e-9;
+    double left_s = spent_s / (double)(done - start) * (double)(total - done);
+    int filled = (int)(part * WIDTH);
+    fprintf(metrics->options.console, "[%.*s%-*s] %3d %%  %d:%02d left", filled, full,
+            WIDTH - filled, filled < WIDTH ? ">" : "", (int)(part * 100.0), (int)(left_s / 60.0),
+            (int)fmod(left_s, 60.0));
+}
+
+moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row) {
+    const moert_metrics_options *options = &metrics->options;
+    if (metrics->file != NULL)
+        MOERT_TRY(write_json(metrics, row));
+    if (options->console == NULL)
+        return MOERT_OK;
+    uint64_t done = row->step + 1;
+    if (metrics->terminal)
+        fputs("\r\033[K", options->console);
+    if (options->every > 0 && (row->step % options->every == 0 || done == options->total))
+        put_line(metrics, row);
+    if (metrics->terminal && done > options->start && done < options->total)
+        put_bar(metrics, done);
+    fflush(options->console);
+    return MOERT_OK;
+}
+
+moert_status moert_metrics_close(moert_metrics *metrics) {
+    moert_status status = MOERT_OK;
+    if (metrics == NULL)
+        return MOERT_OK;
+    if (metrics->terminal) {
+        fputs("\r\033[K", metrics->options.console);
+        fflush(metrics->options.console);
+    }
+    if (metrics->file != NULL && fclose(metrics->file) != 0)
+        status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
+    free(metrics->path);
+    free(metrics);
+    return status;
+}

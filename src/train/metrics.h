@@ -1,0 +1,59 @@
+/*
+ * What a run reports: JSON lines in a file, a line a step and a progress bar on a terminal, and
+ * plots at the end. Used by one rank.
+ *
+ * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
+ * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}; the last two
+ * only where they apply. Numbers are written in full; one that is not finite is null.
+ */
+#ifndef MOERT_TRAIN_METRICS_H
+#define MOERT_TRAIN_METRICS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+typedef struct moert_metrics moert_metrics;
+
+typedef struct moert_metrics_options {
+    const char *path; /* the JSON lines; NULL = none */
+    uint64_t start;   /* first step of this run: lines of an older run from here on are dropped */
+    uint64_t total;   /* steps of the whole training, for the progress bar */
+    FILE *console;    /* step lines, and a bar if it is a terminal; NULL = none */
+    uint64_t every;   /* a console line every so many steps, and at the last; 0 = none */
+} moert_metrics_options;
+
+typedef struct moert_metrics_row {
+    uint64_t step;
+    double loss, aux_loss, grad_norm, lr, tokens_per_s;
+    double expert_load; /* rows of the busiest expert / mean */
+    bool has_heldout;
+    double heldout_loss;
+    bool skipped; /* the step was not applied: loss or gradient were not finite */
+} moert_metrics_row;
+
+/*
+ * Opens the file. With start > 0 it keeps the whole lines of earlier steps (it need not exist),
+ * else it begins anew. Errors: ERROR_IO, ERROR_MEMORY.
+ */
+moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics);
+
+/* Reports a step; the file's line is written through at once. Errors: ERROR_IO. */
+moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row);
+
+/* Ends the bar and closes the file; NULL is legal. Errors: ERROR_IO. */
+moert_status moert_metrics_close(moert_metrics *metrics);
+
+/*
+ * Plots a file of JSON lines with gnuplot: NAME.jsonl gives NAME-loss.svg (training and held-out)
+ * and NAME-load.svg. A missing or failing gnuplot is a warning. Errors: ERROR_IO (the file),
+ * ERROR_MEMORY.
+ */
+moert_status moert_metrics_plot(const char *path);
+
+/* The number of `field` in a line of the file; false when it is absent or null. */
+bool moert_metrics_field(const char *line, const char *field, double *value);
+
+#endif

@@ -1,0 +1,106 @@
+/* SVG plots of a run's metrics, drawn by gnuplot from a script that carries its data. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "train/metrics.h"
+
+/* $name << the steps and values of `field`; returns their number. */
+static size_t put_series(FILE *script, FILE *lines, const char *field) {
+    char *line = NULL;
+    size_t capacity = 0, count = 0;
+    double step, value;
+    fprintf(script, "$%s << END\n", field);
+    rewind(lines);
+    while (getline(&line, &capacity, lines) > 0)
+        if (moert_metrics_field(line, "step", &step) && moert_metrics_field(line, field, &value)) {
+            fprintf(script, "%.0f %.9g\n", step, value);
+            count++;
+        }
+    fputs("END\n", script);
+    free(line);
+    return count;
+}
+
+/* A gnuplot string: in single quotes, which are doubled inside. */
+static void put_quoted(FILE *script, const char *text) {
+    fputc('\'', script);
+    for (; *text != '\0'; text++)
+        fputs((const char[]){*text, *text == '\'' ? '\'' : '\0', '\0'}, script);
+    fputc('\'', script);
+}
+
+static void put_output(FILE *script, const char *stem, const char *kind, const char *label) {
+    char *name = moert_text_format("%s-%s.svg", stem, kind);
+    fputs("set output ", script);
+    put_quoted(script, name != NULL ? name : "plot.svg");
+    fprintf(script, "\nset ylabel '%s'\n", label);
+    free(name);
+}
+
+static void put_script(FILE *script, FILE *lines, const char *stem) {
+    size_t losses = put_series(script, lines, "loss");
+    size_t heldout = put_series(script, lines, "heldout_loss");
+    size_t loads = put_series(script, lines, "expert_load");
+    fputs("set terminal svg size 900,500 background 'white'\nset grid\nset xlabel 'step'\n",
+          script);
+    if (losses > 0) {
+        put_output(script, stem, "loss", "loss");
+        fprintf(script, "plot $loss with lines title 'training'%s\n",
+                heldout > 0 ? ", $heldout_loss with linespoints pointtype 7 title 'held out'" : "");
+    }
+    if (loads > 0) {
+        put_output(script, stem, "load", "busiest expert / mean");
+        fputs("plot $expert_load with lines notitle\n", script);
+    }
+}
+
+/* Runs the script file; what gnuplot says becomes a warning. The name has no special characters. */
+static void run_gnuplot(const char *script_path) {
+    char command[128], said[200] = "", rest[200];
+    snprintf(command, sizeof command, "gnuplot %s 2>&1", script_path);
+    FILE *pipe = popen(command, "r");
+    if (pipe == NULL) {
+        MOERT_WARN("no plots: cannot run gnuplot: %s", strerror(errno));
+        return;
+    }
+    while (fgets(rest, sizeof rest, pipe) != NULL)
+        if (said[0] == '\0' && rest[strspn(rest, " \t\r\n")] != '\0')
+            memcpy(said, rest, sizeof said);
+    int code = pclose(pipe);
+    said[strcspn(said, "\n")] = '\0';
+    if (code == -1 || !WIFEXITED(code) || WEXITSTATUS(code) != 0)
+        MOERT_WARN("no plots: gnuplot failed%s%s", said[0] != '\0' ? ": " : "", said);
+}
+
+moert_status moert_metrics_plot(const char *path) {
+    char script_path[] = "/tmp/moert-plot-XXXXXX";
+    moert_status status = MOERT_OK;
+    FILE *lines = fopen(path, "r");
+    if (lines == NULL)
+        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
+    size_t ending = moert_text_ends_with(path, ".jsonl") ? strlen(".jsonl") : 0;
+    char *stem = moert_text_format("%.*s", (int)(strlen(path) - ending), path);
+    int descriptor = mkstemp(script_path);
+    FILE *script = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
+    if (stem == NULL) {
+        status = MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    } else if (script == NULL) {
+        MOERT_WARN("no plots: cannot write %s: %s", script_path, strerror(errno));
+    } else {
+        put_script(script, lines, stem);
+        fflush(script);
+        run_gnuplot(script_path);
+    }
+    if (script != NULL)
+        fclose(script);
+    if (descriptor >= 0)
+        unlink(script_path);
+    free(stem);
+    fclose(lines);
+    return status;
+}

@@ -1,0 +1,20 @@
+/* The learning rate over a run: linear warm-up, then constant or a cosine down to a floor. */
+#ifndef MOERT_TRAIN_SCHEDULE_H
+#define MOERT_TRAIN_SCHEDULE_H
+
+#include <stdint.h>
+
+typedef struct moert_schedule {
+    enum { MOERT_SCHEDULE_CONSTANT, MOERT_SCHEDULE_COSINE } kind;
+    double rate;           /* at the end of the warm-up */
+    double floor_fraction; /* the cosine ends at rate * floor_fraction */
+    uint64_t warmup;       /* steps */
+} moert_schedule;
+
+/*
+ * Rate of step 0, 1, ... of `total`. Warm-up: rate * (step + 1) / warmup. Cosine: from rate at step
+ * == warmup to the floor at step == total, which the run does not reach; the floor from there on.
+ */
+float moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total);
+
+#endif

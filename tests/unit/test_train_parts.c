@@ -1,0 +1,217 @@
+// run: np=1 sanitize=1
+/* Learning-rate schedules, metrics files and plots. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "train/metrics.h"
+#include "train/schedule.h"
+
+static char folder[64], path[96];
+
+static int make_folder(void **state) {
+    (void)state;
+    strcpy(folder, "/tmp/moert-test-train-XXXXXX");
+    if (mkdtemp(folder) == NULL)
+        return -1;
+    snprintf(path, sizeof path, "%s/it's a run.jsonl", folder);
+    return 0;
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    char command[96];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}
+
+#define ASSERT_OK(call)                                                                            \
+    do {                                                                                           \
+        if ((call) != MOERT_OK)                                                                    \
+            fail_msg("%s: %s", #call, moert_last_error());                                         \
+    } while (0)
+
+static void assert_near(double got, double want) {
+    if (!(fabs(got - want) <= 1e-6 * fabs(want)))
+        fail_msg("%.9g is not %.9g", got, want);
+}
+
+static void test_rate_warms_up_and_stays(void **state) {
+    (void)state;
+    const moert_schedule schedule = {.kind = MOERT_SCHEDULE_CONSTANT, .rate = 1.0, .warmup = 4};
+    assert_near(moert_schedule_rate(&schedule, 0, 100), 0.25);
+    assert_near(moert_schedule_rate(&schedule, 3, 100), 1.0);
+    assert_near(moert_schedule_rate(&schedule, 99, 100), 1.0);
+}
+
+static void test_rate_falls_as_a_cosine_to_the_floor(void **state) {
+    (void)state;
+    moert_schedule schedule = {
+        .kind = MOERT_SCHEDULE_COSINE, .rate = 2.0, .floor_fraction = 0.1, .warmup = 10};
+    assert_near(moert_schedule_rate(&schedule, 4, 110), 1.0);
+    assert_near(moert_schedule_rate(&schedule, 10, 110), 2.0);
+    assert_near(moert_schedule_rate(&schedule, 60, 110), 1.1);
+    assert_near(moert_schedule_rate(&schedule, 110, 110), 0.2);
+    assert_near(moert_schedule_rate(&schedule, 5000, 110), 0.2);
+    for (uint64_t step = 11; step < 112; step++)
+        assert_true(moert_schedule_rate(&schedule, step, 110) <=
+                    moert_schedule_rate(&schedule, step - 1, 110));
+    schedule.warmup = 0;
+    assert_near(moert_schedule_rate(&schedule, 0, 1), 2.0);
+    schedule.warmup = 200; /* longer than the run */
+    assert_near(moert_schedule_rate(&schedule, 109, 110), 1.1);
+}
+
+static void write_run(uint64_t start, uint64_t end) {
+    const moert_metrics_options options = {.path = path, .start = start, .total = end};
+    moert_metrics *metrics = NULL;
+    ASSERT_OK(moert_metrics_open(&options, &metrics));
+    for (uint64_t step = start; step < end; step++) {
+        const moert_metrics_row row = {.step = step,
+                                       .loss = step == 1 ? (double)NAN : 5.0 - 0.1 * (double)step,
+                                       .aux_loss = 2.0,
+                                       .grad_norm = step == 1 ? (double)INFINITY : 1.0 / 3.0,
+                                       .lr = 1e-3,
+                                       .tokens_per_s = 1000.0,
+                                       .expert_load = 1.5,
+                                       .has_heldout = step % 2 == 0,
+                                       .heldout_loss = 5.5,
+                                       .skipped = step == 1};
+        ASSERT_OK(moert_metrics_write(metrics, &row));
+    }
+    ASSERT_OK(moert_metrics_close(metrics));
+}
+
+static char *read_text(const char *name) {
+    char *text = calloc(1, 1 << 16);
+    FILE *file = fopen(name, "r");
+    assert_non_null(file);
+    assert_true(fread(text, 1, (1 << 16) - 1, file) > 0);
+    fclose(file);
+    return text;
+}
+
+static void assert_steps(size_t count) {
+    char *text = read_text(path), *line = text;
+    for (size_t i = 0; i < count; i++, line = strchr(line, '\n') + 1) {
+        double step;
+        assert_true(moert_metrics_field(line, "step", &step));
+        assert_true(step == (double)i);
+    }
+    assert_int_equal(*line, '\0');
+    free(text);
+}
+
+static void test_lines_are_json_with_null_for_what_is_not_finite(void **state) {
+    (void)state;
+    write_run(0, 2);
+    char *text = read_text(path);
+    assert_string_equal(
+        text, "{\"step\": 0, \"loss\": 5, \"aux_loss\": 2, \"grad_norm\": 0.33333333333333331, "
+              "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, "
+              "\"heldout_loss\": 5.5}\n"
+              "{\"step\": 1, \"loss\": null, \"aux_loss\": 2, \"grad_norm\": null, "
+              "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, \"skipped\": true}\n");
+    double value = 0.0;
+    assert_true(moert_metrics_field(text, "loss", &value) && value == 5.0);
+    assert_false(moert_metrics_field(strchr(text, '\n'), "loss", &value));
+    assert_false(moert_metrics_field(text, "nothing", &value));
+    free(text);
+}
+
+static void test_resuming_drops_the_lines_it_will_write_again(void **state) {
+    (void)state;
+    write_run(0, 10);
+    FILE *file = fopen(path, "a"); /* a line cut short by a crash */
+    fputs("{\"step\": 3, \"loss\"", file);
+    fclose(file);
+    write_run(6, 8);
+    assert_steps(8);
+    write_run(8, 12);
+    assert_steps(12);
+    write_run(0, 3);
+    assert_steps(3);
+    unlink(path);
+    write_run(5, 6); /* there need not be a file */
+    unlink(path);
+}
+
+static void test_console_lines_come_as_often_as_asked(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t bytes = 0, lines = 0;
+    FILE *console = tmpfile();
+    const moert_metrics_options options = {.total = 10, .console = console, .every = 4};
+    moert_metrics *metrics = NULL;
+    ASSERT_OK(moert_metrics_open(&options, &metrics));
+    for (uint64_t step = 0; step < 10; step++)
+        ASSERT_OK(moert_metrics_write(metrics, &(moert_metrics_row){.step = step, .loss = 2.5}));
+    ASSERT_OK(moert_metrics_close(metrics));
+    rewind(console);
+    for (; getline(&text, &bytes, console) > 0; lines++)
+        assert_memory_equal(text, "step ", 5);
+    assert_int_equal(lines, 4); /* 0, 4, 8 and the last */
+    free(text);
+    fclose(console);
+}
+
+static void test_a_path_that_cannot_be_written_is_an_error(void **state) {
+    (void)state;
+    char bad[128];
+    moert_metrics *metrics = NULL;
+    snprintf(bad, sizeof bad, "%s/no/such/folder", folder);
+    assert_int_equal(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
+                     MOERT_ERROR_IO);
+    assert_non_null(strstr(moert_last_error(), bad));
+    assert_int_equal(moert_metrics_plot(bad), MOERT_ERROR_IO);
+    assert_null(metrics);
+    ASSERT_OK(moert_metrics_close(NULL));
+}
+
+static void test_plots_are_svg_when_gnuplot_is_there(void **state) {
+    (void)state;
+    write_run(0, 20);
+    ASSERT_OK(moert_metrics_plot(path));
+    if (system("command -v gnuplot >/dev/null") != 0)
+        skip();
+    static const char *const kinds[] = {"loss", "load"};
+    for (size_t i = 0; i < 2; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s/it's a run-%s.svg", folder, kinds[i]);
+        char *text = read_text(name);
+        assert_non_null(strstr(text, "<svg"));
+        free(text);
+    }
+}
+
+static void test_a_missing_gnuplot_is_only_a_warning(void **state) {
+    (void)state;
+    char *saved = strdup(getenv("PATH"));
+    write_run(0, 3);
+    setenv("PATH", folder, 1);
+    moert_status status = moert_metrics_plot(path);
+    setenv("PATH", saved, 1);
+    free(saved);
+    assert_int_equal(status, MOERT_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rate_warms_up_and_stays),
+        cmocka_unit_test(test_rate_falls_as_a_cosine_to_the_floor),
+        cmocka_unit_test(test_lines_are_json_with_null_for_what_is_not_finite),
+        cmocka_unit_test(test_resuming_drops_the_lines_it_will_write_again),
+        cmocka_unit_test(test_console_lines_come_as_often_as_asked),
+        cmocka_unit_test(test_a_path_that_cannot_be_written_is_an_error),
+        cmocka_unit_test(test_plots_are_svg_when_gnuplot_is_there),
+        cmocka_unit_test(test_a_missing_gnuplot_is_only_a_warning),
+    };
+    return cmocka_run_group_tests_name("train_parts", tests, make_folder, remove_folder);
+}
