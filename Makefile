@@ -16,7 +16,7 @@ say = @printf '  %-5s %s\n' '$(1)' '$(patsubst $(BUILD)/%,%,$@)'
 endif
 
 ifeq ($(SANITIZE),1)
-BUILD    := $(BUILD)/sanitize
+override BUILD := $(BUILD)/sanitize
 CFLAGS   := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
 

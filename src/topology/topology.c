@@ -122,18 +122,23 @@ void moert_topology_destroy(moert_topology *topology) {
 
 void moert_topology_describe(const moert_topology *topology, char *text, size_t bytes) {
     hwloc_topology_t tree = topology->tree;
-    int packages = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PACKAGE);
-    int nodes = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_NUMANODE);
-    int cores = hwloc_get_nbobjs_by_type(tree, topology->core_type);
-    int threads = hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PU);
-    char mask[48] = "";
-    if (topology->masked)
-        snprintf(mask, sizeof mask, ", %zu cores in the mask",
-                 moert_topology_count_cores(topology, topology->usable));
-    snprintf(text, bytes, "%d package%s, %d NUMA node%s, %d core%s, %d thread%s, %zu GPU%s%s",
-             packages, packages == 1 ? "" : "s", nodes, nodes == 1 ? "" : "s", cores,
-             cores == 1 ? "" : "s", threads, threads == 1 ? "" : "s", topology->gpu_count,
-             topology->gpu_count == 1 ? "" : "s", mask);
+    const struct {
+        size_t count;
+        const char *name;
+        bool shown;
+    } parts[] = {
+        {(size_t)hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PACKAGE), "package", true},
+        {(size_t)hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_NUMANODE), "NUMA node", true},
+        {(size_t)hwloc_get_nbobjs_by_type(tree, topology->core_type), "core", true},
+        {(size_t)hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_PU), "thread", true},
+        {topology->gpu_count, "GPU", true},
+        {moert_topology_count_cores(topology, topology->usable), "core", topology->masked},
+    };
+    size_t used = 0, count = sizeof parts / sizeof parts[0];
+    for (size_t i = 0; i < count && parts[i].shown && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%zu %s%s%s", i > 0 ? ", " : "",
+                                 parts[i].count, parts[i].name, parts[i].count == 1 ? "" : "s",
+                                 i + 1 == count ? " in the mask" : "");
 }
 
 moert_status moert_topology_mask_text(const moert_topology *topology, char *text, size_t bytes) {
