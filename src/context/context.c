@@ -17,21 +17,24 @@ struct moert_context {
     moert_placement placement;
 };
 
-/* 1 if all ranks of this host have the same binding mask. Collective. */
-static moert_status masks_are_equal(moert_comm *comm, const moert_topology *topology, bool *equal)
+/* The binding masks of this host's ranks, in rank order; *masks is to be freed. Collective. */
+static moert_status gather_masks(moert_comm *comm, const moert_topology *topology, char (**masks)[MOERT_CPUS_BYTES])
 {
-    enum { MASK_BYTES = 256 };
-    char mine[MASK_BYTES] = "", *all;
-    moert_topology_mask_text(topology, mine, sizeof mine);
-    MOERT_TRY(moert_alloc(&all, moert_comm_size(comm), MASK_BYTES));
-    moert_status status = moert_comm_allgather(comm, mine, MASK_BYTES, all);
-    *equal = true;
-    for (size_t r = 0; status == MOERT_OK && r < moert_comm_size(comm); r++)
-        if (strcmp(moert_comm_host(comm, r), moert_comm_host(comm, moert_comm_rank(comm))) == 0 &&
-            strcmp(all + r * MASK_BYTES, mine) != 0)
-            *equal = false;
-    free(all);
-    return status;
+    size_t size = moert_comm_size(comm), count = 0;
+    char mine[MOERT_CPUS_BYTES] = "", (*all)[MOERT_CPUS_BYTES];
+    moert_status local = moert_topology_mask_text(topology, mine, sizeof mine);
+    MOERT_TRY(moert_comm_agree(comm, local));
+    MOERT_TRY(moert_alloc(&all, size, sizeof *all));
+    moert_status status = moert_comm_allgather(comm, mine, sizeof mine, all);
+    if (status != MOERT_OK) {
+        free(all);
+        return status;
+    }
+    for (size_t r = 0; r < size; r++)
+        if (strcmp(moert_comm_host(comm, r), moert_comm_host(comm, moert_comm_rank(comm))) == 0)
+            memmove(all[count++], all[r], sizeof *all);
+    *masks = all;
+    return MOERT_OK;
 }
 
 static void log_placement(const moert_placement *placement)
@@ -65,16 +68,17 @@ static moert_status place_and_open(moert_context *context)
 {
     const moert_config *config = moert_config_get();
     moert_topology *topology = NULL;
-    bool same_mask = true;
+    char(*masks)[MOERT_CPUS_BYTES] = NULL;
     bool wants_gpu = strcmp(config->device, "cpu") != 0 && strcasecmp(config->device, "pocl") != 0;
     moert_status status = moert_topology_create(config->topology, &topology);
     MOERT_TRY(moert_comm_agree(context->comm, status));
-    MOERT_TRY_OR(done, masks_are_equal(context->comm, topology, &same_mask));
+    MOERT_TRY_OR(done, gather_masks(context->comm, topology, &masks));
     MOERT_TRY_OR(done, moert_topology_place(topology, moert_comm_node_rank(context->comm),
-                                            moert_comm_node_size(context->comm), wants_gpu, same_mask,
+                                            moert_comm_node_size(context->comm), (const char(*)[MOERT_CPUS_BYTES])masks, wants_gpu,
                                             &context->placement));
     MOERT_TRY_OR(done, open_bound(context, topology));
 done:
+    free(masks);
     moert_topology_destroy(topology);
     return status;
 }

@@ -1,0 +1,278 @@
+/* Writes and reads model directories and checkpoints. */
+#include "train/checkpoint.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "io/safetensors.h"
+
+enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
+
+/* One kind of value that a file holds for each tensor of the model. */
+typedef struct value_set {
+    const char *prefix; /* of the names in the file */
+    enum { WEIGHTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
+} value_set;
+
+static const value_set weight_set[] = {{"", WEIGHTS}};
+static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS}, {"second_moment.", SECOND_MOMENTS}};
+
+/* The buffer that holds a tensor's values of a kind. */
+static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor, int kind)
+{
+    if (kind == WEIGHTS)
+        return tensor->block->weight;
+    moert_block *moments = moert_optimizer_moments(optimizer, tensor);
+    return kind == FIRST_MOMENTS ? moments->weight : moments->gradient;
+}
+
+/* ---- writing ---- */
+
+static void free_specs(moert_tensor_spec *specs, size_t count)
+{
+    for (size_t i = 0; specs != NULL && i < count; i++)
+        free((char *)specs[i].name);
+    free(specs);
+}
+
+static moert_status make_specs(const moert_model *model, const value_set *sets, size_t set_count,
+                               moert_tensor_spec **specs)
+{
+    size_t count = moert_model_tensor_count(model);
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    MOERT_TRY(MOERT_NEW_ARRAY(specs, count * set_count));
+    for (size_t s = 0; s < set_count; s++)
+        for (size_t i = 0; i < count; i++) {
+            moert_tensor_spec *spec = &(*specs)[s * count + i];
+            *spec = (moert_tensor_spec){moert_text_format("%s%s", sets[s].prefix, tensor[i].name), MOERT_FILE_F32,
+                                        tensor[i].rank, {tensor[i].shape[0], tensor[i].shape[1]}};
+            if (spec->name == NULL) {
+                free_specs(*specs, count * set_count);
+                return MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
+            }
+        }
+    return MOERT_OK;
+}
+
+static moert_status put_values(moert_tensor_writer *writer, const char *name, const moert_buffer *buffer,
+                               const moert_model_tensor *tensor)
+{
+    float *values;
+    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+    moert_status status =
+        moert_buffer_read(buffer, tensor->offset * sizeof *values, values, tensor->elements * sizeof *values);
+    if (status == MOERT_OK)
+        status = moert_writer_put(writer, name, 0, tensor->elements, values);
+    free(values);
+    return status;
+}
+
+/* This rank's part of a file that is laid out already, unless it lays it out itself (`create`). */
+static moert_status write_part(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
+                               const moert_tensor_spec *specs, size_t set_count, const char *path, bool create,
+                               moert_tensor_writer **writer)
+{
+    static const char *const metadata[] = {"format", "pt", NULL};
+    size_t count = moert_model_tensor_count(model);
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    MOERT_TRY(moert_writer_open(path, specs, count * set_count, metadata, create, writer));
+    for (size_t s = 0; s < set_count; s++)
+        for (size_t i = 0; i < count; i++)
+            if (moert_model_writes(model, &tensor[i]))
+                MOERT_TRY(put_values(*writer, specs[s * count + i].name, values_of(optimizer, &tensor[i], sets[s].kind),
+                                     &tensor[i]));
+    return MOERT_OK;
+}
+
+/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it holds. Collective. */
+static moert_status write_file(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
+                               size_t set_count, const char *folder, const char *file)
+{
+    moert_comm *world = moert_model_mesh(model)->world;
+    size_t count = moert_model_tensor_count(model) * set_count;
+    bool first = moert_comm_rank(world) == 0;
+    char *path = moert_text_format("%s/%s", folder, file);
+    moert_tensor_spec *specs = NULL;
+    moert_tensor_writer *writer = NULL;
+    moert_status status = path != NULL ? make_specs(model, sets, set_count, &specs)
+                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK && first)
+        status = write_part(model, optimizer, sets, specs, set_count, path, true, &writer);
+    status = moert_comm_agree(world, status);
+    if (status == MOERT_OK && !first)
+        status = write_part(model, optimizer, sets, specs, set_count, path, false, &writer);
+    if (writer != NULL) {
+        moert_status closed = moert_writer_close(writer);
+        status = status != MOERT_OK ? status : closed;
+    }
+    if (specs != NULL)
+        free_specs(specs, count);
+    free(path);
+    return moert_comm_agree(world, status);
+}
+
+static moert_status write_text(const char *folder, const char *file, const char *text)
+{
+    char *path = moert_text_format("%s/%s", folder, file);
+    moert_status status = path != NULL ? moert_durable_write(path, text) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    free(path);
+    return status;
+}
+
+static moert_status write_state(const char *folder, const moert_run_state *state)
+{
+    json_t *root = json_object();
+    json_object_set_new(root, "format", json_integer(STATE_FORMAT));
+#define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
+    MOERT_RUN_STATE_TABLE(PUT)
+#undef PUT
+    char *text = json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
+    json_decref(root);
+    if (text == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for state.json");
+    moert_status status = write_text(folder, "state.json", text);
+    free(text);
+    return status;
+}
+
+/* Rank 0 makes the temporary directory with its small files. */
+static moert_status begin_directory(const char *temporary, const char *config_text, const moert_run_state *state)
+{
+    MOERT_TRY(moert_remove_tree(temporary));
+    MOERT_TRY(moert_make_folders(temporary));
+    MOERT_TRY(write_text(temporary, "config.json", config_text));
+    return state != NULL ? write_state(temporary, state) : MOERT_OK;
+}
+
+/* The directory `path`, with the optimizer's files when `state` is given. Collective. */
+static moert_status save(moert_model *model, const moert_optimizer *optimizer, const char *config_text,
+                         const moert_run_state *state, const char *path)
+{
+    moert_comm *world = moert_model_mesh(model)->world;
+    bool first = moert_comm_rank(world) == 0;
+    char *temporary = moert_text_format("%s.tmp", path);
+    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_phase_set("save");
+    if (status == MOERT_OK && first)
+        status = begin_directory(temporary, config_text, state);
+    status = moert_comm_agree(world, status);
+    if (status == MOERT_OK)
+        status = write_file(model, optimizer, weight_set, 1, temporary, "model.safetensors");
+    if (status == MOERT_OK && state != NULL)
+        status = write_file(model, optimizer, moment_sets, 2, temporary, "optimizer.safetensors");
+    if (status == MOERT_OK)
+        status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
+    if (status != MOERT_OK && first && temporary != NULL) {
+        char *message = strdup(moert_last_error()); /* the removal must not hide why */
+        moert_remove_tree(temporary);
+        if (message != NULL)
+            moert_error_set(message);
+        free(message);
+    }
+    free(temporary);
+    return status;
+}
+
+moert_status moert_model_save(moert_model *model, const char *config_text, const char *path)
+{
+    return save(model, NULL, config_text, NULL, path);
+}
+
+moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text, const moert_run_state *state,
+                                   const char *path)
+{
+    return save(optimizer->model, optimizer, config_text, state, path);
+}
+
+/* ---- reading ---- */
+
+static moert_status read_values(const moert_tensors *files, const char *name, const moert_model_tensor *tensor,
+                                moert_buffer *buffer)
+{
+    const moert_tensor *source;
+    float *values;
+    MOERT_TRY(moert_tensors_get(files, name, tensor->rank, tensor->shape, &source));
+    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+    moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(buffer, tensor->offset * sizeof *values, values, tensor->elements * sizeof *values);
+    free(values);
+    return status;
+}
+
+static moert_status read_moments(moert_optimizer *optimizer, const char *path)
+{
+    const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
+    size_t count = moert_model_tensor_count(optimizer->model);
+    moert_tensors *files;
+    moert_status status = moert_tensors_open(path, &files);
+    if (status != MOERT_OK)
+        return status;
+    for (size_t s = 0; s < 2; s++)
+        for (size_t i = 0; i < count && status == MOERT_OK; i++) {
+            char name[128];
+            snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
+            if (tensor[i].block != NULL)
+                status = read_values(files, name, &tensor[i], values_of(optimizer, &tensor[i], moment_sets[s].kind));
+        }
+    moert_tensors_close(files);
+    return status;
+}
+
+static moert_status read_number(const json_t *root, const char *path, const char *key, uint64_t *value)
+{
+    const json_t *number = json_object_get(root, key);
+    if (!json_is_integer(number) || json_integer_value(number) < 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' is missing or not a whole number", path, key);
+    *value = (uint64_t)json_integer_value(number);
+    return MOERT_OK;
+}
+
+static moert_status parse_state(const char *path, const json_t *root, moert_run_state *state)
+{
+    uint64_t format;
+    MOERT_TRY(read_number(root, path, "format", &format));
+    if (format != STATE_FORMAT)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: format %llu, but this version reads format %d", path,
+                          (unsigned long long)format, STATE_FORMAT);
+#define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
+    MOERT_RUN_STATE_TABLE(GET)
+#undef GET
+    return MOERT_OK;
+}
+
+static moert_status read_state(const char *path, moert_run_state *state)
+{
+    char *text;
+    json_error_t error;
+    MOERT_TRY(moert_read_text(path, STATE_LIMIT_BYTES, &text));
+    json_t *root = json_loads(text, 0, &error);
+    free(text);
+    if (root == NULL)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: not JSON: %s (line %d)", path, error.text, error.line);
+    moert_status status = parse_state(path, root, state);
+    json_decref(root);
+    return status;
+}
+
+moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path, moert_run_state *state)
+{
+    char *state_path = moert_text_format("%s/state.json", path);
+    char *moments_path = moert_text_format("%s/optimizer.safetensors", path);
+    moert_status status = state_path != NULL && moments_path != NULL ? read_state(state_path, state)
+                                                                     : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK)
+        status = read_moments(optimizer, moments_path);
+    free(moments_path);
+    free(state_path);
+    MOERT_TRY(moert_comm_agree(moert_model_mesh(optimizer->model)->world, status));
+    return moert_model_load(optimizer->model, path);
+}

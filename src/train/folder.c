@@ -1,0 +1,110 @@
+/* The folder of a run's checkpoints: names, the newest, the old ones. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "train/checkpoint.h"
+
+#define NAME_FORMAT "step-%08llu"
+
+char *moert_checkpoint_path(const char *folder, uint64_t step)
+{
+    return moert_text_format("%s/" NAME_FORMAT, folder, (unsigned long long)step);
+}
+
+/* The step of a checkpoint's name; false for other names. */
+static bool parse_name(const char *name, uint64_t *step)
+{
+    unsigned long long number;
+    int used = 0;
+    if (sscanf(name, "step-%llu%n", &number, &used) != 1 || name[used] != '\0')
+        return false;
+    *step = number;
+    return true;
+}
+
+static int descending(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The steps of the checkpoints in `folder`, newest first; none if there is no such folder. */
+static moert_status list_steps(const char *folder, uint64_t **steps, size_t *count)
+{
+    DIR *directory = opendir(folder);
+    size_t room = 16;
+    *steps = NULL;
+    *count = 0;
+    if (directory == NULL)
+        return errno == ENOENT ? MOERT_OK : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
+    uint64_t *found = malloc(room * sizeof *found), step;
+    for (struct dirent *entry; found != NULL && (entry = readdir(directory)) != NULL;) {
+        if (!parse_name(entry->d_name, &step))
+            continue;
+        if (*count == room) {
+            uint64_t *larger = realloc(found, 2 * room * sizeof *found);
+            if (larger == NULL)
+                break;
+            found = larger;
+            room *= 2;
+        }
+        found[(*count)++] = step;
+    }
+    closedir(directory);
+    if (found == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room to list %s", folder);
+    qsort(found, *count, sizeof *found, descending);
+    *steps = found;
+    return MOERT_OK;
+}
+
+moert_status moert_checkpoint_latest(const char *folder, char **path)
+{
+    uint64_t *steps;
+    size_t count;
+    MOERT_TRY(list_steps(folder, &steps, &count));
+    *path = count > 0 ? moert_checkpoint_path(folder, steps[0]) : NULL;
+    free(steps);
+    return count > 0 && *path == NULL ? MOERT_FAIL(ERROR_MEMORY, "no room for a path") : MOERT_OK;
+}
+
+/* What a save or a commit that was cut off left behind. */
+static moert_status remove_leftovers(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    moert_status status = MOERT_OK;
+    if (directory == NULL)
+        return MOERT_OK;
+    for (struct dirent *entry; status == MOERT_OK && (entry = readdir(directory)) != NULL;) {
+        if (strncmp(entry->d_name, "step-", 5) != 0 ||
+            !(moert_text_ends_with(entry->d_name, ".tmp") || moert_text_ends_with(entry->d_name, ".old")))
+            continue;
+        char *path = moert_text_format("%s/%s", folder, entry->d_name);
+        status = path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+    }
+    closedir(directory);
+    return status;
+}
+
+moert_status moert_checkpoint_prune(const char *folder, size_t keep)
+{
+    uint64_t *steps;
+    size_t count;
+    MOERT_TRY(remove_leftovers(folder));
+    MOERT_TRY(list_steps(folder, &steps, &count));
+    moert_status status = MOERT_OK;
+    for (size_t i = keep; i < count && status == MOERT_OK; i++) {
+        char *path = moert_checkpoint_path(folder, steps[i]);
+        status = path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+    }
+    free(steps);
+    return status;
+}
