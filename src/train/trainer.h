@@ -1,0 +1,47 @@
+/*
+ * The training loop: batches, micro-batches, losses, optimizer, held-out loss, metrics, checkpoints, samples.
+ */
+#ifndef MOERT_TRAIN_TRAINER_H
+#define MOERT_TRAIN_TRAINER_H
+
+#include "train/checkpoint.h"
+#include "train/data.h"
+#include "train/metrics.h"
+#include "train/schedule.h"
+
+typedef struct moert_trainer_options {
+    uint64_t steps, seed;
+    size_t batch;         /* sequences per step, over all ranks */
+    size_t micro_batches; /* pieces of the batch, one after the other; divides it */
+    size_t length;        /* tokens per sequence */
+    moert_schedule schedule;
+    moert_model_losses losses;
+    moert_optimizer_options optimizer;
+    uint64_t eval_every;     /* steps between held-out losses; 0 = none; the last step has one too */
+    size_t eval_sequences;
+    uint64_t save_every;     /* steps between checkpoints; 0 = none */
+    size_t keep_last;        /* checkpoints kept */
+    uint64_t max_skipped;    /* stop after so many steps in a row with non-finite gradients */
+    const char *out;         /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
+    const char *metrics;     /* JSON lines, or NULL */
+    const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
+    const char *config_text; /* config.json of the model */
+    uint64_t log_every;      /* console lines; 0 = none */
+} moert_trainer_options;
+
+/*
+ * Trains `model` on `data`. On SIGTERM it finishes the step, writes a checkpoint (with `out`) and returns MOERT_OK with
+ * *interrupted. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
+ * Collective.
+ */
+moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
+                         bool *interrupted);
+
+/*
+ * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets them in text[count + 1].
+ * Collective.
+ */
+moert_status moert_sample_text(moert_model *model, const char *prompt, size_t count, double temperature, uint64_t seed,
+                               size_t length, char *text);
+
+#endif
