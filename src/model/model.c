@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "model/layer_files.h"
 
 static moert_status create_attention(moert_model *model, moert_block **block)
 {
@@ -17,24 +18,11 @@ static moert_status create_attention(moert_model *model, moert_block **block)
     return moert_block_create(model->device, true, elements, ATTN_TENSORS, block);
 }
 
-static moert_layer_options layer_options(const moert_model_config *c)
-{
-    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
-    options.hidden = c->hidden;
-    options.intermediate = c->intermediate;
-    options.shared_intermediate = c->shared_intermediate;
-    options.router = c->router;
-    options.glu = c->glu;
-    options.router_bias = c->router_bias;
-    options.correction_bias = c->correction_bias;
-    options.expert_biases = c->expert_biases;
-    return options;
-}
 
 static moert_status create_parts(moert_model *model)
 {
     const moert_model_config *c = &model->config;
-    const moert_layer_options options = layer_options(c);
+    const moert_layer_options options = moert_layer_options_of(c);
     const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
                                          [OUTER_NORM] = c->hidden,
                                          [OUTER_HEAD] = c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
