@@ -17,8 +17,8 @@
  *                 +---+---+---+
  *         depth
  *       +------+  +---+---+---+
- *     8 | line |->| 8 x 32    |            8 x 2 accumulators of 16 lanes; the first factor is read where it lies, one
- *       +------+  +---+---+---+            scalar spread over the lanes
+ *     8 | line |->| 8 x 32    |            8 x 2 accumulators of 16 lanes; the first factor is read where it lies
+ *       +------+  +---+---+---+            (wgrad: from a copy), one scalar spread over the lanes
  * split |      |  |   |   |   |
  *       +------+  +---+---+---+
  *
@@ -26,17 +26,13 @@
  * chain is parked in the result between two blocks, so its bits do not depend on depth, panels, split or the tile. Lines
  * past the end repeat the first one and columns past the end hold anything; neither is stored.
  *
- * Grid: (column blocks, groups, line splits). Local memory: panels * depth * 128 bytes; depth is a multiple of 16.
+ * Grid: (column blocks, groups, line splits). Local memory: panels * depth * 128 bytes, depth a multiple of 16;
+ * gemm_wgrad another depth * 256 for 64 lines of its first factor.
  */
 #define LINES   8
 #define WIDTH   2 /* vectors in a panel's row */
 #define COLUMNS (WIDTH * VEC)
-
-/* The first factor: element p of line r is at[r * line + p * step]. */
-typedef struct factor {
-    global const float *at;
-    ulong line, step;
-} factor;
+#define STRIP   64 /* lines that gemm_wgrad packs at a time */
 
 /* The result at the work-group's corner, and how much of it there is. */
 typedef struct target {
@@ -45,6 +41,9 @@ typedef struct target {
     ulong line;
     int lines, columns;
 } target;
+
+/* The accumulators of a tile are only ever indexed by constants, or they would leave the registers. */
+typedef vec accumulators[LINES][WIDTH];
 
 typedef struct span {
     uint first;
@@ -106,58 +105,62 @@ static inline void pack(global const float *source, ulong stride, int columns, i
 {
     for (int p = 0; p < used; p++)
         for (int c = 0; c < columns; c += VEC)
-            panel[(c / COLUMNS * depth + p) * WIDTH + c / VEC % WIDTH] = load_part(source + p * stride + c, columns - c);
+            panel[(c / COLUMNS * depth + p) * WIDTH + c / VEC % WIDTH] =
+                load_part(source + p * stride + c, columns - c);
 }
 
-static inline void load_edge(target c, vec edge[LINES][WIDTH])
+static inline void load_edge(target c, accumulators edge)
 {
     for (int r = 0; r < c.lines; r++)
         for (int v = 0; v * VEC < c.columns; v++)
             edge[r][v] = load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
 }
 
-static inline void store_edge(vec edge[LINES][WIDTH], target c)
+static inline void store_edge(accumulators edge, target c)
 {
     for (int r = 0; r < c.lines; r++)
         for (int v = 0; v * VEC < c.columns; v++)
             store_part(edge[r][v], c.at + r * c.line + v * VEC, c.columns - v * VEC);
 }
 
-/* Carries the chains of one 8 x 32 tile on by `used` terms. The accumulators are only ever indexed by constants, or
- * they would leave the registers. */
-static inline void multiply_tile(factor a, local const vec *panel, int used, target c, bool fresh)
+static inline bool is_whole(target c)
 {
-    const bool whole = c.lines == LINES && c.columns == COLUMNS;
-    vec acc[LINES][WIDTH], edge[LINES][WIDTH];
-    global const float *line[LINES];
-    UNROLL for (int r = 0; r < LINES; r++) {
-        line[r] = a.at + (r < c.lines ? r : 0) * a.line;
+    return c.lines == LINES && c.columns == COLUMNS;
+}
+
+static inline void begin_tile(accumulators acc, target c, bool fresh)
+{
+    UNROLL for (int r = 0; r < LINES; r++)
         UNROLL for (int v = 0; v < WIDTH; v++)
             acc[r][v] = 0.0f;
-    }
-    if (!fresh && whole) {
+    if (!fresh && is_whole(c)) {
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 acc[r][v] = vload16(v, c.at + r * c.line);
     } else if (!fresh) {
+        accumulators edge;
         load_edge(c, edge);
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 acc[r][v] = edge[r][v];
     }
-    ulong at = 0;
-    for (int p = 0; p < used; p++) {
-        vec b[WIDTH];
-        UNROLL for (int v = 0; v < WIDTH; v++)
-            b[v] = panel[v];
-        UNROLL for (int r = 0; r < LINES; r++) {
-            vec spread = line[r][at];
-            UNROLL for (int v = 0; v < WIDTH; v++)
-                acc[r][v] = fma(spread, b[v], acc[r][v]);
-        }
-        panel += WIDTH;
-        at += a.step;
-    }
+}
+
+/* One term of every chain of the tile: element(r) of the first factor and a row of the panel. */
+#define ADD_TERM(acc, element, panel)                                                                                  \
+    do {                                                                                                               \
+        vec b[WIDTH];                                                                                                  \
+        UNROLL for (int v = 0; v < WIDTH; v++)                                                                         \
+            b[v] = (panel)[v];                                                                                         \
+        UNROLL for (int r = 0; r < LINES; r++) {                                                                       \
+            vec spread = element(r);                                                                                   \
+            UNROLL for (int v = 0; v < WIDTH; v++)                                                                     \
+                acc[r][v] = fma(spread, b[v], acc[r][v]);                                                              \
+        }                                                                                                              \
+    } while (0)
+
+static inline void end_tile(accumulators acc, target c)
+{
     if (c.bias != 0) {
         vec bias[WIDTH];
         for (int v = 0; v < WIDTH; v++)
@@ -166,11 +169,12 @@ static inline void multiply_tile(factor a, local const vec *panel, int used, tar
             UNROLL for (int v = 0; v < WIDTH; v++)
                 acc[r][v] += bias[v];
     }
-    if (whole) {
+    if (is_whole(c)) {
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 vstore16(acc[r][v], v, c.at + r * c.line);
     } else {
+        accumulators edge;
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 edge[r][v] = acc[r][v];
@@ -178,16 +182,58 @@ static inline void multiply_tile(factor a, local const vec *panel, int used, tar
     }
 }
 
-/* All tiles of the work-group, for one block of the reduction. */
-static inline void multiply(factor a, local const vec *panel, int used, int depth, target c, bool fresh)
+/* The tile of the target that starts at (line, column). */
+static inline target tile_of(target c, int line, int column)
 {
-    for (int i = 0; i < c.lines; i += LINES)
+    return (target){c.at + line * c.line + column, c.bias != 0 ? c.bias + column : 0, c.line,
+                    min(LINES, c.lines - line), min(COLUMNS, c.columns - column)};
+}
+
+/* Carries the chains of all tiles on by `used` terms; line r of the first factor lies at a + r * lda. */
+static inline void multiply(global const float *a, ulong lda, local const vec *panel, int used, int depth, target c,
+                            bool fresh)
+{
+    for (int i = 0; i < c.lines; i += LINES) {
+        global const float *line[LINES];
+        UNROLL for (int r = 0; r < LINES; r++)
+            line[r] = a + min(i + r, c.lines - 1) * lda;
         for (int j = 0; j < c.columns; j += COLUMNS) {
-            factor lines = {a.at + i * a.line, a.line, a.step};
-            target tile = {c.at + i * c.line + j, c.bias != 0 ? c.bias + j : 0, c.line, min(LINES, c.lines - i),
-                           min(COLUMNS, c.columns - j)};
-            multiply_tile(lines, panel + j / COLUMNS * depth * WIDTH, used, tile, fresh);
+            local const vec *row = panel + j / COLUMNS * depth * WIDTH;
+            target tile = tile_of(c, i, j);
+            accumulators acc;
+            begin_tile(acc, tile, fresh);
+#define ELEMENT(r) line[r][p]
+            for (int p = 0; p < used; p++, row += WIDTH)
+                ADD_TERM(acc, ELEMENT, row);
+#undef ELEMENT
+            end_tile(acc, tile);
         }
+    }
+}
+
+/* The same for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are packed as well: read
+ * where they lie, every term would touch another page, and columns of a power-of-two stride push each other out of the
+ * cache. */
+static inline void multiply_transposed(global const float *a, ulong lda, local vec *strip, local const vec *panel,
+                                       int used, int depth, target c, bool fresh)
+{
+    for (int i = 0; i < c.lines; i += LINES) {
+        int at = i % STRIP;
+        local const float *line = (local const float *)(strip + at / COLUMNS * depth * WIDTH) + at % COLUMNS;
+        if (at == 0)
+            pack(a + i, lda, min(STRIP, c.lines - i), used, depth, strip);
+        for (int j = 0; j < c.columns; j += COLUMNS) {
+            local const vec *row = panel + j / COLUMNS * depth * WIDTH;
+            target tile = tile_of(c, i, j);
+            accumulators acc;
+            begin_tile(acc, tile, fresh);
+#define ELEMENT(r) line[p * COLUMNS + r]
+            for (int p = 0; p < used; p++, row += WIDTH)
+                ADD_TERM(acc, ELEMENT, row);
+#undef ELEMENT
+            end_tile(acc, tile);
+        }
+    }
 }
 
 KERNEL void gemm_forward(global const uint *ends, uint shared, uint rows, global const float *x, ulong ldx,
@@ -206,9 +252,8 @@ KERNEL void gemm_forward(global const uint *ends, uint shared, uint rows, global
         int used = min(depth, k - p);
         bool last = p + used == k && bias != 0;
         pack_transposed(w + p, k, columns, used, depth, panel);
-        factor a = {x + p, ldx, 1};
         target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns};
-        multiply(a, panel, used, depth, c, p == 0);
+        multiply(x + p, ldx, panel, used, depth, c, p == 0);
     }
 }
 
@@ -227,15 +272,14 @@ KERNEL void gemm_dgrad(global const uint *ends, uint shared, uint rows, global c
     for (int p = 0; p < n; p += depth) {
         int used = min(depth, n - p);
         pack(w + (ulong)p * k, k, columns, used, depth, panel);
-        factor a = {y + p, ldy, 1};
         target c = {x, 0, ldx, part.count, columns};
-        multiply(a, panel, used, depth, c, p == 0 && !accumulate);
+        multiply(y + p, ldy, panel, used, depth, c, p == 0 && !accumulate);
     }
 }
 
 KERNEL void gemm_wgrad(global const uint *ends, uint rows, global const float *y, ulong ldy, ulong y_column,
                        global const float *x, ulong ldx, global float *w, int n, int k, int accumulate, int panels,
-                       int depth, int split, local vec *panel)
+                       int depth, int split, local vec *panel, local vec *strip)
 {
     uint g = get_group_id(1);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
@@ -250,9 +294,8 @@ KERNEL void gemm_wgrad(global const uint *ends, uint rows, global const float *y
     do { /* once for a group without rows, which gets zeros */
         int used = min(depth, part.count - p);
         pack(x + p * ldx, ldx, columns, used, depth, panel);
-        factor a = {y + p * ldy, 1, ldy};
         target c = {w, 0, k, lines, columns};
-        multiply(a, panel, used, depth, c, p == 0 && !accumulate);
+        multiply_transposed(y + p * ldy, ldy, strip, panel, used, depth, c, p == 0 && !accumulate);
         p += depth;
     } while (p < part.count);
 }

@@ -5,8 +5,10 @@
 
 enum {
     PANEL_COLUMNS = 32,   /* COLUMNS in kernels/gemm.cl */
+    STRIP_BYTES = 256,    /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     LARGEST_PANELS = 4,   /* side by side in a work-group */
     LARGEST_DEPTH = 1024, /* of a panel; 128 KB then */
+    WGRAD_DEPTH = 256,    /* both factors pass through the first cache here */
     LARGEST_SPLIT = 512,  /* lines of a work-group: enough to repay the making of its panels */
     SMALLEST_SPLIT = 128,
     SHARES_PER_UNIT = 8, /* work-groups per compute unit that even out their differences */
@@ -23,14 +25,14 @@ typedef struct share {
 /* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
  * terms. None of the choices shows in the bits. */
 static share choose_share(const moert_device *device, size_t groups, size_t lines,
-                          size_t most_lines, size_t columns, size_t reduction) {
+                          size_t most_lines, size_t columns, size_t reduction, size_t most_depth) {
     const moert_device_info *info = moert_device_describe(device);
     const size_t wanted =
         (size_t)SHARES_PER_UNIT * (info->compute_units > 0 ? info->compute_units : 1);
     const size_t blocks = moert_ceil_div(columns, PANEL_COLUMNS);
     const size_t row_bytes = PANEL_COLUMNS * sizeof(float);
     size_t panels = moert_min(LARGEST_PANELS, blocks), split = LARGEST_SPLIT;
-    size_t depth = moert_min(moert_round_up(moert_max(reduction, 1), 16), LARGEST_DEPTH);
+    size_t depth = moert_min(moert_round_up(moert_max(reduction, 1), 16), most_depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
     while (depth > 16 && panels * depth * row_bytes > info->local_bytes / 2) {
         if (panels > 1)
@@ -57,8 +59,8 @@ moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
     const size_t weights = gemm->shared_weight ? 1 : groups->count;
-    const share s =
-        choose_share(device, weights, groups->rows / weights, groups->rows, gemm->n, gemm->k);
+    const share s = choose_share(device, weights, groups->rows / weights, groups->rows, gemm->n,
+                                 gemm->k, LARGEST_DEPTH);
     return MOERT_RUN(device, "gemm", "gemm_forward", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
@@ -72,8 +74,8 @@ moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
     const size_t weights = gemm->shared_weight ? 1 : groups->count;
-    const share s =
-        choose_share(device, weights, groups->rows / weights, groups->rows, gemm->k, gemm->n);
+    const share s = choose_share(device, weights, groups->rows / weights, groups->rows, gemm->k,
+                                 gemm->n, LARGEST_DEPTH);
     return MOERT_RUN(device, "gemm", "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
@@ -86,13 +88,15 @@ moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
 moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->weight);
     const moert_groups *groups = &gemm->groups;
-    const share s = choose_share(device, groups->count, gemm->n, gemm->n, gemm->k, groups->rows);
+    const share s =
+        choose_share(device, groups->count, gemm->n, gemm->n, gemm->k, groups->rows, WGRAD_DEPTH);
     return MOERT_RUN(device, "gemm", "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
                      MOERT_ARG(gemm->weight), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-                     MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
+                     MOERT_ARG(s.split), moert_argument_local(s.panel_bytes),
+                     moert_argument_local((size_t)s.depth * STRIP_BYTES));
 }
 
 moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
