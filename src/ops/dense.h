@@ -122,8 +122,8 @@ moert_status moert_sum_squares(const moert_buffer *buffer, size_t count, const s
 
 /* ---- AdamW (decoupled weight decay), in place over n floats; padding must be zero ---- */
 typedef struct moert_adamw {
-    float rate, beta1, beta2, epsilon, decay;
-    float scale;   /* multiplies the gradient first (clipping) */
+    double rate, beta1, beta2, epsilon, decay;
+    double scale;  /* multiplies the gradient first (clipping) */
     uint64_t step; /* counts from 1 */
 } moert_adamw;
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,

@@ -11,17 +11,17 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
                               moert_buffer *second_moment) {
     if (adamw->step == 0)
         return MOERT_FAIL(ERROR_USAGE, "AdamW step 0: steps count from 1");
-    double beta1 = adamw->beta1, beta2 = adamw->beta2, t = (double)adamw->step;
-    float keep = (float)(1.0 - (double)adamw->rate * adamw->decay);
-    float rest1 = (float)(1.0 - beta1), rest2 = (float)(1.0 - beta2);
-    float step = (float)(adamw->rate / (1.0 - pow(beta1, t)));
-    float root = (float)sqrt(1.0 - pow(beta2, t));
+    double t = (double)adamw->step;
+    float keep = (float)(1.0 - adamw->rate * adamw->decay);
+    float rest1 = (float)(1.0 - adamw->beta1), rest2 = (float)(1.0 - adamw->beta2);
+    float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
+    float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
     moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
     MOERT_TRY(MOERT_RUN(moert_buffer_device(parameter), "optimizer", "adamw", grid,
                         MOERT_ARG(parameter), MOERT_ARG(gradient), MOERT_ARG(first_moment),
-                        MOERT_ARG(second_moment), MOERT_ARG(n), MOERT_ARG(adamw->scale),
-                        MOERT_ARG(keep), MOERT_ARG(adamw->beta1), MOERT_ARG(rest1),
-                        MOERT_ARG(adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step), MOERT_ARG(root),
-                        MOERT_ARG(adamw->epsilon)));
+                        MOERT_ARG(second_moment), MOERT_ARG(n), MOERT_ARG((float)adamw->scale),
+                        MOERT_ARG(keep), MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
+                        MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step), MOERT_ARG(root),
+                        MOERT_ARG((float)adamw->epsilon)));
     return MOERT_OK;
 }

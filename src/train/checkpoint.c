@@ -19,10 +19,10 @@ enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
 /* One kind of value that a file holds for each tensor of the model. */
 typedef struct value_set {
     const char *prefix; /* of the names in the file */
-    enum { WEIGHTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
+    enum { WEIGHTS, GRADIENTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
 } value_set;
 
-static const value_set weight_set[] = {{"", WEIGHTS}};
+static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"", GRADIENTS}};
 static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS}, {"second_moment.", SECOND_MOMENTS}};
 
 /* The buffer that holds a tensor's values of a kind. */
@@ -30,6 +30,8 @@ static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_mod
 {
     if (kind == WEIGHTS)
         return tensor->block->weight;
+    if (kind == GRADIENTS)
+        return tensor->block->gradient;
     moert_block *moments = moert_optimizer_moments(optimizer, tensor);
     return kind == FIRST_MOMENTS ? moments->weight : moments->gradient;
 }
@@ -94,16 +96,14 @@ static moert_status write_part(moert_model *model, const moert_optimizer *optimi
 
 /* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it holds. Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
-                               size_t set_count, const char *folder, const char *file)
+                               size_t set_count, char *path)
 {
     moert_comm *world = moert_model_mesh(model)->world;
     size_t count = moert_model_tensor_count(model) * set_count;
     bool first = moert_comm_rank(world) == 0;
-    char *path = moert_text_format("%s/%s", folder, file);
     moert_tensor_spec *specs = NULL;
     moert_tensor_writer *writer = NULL;
-    moert_status status = path != NULL ? make_specs(model, sets, set_count, &specs)
-                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status = make_specs(model, sets, set_count, &specs);
     if (status == MOERT_OK && first)
         status = write_part(model, optimizer, sets, specs, set_count, path, true, &writer);
     status = moert_comm_agree(world, status);
@@ -115,8 +115,23 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
     }
     if (specs != NULL)
         free_specs(specs, count);
-    free(path);
     return moert_comm_agree(world, status);
+}
+
+/* All files of a directory that exists. Collective. */
+static moert_status write_files(moert_model *model, const moert_optimizer *optimizer, const char *folder)
+{
+    char *weights = moert_text_format("%s/model.safetensors", folder);
+    char *moments = moert_text_format("%s/optimizer.safetensors", folder);
+    moert_status status = weights != NULL && moments != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    status = moert_comm_agree(moert_model_mesh(model)->world, status);
+    if (status == MOERT_OK)
+        status = write_file(model, optimizer, weight_set, 1, weights);
+    if (status == MOERT_OK && optimizer != NULL)
+        status = write_file(model, optimizer, moment_sets, 2, moments);
+    free(moments);
+    free(weights);
+    return status;
 }
 
 static moert_status write_text(const char *folder, const char *file, const char *text)
@@ -152,7 +167,7 @@ static moert_status begin_directory(const char *temporary, const char *config_te
     return state != NULL ? write_state(temporary, state) : MOERT_OK;
 }
 
-/* The directory `path`, with the optimizer's files when `state` is given. Collective. */
+/* The directory `path`, a checkpoint when optimizer and state are given. Collective. */
 static moert_status save(moert_model *model, const moert_optimizer *optimizer, const char *config_text,
                          const moert_run_state *state, const char *path)
 {
@@ -165,9 +180,7 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer, c
         status = begin_directory(temporary, config_text, state);
     status = moert_comm_agree(world, status);
     if (status == MOERT_OK)
-        status = write_file(model, optimizer, weight_set, 1, temporary, "model.safetensors");
-    if (status == MOERT_OK && state != NULL)
-        status = write_file(model, optimizer, moment_sets, 2, temporary, "optimizer.safetensors");
+        status = write_files(model, optimizer, temporary);
     if (status == MOERT_OK)
         status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
     if (status != MOERT_OK && first && temporary != NULL) {
@@ -190,6 +203,11 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
                                    const char *path)
 {
     return save(optimizer->model, optimizer, config_text, state, path);
+}
+
+moert_status moert_gradients_save(moert_model *model, const char *path)
+{
+    return write_file(model, NULL, gradient_set, 1, path);
 }
 
 /* ---- reading ---- */

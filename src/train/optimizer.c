@@ -142,12 +142,12 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
             const moert_block_tensor *tensor = &block->tensor[i], *state = &moments->tensor[i];
             if (tensor->elements == 0)
                 continue;
-            const moert_adamw adamw = {.rate = (float)rate,
-                                       .beta1 = (float)o->beta1,
-                                       .beta2 = (float)o->beta2,
-                                       .epsilon = (float)o->epsilon,
-                                       .decay = decays(optimizer, block, i) ? (float)o->decay : 0.0f,
-                                       .scale = (float)scale,
+            const moert_adamw adamw = {.rate = rate,
+                                       .beta1 = o->beta1,
+                                       .beta2 = o->beta2,
+                                       .epsilon = o->epsilon,
+                                       .decay = decays(optimizer, block, i) ? o->decay : 0.0,
+                                       .scale = scale,
                                        .step = step};
             MOERT_TRY(moert_adamw_step(&adamw, tensor->elements, tensor->weight, tensor->gradient, state->weight,
                                        state->gradient));

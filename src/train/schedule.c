@@ -3,15 +3,15 @@
 
 #include <math.h>
 
-float moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total) {
+double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total) {
     const double pi = 3.141592653589793;
     if (step < schedule->warmup)
-        return (float)(schedule->rate * (double)(step + 1) / (double)schedule->warmup);
+        return schedule->rate * (double)(step + 1) / (double)schedule->warmup;
     if (schedule->kind == MOERT_SCHEDULE_CONSTANT)
-        return (float)schedule->rate;
+        return schedule->rate;
     double floor_rate = schedule->rate * schedule->floor_fraction;
     if (step >= total)
-        return (float)floor_rate;
+        return floor_rate;
     double progress = (double)(step - schedule->warmup) / (double)(total - schedule->warmup);
-    return (float)(floor_rate + (schedule->rate - floor_rate) * 0.5 * (1.0 + cos(pi * progress)));
+    return floor_rate + (schedule->rate - floor_rate) * 0.5 * (1.0 + cos(pi * progress));
 }

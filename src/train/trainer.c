@@ -140,7 +140,7 @@ static moert_status step(trainer *t)
 {
     const moert_trainer_options *o = t->options;
     moert_model_result mean;
-    double norm, rate = (double)moert_schedule_rate(&o->schedule, t->state.step, o->steps);
+    double norm, rate = moert_schedule_rate(&o->schedule, t->state.step, o->steps);
     uint64_t start = moert_clock_ns();
     moert_metrics_row row = {.step = t->state.step, .lr = rate};
     moert_phase_set_step(t->state.step);
@@ -267,36 +267,46 @@ static moert_status resume(trainer *t)
     return status;
 }
 
-static moert_status begin(trainer *t)
+/* Room for this rank's sequences, and the state of a fresh run. */
+static moert_status prepare(trainer *t)
 {
     const moert_trainer_options *o = t->options;
+    MOERT_TRY(check_options(o, t->data));
     size_t room = moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed,
                                  .batch = o->batch,
                                  .length = o->length,
                                  .data_tokens = moert_data_describe(t->data).tokens};
-    moert_status status = moert_alloc(&t->input, room, sizeof *t->input);
-    if (status == MOERT_OK)
-        status = moert_alloc(&t->target, room, sizeof *t->target);
-    if (status == MOERT_OK)
-        status = moert_optimizer_create(t->model, &o->optimizer, &t->optimizer);
-    MOERT_TRY(moert_comm_agree(t->world, status));
+    MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
+    return moert_alloc(&t->target, room, sizeof *t->target);
+}
+
+static moert_status begin(trainer *t)
+{
+    const moert_trainer_options *o = t->options;
+    MOERT_TRY(moert_comm_agree(t->world, prepare(t)));
+    MOERT_TRY(moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(resume(t));
     const moert_metrics_options metrics = {
         .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
     return moert_comm_agree(t->world, t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
 }
 
+static trainer make_trainer(moert_model *model, const moert_data *data, const moert_trainer_options *options)
+{
+    moert_comm *world = moert_model_mesh(model)->world;
+    return (trainer){
+        .model = model, .data = data, .options = options, .world = world, .first = moert_comm_rank(world) == 0};
+}
+
 moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                          bool *interrupted)
 {
-    trainer t = {.model = model, .data = data, .options = options, .world = moert_model_mesh(model)->world};
+    trainer t = make_trainer(model, data, options);
     struct sigaction action = {.sa_handler = on_sigterm}, before;
     moert_status status;
-    t.first = moert_comm_rank(t.world) == 0;
     *interrupted = false;
     terminated = 0;
-    MOERT_TRY(moert_comm_agree(t.world, check_options(options, data)));
     action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second SIGTERM ends the process */
     sigaction(SIGTERM, &action, &before);
     MOERT_TRY_OR(done, begin(&t));
@@ -308,6 +318,21 @@ done:
         status = status != MOERT_OK ? status : closed;
     }
     moert_optimizer_destroy(t.optimizer);
+    free(t.target);
+    free(t.input);
+    return status;
+}
+
+moert_status moert_train_gradients(moert_model *model, const moert_data *data, const moert_trainer_options *options,
+                                   const char *path)
+{
+    trainer t = make_trainer(model, data, options);
+    moert_model_result result;
+    moert_status status = moert_comm_agree(t.world, prepare(&t));
+    if (status == MOERT_OK)
+        status = compute_gradients(&t, &result);
+    if (status == MOERT_OK)
+        status = moert_gradients_save(model, path);
     free(t.target);
     free(t.input);
     return status;

@@ -37,6 +37,10 @@ typedef struct moert_trainer_options {
 moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                          bool *interrupted);
 
+/* Only computes the gradients of step 0 and writes them to a safetensors file. Collective. */
+moert_status moert_train_gradients(moert_model *model, const moert_data *data, const moert_trainer_options *options,
+                                   const char *path);
+
 /*
  * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets them in text[count + 1].
  * Collective.
