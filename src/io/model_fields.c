@@ -28,6 +28,7 @@ typedef struct config_field {
 
 #define FIELD(field) offsetof(moert_model_config, field)
 
+/* clang-format off */
 static const config_field fields[] = {
     {{"vocab_size"}, FIELD_SIZE, FIELD(vocabulary), 1, true, false, EVERY},
     {{"hidden_size"}, FIELD_SIZE, FIELD(hidden), 1, true, false, EVERY},
@@ -37,28 +38,13 @@ static const config_field fields[] = {
     {{"head_dim"}, FIELD_SIZE, FIELD(head_size), 1, false, false, EVERY},
     {{"max_position_embeddings"}, FIELD_SIZE, FIELD(max_positions), 1, false, false, EVERY},
     {{"moe_intermediate_size", "intermediate_size"},
-     FIELD_SIZE,
-     FIELD(intermediate),
-     1,
-     true,
-     false,
-     EVERY},
+                         FIELD_SIZE, FIELD(intermediate), 1, true, false, EVERY},
     {{"n_shared_experts"}, FIELD_SIZE, FIELD(shared_intermediate), 0, false, false, DEEPSEEK},
     {{"num_local_experts", "num_experts", "n_routed_experts"},
-     FIELD_SIZE,
-     FIELD(router.experts),
-     1,
-     true,
-     true,
-     EVERY},
+                         FIELD_SIZE, FIELD(router.experts), 1, true, true, EVERY},
     {{"num_experts_per_tok"}, FIELD_SIZE, FIELD(router.topk), 1, true, false, EVERY},
-    {{"norm_topk_prob"},
-     FIELD_BOOL,
-     FIELD(router.renormalise),
-     0,
-     false,
-     false,
-     QWEN3 | OLMOE | DEEPSEEK},
+    {{"norm_topk_prob"}, FIELD_BOOL, FIELD(router.renormalise), 0, false, false,
+                         QWEN3 | OLMOE | DEEPSEEK},
     {{"routed_scaling_factor"}, FIELD_FLOAT, FIELD(router.scale), 1, false, false, DEEPSEEK},
     {{"n_group"}, FIELD_SIZE, FIELD(router.groups), 1, false, false, DEEPSEEK},
     {{"topk_group"}, FIELD_SIZE, FIELD(router.kept_groups), 1, false, false, DEEPSEEK},
@@ -72,6 +58,7 @@ static const config_field fields[] = {
     {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false, EVERY},
     {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 0, false, false, QWEN3},
 };
+/* clang-format on */
 
 json_t *moert_field_value(const json_t *root, const char *key) {
     json_t *value = json_object_get(root, key);

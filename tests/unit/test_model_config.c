@@ -1,0 +1,287 @@
+// run: np=1 sanitize=1
+/* config.json of every family: read and written; the names of expert tensors. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/durable.h"
+#include "io/model_config.h"
+#include "io/safetensors.h"
+
+static char folder[] = "/tmp/moert-config-XXXXXX";
+static char file[sizeof folder + 16];
+
+static int make_folder(void **state) {
+    (void)state;
+    if (mkdtemp(folder) == NULL)
+        return 1;
+    snprintf(file, sizeof file, "%s/config.json", folder);
+    return 0;
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    return moert_remove_tree(folder) != MOERT_OK;
+}
+
+static moert_status read_config(const char *text, moert_model_config *config) {
+    assert_int_equal(moert_durable_write(file, text), MOERT_OK);
+    return moert_model_config_read(folder, config);
+}
+
+/* ---- golden configs ---- */
+
+/* clang-format off */
+static const struct golden_config {
+    const char *path;
+    moert_family family;
+    size_t vocabulary, hidden, layers, heads, kv_heads, head_size, intermediate, shared;
+    float epsilon, theta;
+    size_t experts, topk;
+    moert_score score;
+    bool renormalise;
+    float scale;
+    size_t groups, kept;
+    moert_status whole; /* of the model check */
+} goldens[] = {
+    {"layer/mixtral-a", MOERT_FAMILY_MIXTRAL, 32000, 64, 32, 4, 2, 16, 96, 0, 1e-5f, 1e6f, 8, 2,
+     MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+    {"layer/mixtral-skew", MOERT_FAMILY_MIXTRAL, 32000, 32, 32, 4, 2, 8, 64, 0, 1e-5f, 1e6f, 8,
+     2, MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+    {"layer/qwen3_moe-a", MOERT_FAMILY_QWEN3_MOE, 151936, 64, 24, 32, 4, 2, 96, 0, 1e-6f, 1e4f,
+     8, 2, MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+    {"layer/qwen3_moe-skew", MOERT_FAMILY_QWEN3_MOE, 151936, 32, 24, 32, 4, 1, 64, 0, 1e-6f,
+     1e4f, 8, 2, MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_ERROR_FORMAT /* head size 1 */},
+    {"layer/olmoe-a", MOERT_FAMILY_OLMOE, 50304, 64, 16, 16, 16, 4, 96, 0, 1e-5f, 1e4f, 8, 2,
+     MOERT_SCORE_SOFTMAX, false, 1, 1, 1, MOERT_ERROR_UNSUPPORTED},
+    {"layer/olmoe-skew", MOERT_FAMILY_OLMOE, 50304, 32, 16, 16, 16, 2, 64, 0, 1e-5f, 1e4f, 8, 2,
+     MOERT_SCORE_SOFTMAX, false, 1, 1, 1, MOERT_ERROR_UNSUPPORTED},
+    {"layer/deepseek_v3-a", MOERT_FAMILY_DEEPSEEK_V3, 129280, 64, 61, 128, 128, 64, 96, 96,
+     1e-6f, 1e4f, 8, 2, MOERT_SCORE_SIGMOID, true, 2.5f, 4, 2, MOERT_ERROR_UNSUPPORTED},
+    {"layer/deepseek_v3-skew", MOERT_FAMILY_DEEPSEEK_V3, 129280, 32, 61, 128, 128, 64, 64, 64,
+     1e-6f, 1e4f, 8, 2, MOERT_SCORE_SIGMOID, true, 2.5f, 4, 2, MOERT_ERROR_UNSUPPORTED},
+    {"layer/gpt_oss-a", MOERT_FAMILY_GPT_OSS, 201088, 64, 36, 64, 8, 64, 96, 0, 1e-5f,
+     150000.0f, 8, 2, MOERT_SCORE_SOFTMAX_TOPK, false, 1, 1, 1, MOERT_ERROR_UNSUPPORTED},
+    {"layer/gpt_oss-skew", MOERT_FAMILY_GPT_OSS, 201088, 32, 36, 64, 8, 64, 64, 0, 1e-5f,
+     150000.0f, 8, 2, MOERT_SCORE_SOFTMAX_TOPK, false, 1, 1, 1, MOERT_ERROR_UNSUPPORTED},
+    {"model/mixtral-tiny", MOERT_FAMILY_MIXTRAL, 256, 64, 2, 4, 2, 16, 96, 0, 1e-5f, 1e6f, 8, 2,
+     MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+    {"model/mixtral-tiny-aux", MOERT_FAMILY_MIXTRAL, 256, 64, 2, 4, 2, 16, 96, 0, 1e-5f, 1e6f,
+     8, 2, MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+    {"model/qwen3-tiny", MOERT_FAMILY_QWEN3_MOE, 256, 64, 2, 4, 2, 32, 64, 0, 1e-6f, 1e4f, 16,
+     4, MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
+};
+/* clang-format on */
+
+enum { GOLDENS = sizeof goldens / sizeof goldens[0] };
+
+static const char *golden_path(const char *name) {
+    static char path[256];
+    snprintf(path, sizeof path, "tests/golden/%s", name);
+    return path;
+}
+
+static void read_golden(size_t index, moert_model_config *config) {
+    const char *path = golden_path(goldens[index].path);
+    assert_int_equal(moert_model_config_read(path, config), MOERT_OK);
+}
+
+static void assert_golden(const struct golden_config *golden, const moert_model_config *config) {
+    assert_int_equal(config->family, golden->family);
+    assert_int_equal(config->vocabulary, golden->vocabulary);
+    assert_int_equal(config->hidden, golden->hidden);
+    assert_int_equal(config->layers, golden->layers);
+    assert_int_equal(config->heads, golden->heads);
+    assert_int_equal(config->kv_heads, golden->kv_heads);
+    assert_int_equal(config->head_size, golden->head_size);
+    assert_int_equal(config->intermediate, golden->intermediate);
+    assert_int_equal(config->shared_intermediate, golden->shared);
+    assert_true(config->norm_epsilon == golden->epsilon);
+    assert_true(config->rope_theta == golden->theta);
+    assert_true(config->initializer_range == 0.02f);
+    assert_int_equal(config->router.size, sizeof(moert_router_options));
+    assert_int_equal(config->router.experts, golden->experts);
+    assert_int_equal(config->router.topk, golden->topk);
+    assert_int_equal(config->router.score, golden->score);
+    assert_int_equal(config->router.renormalise, golden->renormalise);
+    assert_true(config->router.scale == golden->scale);
+    assert_int_equal(config->router.groups, golden->groups);
+    assert_int_equal(config->router.kept_groups, golden->kept);
+}
+
+static void test_every_golden_config_gives_the_expected_values(void **state) {
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        moert_model_config config;
+        read_golden(i, &config);
+        assert_golden(&goldens[i], &config);
+        bool gpt_oss = config.family == MOERT_FAMILY_GPT_OSS;
+        assert_int_equal(config.qk_norm, config.family == MOERT_FAMILY_QWEN3_MOE);
+        assert_int_equal(config.correction_bias, config.family == MOERT_FAMILY_DEEPSEEK_V3);
+        assert_int_equal(config.router_bias, gpt_oss);
+        assert_int_equal(config.expert_biases, gpt_oss);
+        assert_int_equal(config.glu.interleaved, gpt_oss);
+        assert_true(gpt_oss ? config.glu.limit == 7.0f : isinf(config.glu.limit));
+        assert_int_equal(config.sliding_window, gpt_oss ? 128 : 0);
+        assert_false(config.tied_embeddings);
+        assert_non_null(strstr(config.text, "\"model_type\""));
+        moert_model_config_free(&config);
+        assert_null(config.text);
+    }
+}
+
+static void test_only_whole_models_of_two_families_pass_the_model_check(void **state) {
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        moert_model_config config;
+        read_golden(i, &config);
+        assert_int_equal(moert_model_config_check_model(&config), goldens[i].whole);
+        moert_model_config_free(&config);
+    }
+}
+
+/* Looks up one expert's (E = the shared expert's) three tensors with their shapes. */
+static void assert_expert_tensors(const moert_model_config *config, const moert_tensors *tensors,
+                                  size_t expert) {
+    size_t H = config->hidden, I = config->intermediate, E = config->router.experts;
+    bool fused = moert_experts_are_fused(config);
+    for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
+        char name[MOERT_TENSOR_NAME_BYTES];
+        const moert_tensor *tensor;
+        bool down = part == MOERT_EXPERT_DOWN;
+        size_t separate[] = {down ? H : I, down ? I : H};
+        size_t whole[] = {E, down ? I : H, down ? H : 2 * I};
+        moert_expert_tensor_name(config, 0, expert == E ? SIZE_MAX : expert,
+                                 (moert_expert_part)part, name, sizeof name);
+        assert_int_equal(
+            moert_tensors_get(tensors, name, fused ? 3 : 2, fused ? whole : separate, &tensor),
+            MOERT_OK);
+    }
+}
+
+static void test_every_expert_tensor_of_the_golden_files_has_its_name(void **state) {
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        moert_model_config config;
+        moert_tensors *tensors;
+        read_golden(i, &config);
+        assert_int_equal(moert_tensors_open(golden_path(goldens[i].path), &tensors), MOERT_OK);
+        size_t count = config.router.experts + (config.shared_intermediate > 0 ? 1 : 0);
+        for (size_t e = 0; e < count; e++)
+            assert_expert_tensors(&config, tensors, e);
+        moert_tensors_close(tensors);
+        moert_model_config_free(&config);
+    }
+}
+
+static void test_names_are_those_of_released_checkpoints(void **state) {
+    (void)state;
+    static const struct {
+        moert_family family;
+        size_t expert;
+        moert_expert_part part;
+        const char *name;
+    } rows[] = {
+        {MOERT_FAMILY_MIXTRAL, 7, MOERT_EXPERT_UP,
+         "model.layers.3.block_sparse_moe.experts.7.w3.weight"},
+        {MOERT_FAMILY_MIXTRAL, 0, MOERT_EXPERT_DOWN,
+         "model.layers.3.block_sparse_moe.experts.0.w2.weight"},
+        {MOERT_FAMILY_QWEN3_MOE, 127, MOERT_EXPERT_GATE,
+         "model.layers.3.mlp.experts.127.gate_proj.weight"},
+        {MOERT_FAMILY_OLMOE, 5, MOERT_EXPERT_UP, "model.layers.3.mlp.experts.5.up_proj.weight"},
+        {MOERT_FAMILY_DEEPSEEK_V3, SIZE_MAX, MOERT_EXPERT_DOWN,
+         "model.layers.3.mlp.shared_experts.down_proj.weight"},
+        {MOERT_FAMILY_GPT_OSS, 5, MOERT_EXPERT_UP, "model.layers.3.mlp.experts.gate_up_proj"},
+        {MOERT_FAMILY_GPT_OSS, 5, MOERT_EXPERT_DOWN, "model.layers.3.mlp.experts.down_proj"},
+    };
+    char name[MOERT_TENSOR_NAME_BYTES];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        moert_model_config config = {.family = rows[i].family};
+        moert_expert_tensor_name(&config, 3, rows[i].expert, rows[i].part, name, sizeof name);
+        assert_string_equal(name, rows[i].name);
+    }
+    moert_model_config mixtral = {.family = MOERT_FAMILY_MIXTRAL};
+    moert_model_config gpt_oss = {.family = MOERT_FAMILY_GPT_OSS};
+    moert_moe_tensor_name(&mixtral, 11, "gate.weight", name, sizeof name);
+    assert_string_equal(name, "model.layers.11.block_sparse_moe.gate.weight");
+    moert_moe_tensor_name(&gpt_oss, 11, "router.bias", name, sizeof name);
+    assert_string_equal(name, "model.layers.11.mlp.router.bias");
+}
+
+/* ---- writing ---- */
+
+static void test_a_written_config_reads_back_equal_and_has_fixed_bytes(void **state) {
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        moert_model_config first, second;
+        char *text, *again;
+        if (strncmp(goldens[i].path, "model/", 6) != 0)
+            continue;
+        read_golden(i, &first);
+        first.aux_coefficient = 0.0123f;
+        first.tied_embeddings = true;
+        assert_int_equal(moert_model_config_text(&first, &text), MOERT_OK);
+        assert_int_equal(read_config(text, &second), MOERT_OK);
+        assert_golden(&goldens[i], &second);
+        assert_true(second.aux_coefficient == 0.0123f && second.tied_embeddings);
+        assert_int_equal(second.max_positions, first.max_positions);
+        assert_string_equal(second.text, text);
+        assert_int_equal(moert_model_config_text(&second, &again), MOERT_OK);
+        assert_string_equal(again, text);
+        free(text);
+        free(again);
+        moert_model_config_free(&first);
+        moert_model_config_free(&second);
+    }
+}
+
+/* Every outer key of `from` (lines of two blanks and a quote) is one of `in`. */
+static void assert_keys_within(const char *from, const char *in) {
+    for (const char *line = strchr(from, '\n'); line != NULL; line = strchr(line + 1, '\n')) {
+        const char *end = strncmp(line, "\n  \"", 4) == 0 ? strchr(line, ':') : NULL;
+        char key[80];
+        if (end == NULL)
+            continue;
+        snprintf(key, sizeof key, "%.*s", (int)(end - line) + 1, line);
+        if (strstr(key, "transformers_version") == NULL && strstr(in, key) == NULL)
+            fail_msg("the key %s is on one side only", key);
+    }
+}
+
+static void test_a_written_config_has_the_keys_that_transformers_writes(void **state) {
+    (void)state;
+    char *text;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        moert_model_config config;
+        if (strncmp(goldens[i].path, "model/", 6) != 0)
+            continue;
+        read_golden(i, &config);
+        assert_int_equal(moert_model_config_text(&config, &text), MOERT_OK);
+        assert_keys_within(text, config.text);
+        assert_keys_within(config.text, text);
+        free(text);
+        moert_model_config_free(&config);
+    }
+    moert_model_config other = {.family = MOERT_FAMILY_OLMOE};
+    assert_int_equal(moert_model_config_text(&other, &text), MOERT_ERROR_UNSUPPORTED);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_golden_config_gives_the_expected_values),
+        cmocka_unit_test(test_only_whole_models_of_two_families_pass_the_model_check),
+        cmocka_unit_test(test_every_expert_tensor_of_the_golden_files_has_its_name),
+        cmocka_unit_test(test_names_are_those_of_released_checkpoints),
+        cmocka_unit_test(test_a_written_config_reads_back_equal_and_has_fixed_bytes),
+        cmocka_unit_test(test_a_written_config_has_the_keys_that_transformers_writes),
+    };
+    return cmocka_run_group_tests_name("model_config", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,186 @@
+// run: np=1 sanitize=1
+/* Keys of config.json: defaults, other spellings, broken values. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/durable.h"
+#include "io/model_config.h"
+
+static char folder[] = "/tmp/moert-fields-XXXXXX";
+static char file[sizeof folder + 16];
+
+static int make_folder(void **state) {
+    (void)state;
+    if (mkdtemp(folder) == NULL)
+        return 1;
+    snprintf(file, sizeof file, "%s/config.json", folder);
+    return 0;
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    return moert_remove_tree(folder) != MOERT_OK;
+}
+
+static moert_status read_config(const char *text, moert_model_config *config) {
+    assert_int_equal(moert_durable_write(file, text), MOERT_OK);
+    return moert_model_config_read(folder, config);
+}
+
+#define SIZES                                                                                      \
+    "\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"     \
+    "\"intermediate_size\":96"
+#define MIXTRAL "{\"model_type\":\"mixtral\"," SIZES ","
+#define EXPERTS "\"num_local_experts\":8,\"num_experts_per_tok\":2"
+#define QWEN3   "{\"model_type\":\"qwen3_moe\"," SIZES "," EXPERTS ","
+#define GPT_OSS "{\"model_type\":\"gpt_oss\"," SIZES "," EXPERTS ","
+#define DEEPSEEK                                                                                   \
+    "{\"model_type\":\"deepseek_v3\"," SIZES ",\"n_routed_experts\":32,"                           \
+    "\"num_experts_per_tok\":4,"
+
+static void test_defaults_of_a_family_hold_where_keys_are_absent(void **state) {
+    (void)state;
+    moert_model_config config;
+    assert_int_equal(read_config(MIXTRAL EXPERTS "}", &config), MOERT_OK);
+    assert_int_equal(config.kv_heads, 4);
+    assert_int_equal(config.head_size, 16);
+    assert_int_equal(config.max_positions, 131072);
+    assert_true(config.rope_theta == 1e6f && config.norm_epsilon == 1e-5f);
+    assert_true(config.router.renormalise);
+    moert_model_config_free(&config);
+    assert_int_equal(read_config(QWEN3 "\"moe_intermediate_size\":32,\"rope_theta\":5e6,"
+                                       "\"head_dim\":null,\"sliding_window\":4096}",
+                                 &config),
+                     MOERT_OK);
+    assert_int_equal(config.intermediate, 32);
+    assert_true(config.rope_theta == 5e6f);
+    assert_false(config.router.renormalise);
+    assert_int_equal(config.sliding_window, 0); /* use_sliding_window is not set */
+    moert_model_config_free(&config);
+    assert_int_equal(read_config(GPT_OSS "\"swiglu_limit\":5.5}", &config), MOERT_OK);
+    assert_true(config.glu.limit == 5.5f && config.glu.alpha == 1.702f && config.glu.offset == 1);
+    moert_model_config_free(&config);
+}
+
+static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **state) {
+    (void)state;
+    moert_model_config config;
+    assert_int_equal(read_config(DEEPSEEK "\"n_shared_experts\":2}", &config), MOERT_OK);
+    assert_int_equal(config.shared_intermediate, 2 * 96);
+    assert_int_equal(config.router.groups, 8);
+    assert_int_equal(config.router.kept_groups, 4);
+    assert_true(config.router.scale == 2.5f && config.router.renormalise);
+    moert_model_config_free(&config);
+    assert_int_equal(read_config(DEEPSEEK "\"n_group\":null,\"n_shared_experts\":0,"
+                                          "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40}}",
+                                 &config),
+                     MOERT_OK);
+    assert_int_equal(config.router.groups, 1);
+    assert_int_equal(config.shared_intermediate, 0);
+    assert_true(config.rope_scaled);
+    moert_model_config_free(&config);
+}
+
+typedef struct refused_config {
+    const char *text;
+    moert_status status;
+    const char *part; /* of the message */
+} refused_config;
+
+static const refused_config broken[] = {
+    {"", MOERT_ERROR_FORMAT, "JSON"},
+    {"[]", MOERT_ERROR_FORMAT, "object"},
+    {MIXTRAL EXPERTS, MOERT_ERROR_FORMAT, "JSON"},
+    {"{\"model_type\":\"mixtral\",\"model_type\":\"olmoe\"}", MOERT_ERROR_FORMAT, "JSON"},
+    {"{" SIZES "}", MOERT_ERROR_FORMAT, "model_type"},
+    {"{\"model_type\":3}", MOERT_ERROR_FORMAT, "model_type"},
+    {"{\"model_type\":\"llama\"}", MOERT_ERROR_UNSUPPORTED, "llama"},
+    {MIXTRAL "\"num_experts_per_tok\":2}", MOERT_ERROR_FORMAT, "key num_local_experts"},
+    {MIXTRAL "\"num_experts\":8}", MOERT_ERROR_FORMAT, "key num_experts_per_tok"},
+    {MIXTRAL "\"num_experts\":8,\"num_experts_per_tok\":9}", MOERT_ERROR_FORMAT,
+     "num_experts_per_tok is 9, above the number of experts 8"},
+    {MIXTRAL EXPERTS ",\"num_experts\":16}", MOERT_ERROR_FORMAT, "num_experts"},
+    {MIXTRAL EXPERTS ",\"head_dim\":0}", MOERT_ERROR_FORMAT, "head_dim is 0"},
+    {MIXTRAL EXPERTS ",\"head_dim\":-4}", MOERT_ERROR_FORMAT, "head_dim is -4"},
+    {MIXTRAL EXPERTS ",\"head_dim\":2147483648}", MOERT_ERROR_FORMAT, "2147483647"},
+    {MIXTRAL EXPERTS ",\"head_dim\":99999999999999999999}", MOERT_ERROR_FORMAT, "JSON"},
+    {MIXTRAL EXPERTS ",\"head_dim\":16.0}", MOERT_ERROR_FORMAT, "integer"},
+    {MIXTRAL EXPERTS ",\"head_dim\":\"16\"}", MOERT_ERROR_FORMAT, "integer"},
+    {MIXTRAL EXPERTS ",\"rms_norm_eps\":0}", MOERT_ERROR_FORMAT, "rms_norm_eps"},
+    {MIXTRAL EXPERTS ",\"rms_norm_eps\":1e300}", MOERT_ERROR_FORMAT, "rms_norm_eps"},
+    {MIXTRAL EXPERTS ",\"rms_norm_eps\":true}", MOERT_ERROR_FORMAT, "rms_norm_eps"},
+    {MIXTRAL EXPERTS ",\"tie_word_embeddings\":1}", MOERT_ERROR_FORMAT, "tie_word"},
+    {MIXTRAL EXPERTS ",\"hidden_act\":\"gelu\"}", MOERT_ERROR_UNSUPPORTED, "gelu"},
+    {MIXTRAL EXPERTS ",\"rope_parameters\":7}", MOERT_ERROR_FORMAT, "rope_parameters"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":7}}", MOERT_ERROR_FORMAT, "rope_type"},
+    {QWEN3 "\"mlp_only_layers\":0}", MOERT_ERROR_FORMAT, "mlp_only_layers"},
+    {QWEN3 "\"norm_topk_prob\":\"yes\"}", MOERT_ERROR_FORMAT, "norm_topk_prob"},
+    {DEEPSEEK "\"n_group\":5}", MOERT_ERROR_FORMAT, "n_group is 5"},
+    {DEEPSEEK "\"n_group\":4,\"topk_group\":5}", MOERT_ERROR_FORMAT, "topk_group is 5"},
+    {DEEPSEEK "\"n_group\":32}", MOERT_ERROR_FORMAT, "n_group is 32"},
+    {DEEPSEEK "\"n_group\":16,\"topk_group\":1}", MOERT_ERROR_FORMAT, "topk_group 1"},
+    {DEEPSEEK "\"n_shared_experts\":2147483647}", MOERT_ERROR_FORMAT, "n_shared_experts"},
+    {DEEPSEEK "\"scoring_func\":\"softmax\"}", MOERT_ERROR_UNSUPPORTED, "scoring_func"},
+};
+
+static void test_broken_configs_are_refused_with_key_and_file(void **state) {
+    (void)state;
+    moert_model_config config;
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        memset(&config, 0x5a, sizeof config);
+        moert_status status = read_config(broken[i].text, &config);
+        const char *message = moert_last_error();
+        if (status != broken[i].status || strstr(message, broken[i].part) == NULL ||
+            strstr(message, file) == NULL)
+            fail_msg("row %zu: %s: %s", i, moert_status_name(status), message);
+        assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a); /* untouched on failure */
+    }
+    assert_int_equal(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO);
+    assert_non_null(strstr(moert_last_error(), "/tmp/absent-moert.json"));
+}
+
+static const refused_config no_models[] = {
+    {MIXTRAL EXPERTS ",\"sliding_window\":4096}", MOERT_ERROR_UNSUPPORTED, "4096"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"rope_type\":\"yarn\"}}", MOERT_ERROR_UNSUPPORTED,
+     "rope_type"},
+    {QWEN3 "\"attention_bias\":true}", MOERT_ERROR_UNSUPPORTED, "attention_bias"},
+    {QWEN3 "\"mlp_only_layers\":[0,1]}", MOERT_ERROR_UNSUPPORTED, "lists 2"},
+    {QWEN3 "\"decoder_sparse_step\":2}", MOERT_ERROR_UNSUPPORTED, "decoder_sparse_step"},
+    {QWEN3 "\"use_sliding_window\":true,\"sliding_window\":64}", MOERT_ERROR_UNSUPPORTED,
+     "sliding_window is 64"},
+    {QWEN3 "\"head_dim\":15}", MOERT_ERROR_FORMAT, "15"},
+    {QWEN3 "\"num_key_value_heads\":3}", MOERT_ERROR_FORMAT, "num_key_value_heads is 3"},
+    {"{\"model_type\":\"mixtral\",\"vocab_size\":9,\"hidden_size\":65,\"num_hidden_layers\":1,"
+     "\"num_attention_heads\":4,\"intermediate_size\":8," EXPERTS "}",
+     MOERT_ERROR_FORMAT, "hidden_size 65"},
+};
+
+static void test_what_a_model_cannot_have_is_refused_by_the_model_check(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof no_models / sizeof no_models[0]; i++) {
+        moert_model_config config;
+        assert_int_equal(read_config(no_models[i].text, &config), MOERT_OK);
+        moert_status status = moert_model_config_check_model(&config);
+        if (status != no_models[i].status || strstr(moert_last_error(), no_models[i].part) == NULL)
+            fail_msg("row %zu: %s: %s", i, moert_status_name(status), moert_last_error());
+        moert_model_config_free(&config);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults_of_a_family_hold_where_keys_are_absent),
+        cmocka_unit_test(test_deepseek_groups_and_shared_experts_follow_their_keys),
+        cmocka_unit_test(test_broken_configs_are_refused_with_key_and_file),
+        cmocka_unit_test(test_what_a_model_cannot_have_is_refused_by_the_model_check),
+    };
+    return cmocka_run_group_tests_name("model_fields", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,322 @@
+// run: np=1 sanitize=1
+/* Writing safetensors in pieces, and reading sharded directories. */
+#include <errno.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/durable.h"
+#include "io/safetensors.h"
+
+static char folder[] = "/tmp/moert-writer-XXXXXX";
+
+static const char *in_folder(const char *name) {
+    static char paths[4][PATH_MAX];
+    static size_t next;
+    char *path = paths[next++ % 4];
+    snprintf(path, PATH_MAX, "%s/%s", folder, name);
+    return path;
+}
+
+static int make_folder(void **state) {
+    (void)state;
+    signal(SIGXFSZ, SIG_IGN);
+    return mkdtemp(folder) == NULL;
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    return moert_remove_tree(folder) != MOERT_OK;
+}
+
+static void assert_failed(moert_status status, moert_status expected, const char *part) {
+    if (status != expected || strstr(moert_last_error(), part) == NULL)
+        fail_msg("%s: '%s' does not say '%s'", moert_status_name(status), moert_last_error(), part);
+}
+
+/* The bytes of a file, to be freed. */
+static char *slurp(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    char *content = malloc(1 << 16);
+    assert_non_null(content);
+    *bytes = fread(content, 1, 1 << 16, file);
+    fclose(file);
+    return content;
+}
+
+static void assert_same_file(const char *left, const char *right) {
+    size_t left_bytes, right_bytes;
+    char *a = slurp(left, &left_bytes), *b = slurp(right, &right_bytes);
+    assert_int_equal(left_bytes, right_bytes);
+    assert_memory_equal(a, b, left_bytes);
+    free(a);
+    free(b);
+}
+
+static const moert_tensor_spec specs[] = {
+    {"w", MOERT_FILE_F32, 2, {6, 4}},
+    {"b\"ias\xc3\xa9", MOERT_FILE_BF16, 1, {3}},
+    {"scalar", MOERT_FILE_F64, 0, {0}},
+    {"none", MOERT_FILE_I32, 2, {0, 9}},
+};
+static const moert_tensor_spec specs_reversed[] = {
+    {"none", MOERT_FILE_I32, 2, {0, 9}},
+    {"scalar", MOERT_FILE_F64, 0, {0}},
+    {"b\"ias\xc3\xa9", MOERT_FILE_BF16, 1, {3}},
+    {"w", MOERT_FILE_F32, 2, {6, 4}},
+};
+static const char *const metadata[] = {"format", "pt", "step", "12", NULL};
+static const uint16_t bias[] = {0x3f80, 0x4000, 0xc040};
+static const double scalar = 0.1;
+
+static const float *weight(void) {
+    static float values[24];
+    for (size_t i = 0; i < 24; i++)
+        values[i] = (float)i * 0.37f - 3.0f;
+    return values;
+}
+
+static void write_whole(const char *path) {
+    moert_tensor_writer *writer;
+    assert_int_equal(moert_writer_open(path, specs, 4, metadata, true, &writer), MOERT_OK);
+    assert_int_equal(moert_writer_put(writer, "w", 0, 24, weight()), MOERT_OK);
+    assert_int_equal(moert_writer_put(writer, specs[1].name, 0, 3, bias), MOERT_OK);
+    assert_int_equal(moert_writer_put(writer, "scalar", 0, 1, &scalar), MOERT_OK);
+    assert_int_equal(moert_writer_put(writer, "none", 0, 0, NULL), MOERT_OK);
+    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+}
+
+static void test_what_is_written_is_read_back(void **state) {
+    (void)state;
+    moert_tensors *tensors;
+    const moert_tensor *tensor;
+    float values[24];
+    const char *path = in_folder("whole.safetensors");
+    write_whole(path);
+    assert_int_equal(moert_tensors_open(path, &tensors), MOERT_OK);
+    assert_int_equal(moert_tensors_count(tensors), 4);
+    assert_string_equal(moert_tensors_metadata(tensors, "step"), "12");
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(
+            moert_tensors_get(tensors, specs[i].name, specs[i].rank, specs[i].shape, &tensor),
+            MOERT_OK);
+        assert_int_equal(tensor->type, specs[i].type);
+    }
+    tensor = moert_tensors_find(tensors, "w");
+    assert_int_equal(moert_tensor_read_f32(tensor, 0, 24, values), MOERT_OK);
+    assert_memory_equal(values, weight(), sizeof values);
+    assert_memory_equal(moert_tensors_find(tensors, specs[1].name)->data, bias, sizeof bias);
+    assert_memory_equal(moert_tensors_find(tensors, "scalar")->data, &scalar, sizeof scalar);
+    moert_tensors_close(tensors);
+    moert_writer_close(NULL);
+}
+
+static void test_two_writers_of_pieces_give_the_bytes_of_one(void **state) {
+    (void)state;
+    const char *whole = in_folder("one.safetensors"), *pieces = in_folder("two.safetensors");
+    moert_tensor_writer *first, *second;
+    write_whole(whole);
+    assert_int_equal(moert_writer_open(pieces, specs_reversed, 4, metadata, true, &first),
+                     MOERT_OK);
+    assert_int_equal(moert_writer_open(pieces, specs, 4, metadata, false, &second), MOERT_OK);
+    assert_int_equal(moert_writer_put(second, "w", 17, 7, weight() + 17), MOERT_OK);
+    assert_int_equal(moert_writer_put(first, "w", 0, 5, weight()), MOERT_OK);
+    assert_int_equal(moert_writer_put(second, "scalar", 0, 1, &scalar), MOERT_OK);
+    assert_int_equal(moert_writer_put(first, specs[1].name, 1, 2, bias + 1), MOERT_OK);
+    assert_int_equal(moert_writer_close(first), MOERT_OK);
+    assert_int_equal(moert_writer_put(second, "w", 5, 12, weight() + 5), MOERT_OK);
+    assert_int_equal(moert_writer_put(second, specs[1].name, 0, 1, bias), MOERT_OK);
+    assert_int_equal(moert_writer_close(second), MOERT_OK);
+    assert_same_file(whole, pieces);
+}
+
+static void test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names(void **state) {
+    (void)state;
+    static const moert_tensor_spec two[] = {{"z", MOERT_FILE_U8, 1, {3}},
+                                            {"a", MOERT_FILE_F16, 1, {2}}};
+    static const char expected[] =
+        "{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]},"
+        "\"z\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[4,7]}}";
+    moert_tensor_writer *writer;
+    size_t bytes;
+    const char *path = in_folder("order.safetensors");
+    assert_int_equal(moert_writer_open(path, two, 2, NULL, true, &writer), MOERT_OK);
+    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    char *content = slurp(path, &bytes);
+    size_t header = (unsigned char)content[0];
+    assert_int_equal(header % 8, 0);
+    assert_int_equal(bytes, 8 + header + 7);
+    assert_memory_equal(content + 8, expected, sizeof expected - 1);
+    for (size_t i = sizeof expected - 1; i < header; i++)
+        assert_int_equal(content[8 + i], ' ');
+    free(content);
+}
+
+static void test_a_writer_replaces_a_file_that_is_still_mapped(void **state) {
+    (void)state;
+    moert_tensors *tensors;
+    moert_tensor_writer *writer;
+    const char *path = in_folder("mapped.safetensors");
+    write_whole(path);
+    assert_int_equal(moert_tensors_open(path, &tensors), MOERT_OK);
+    assert_int_equal(moert_writer_open(path, specs, 1, NULL, true, &writer), MOERT_OK);
+    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    assert_memory_equal(moert_tensors_find(tensors, "w")->data, weight(), 24 * sizeof(float));
+    moert_tensors_close(tensors);
+}
+
+static void test_wrong_specs_and_pieces_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        moert_tensor_spec specs[2];
+        const char *part;
+    } rows[] = {
+        {{{"a", MOERT_FILE_F32, 1, {1}}, {"a", MOERT_FILE_F32, 1, {1}}}, "twice"},
+        {{{"a", MOERT_FILE_F32, 9, {1}}, {"b", MOERT_FILE_F32, 1, {1}}}, "limit 8"},
+        {{{"__metadata__", MOERT_FILE_F32, 1, {1}}, {"b", MOERT_FILE_F32, 1, {1}}}, "__metadata__"},
+        {{{"a\xff", MOERT_FILE_F32, 1, {1}}, {"b", MOERT_FILE_F32, 1, {1}}}, "UTF-8"},
+        {{{"a", MOERT_FILE_F32, 2, {SIZE_MAX, 2}}, {"b", MOERT_FILE_F32, 1, {1}}}, "overflows"},
+        {{{"a", MOERT_FILE_U8, 1, {INT64_MAX / 2}}, {"b", MOERT_FILE_F32, 1, {1}}}, "overflows"},
+    };
+    static const char *const twice[] = {"k", "1", "k", "2", NULL};
+    moert_tensor_writer *writer;
+    const char *path = in_folder("wrong.safetensors");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_failed(moert_writer_open(path, rows[i].specs, 2, NULL, true, &writer),
+                      MOERT_ERROR_USAGE, rows[i].part);
+    assert_failed(moert_writer_open(path, specs, 1, twice, true, &writer), MOERT_ERROR_USAGE,
+                  "'k'");
+    assert_failed(moert_writer_open(path, specs, 4, NULL, false, &writer), MOERT_ERROR_IO, path);
+    assert_failed(moert_writer_open(in_folder("no/x"), specs, 4, NULL, true, &writer),
+                  MOERT_ERROR_IO, strerror(ENOENT));
+    write_whole(path);
+    assert_failed(moert_writer_open(path, specs, 3, metadata, false, &writer), MOERT_ERROR_MISMATCH,
+                  path);
+    assert_int_equal(moert_writer_open(path, specs, 4, metadata, false, &writer), MOERT_OK);
+    assert_failed(moert_writer_put(writer, "v", 0, 1, &scalar), MOERT_ERROR_USAGE, "'v'");
+    assert_failed(moert_writer_put(writer, "w", 23, 2, weight()), MOERT_ERROR_USAGE, "its 24");
+    assert_failed(moert_writer_put(writer, "w", 25, SIZE_MAX, weight()), MOERT_ERROR_USAGE, "its");
+    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+}
+
+static void test_a_file_that_does_not_fit_is_an_error_with_its_reason(void **state) {
+    (void)state;
+    moert_tensor_writer *writer;
+    struct rlimit before, small;
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 64;
+    setrlimit(RLIMIT_FSIZE, &small);
+    moert_status status =
+        moert_writer_open(in_folder("big.safetensors"), specs, 4, metadata, true, &writer);
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_failed(status, MOERT_ERROR_IO, strerror(EFBIG));
+}
+
+/* ---- shards ---- */
+
+#define INDEX_NAME "sharded/model.safetensors.index.json"
+
+static void write_shard(const char *path, const char *name, float value) {
+    moert_tensor_spec spec = {name, MOERT_FILE_F32, 1, {1}};
+    moert_tensor_writer *writer;
+    assert_int_equal(moert_writer_open(path, &spec, 1, NULL, true, &writer), MOERT_OK);
+    assert_int_equal(moert_writer_put(writer, name, 0, 1, &value), MOERT_OK);
+    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+}
+
+static void write_shards(const char *index) {
+    assert_int_equal(moert_make_folders(in_folder("sharded")), MOERT_OK);
+    write_shard(in_folder("sharded/1.safetensors"), "a", 1.0f);
+    write_shard(in_folder("sharded/2.safetensors"), "b", 2.0f);
+    assert_int_equal(moert_durable_write(in_folder(INDEX_NAME), index), MOERT_OK);
+}
+
+static void test_a_sharded_directory_gives_the_tensors_of_its_index(void **state) {
+    (void)state;
+    moert_tensors *tensors;
+    write_shards("{\"metadata\":{\"total_size\":8},"
+                 "\"weight_map\":{\"b\":\"2.safetensors\",\"a\":\"1.safetensors\"}}");
+    const char *paths[] = {in_folder("sharded"), in_folder(INDEX_NAME)};
+    for (size_t i = 0; i < 2; i++) {
+        float value;
+        assert_int_equal(moert_tensors_open(paths[i], &tensors), MOERT_OK);
+        assert_int_equal(moert_tensors_count(tensors), 2);
+        const moert_tensor *tensor = moert_tensors_find(tensors, "b");
+        assert_non_null(strstr(tensor->file, "sharded/2.safetensors"));
+        assert_int_equal(moert_tensor_read_f32(tensor, 0, 1, &value), MOERT_OK);
+        assert_true(value == 2.0f);
+        assert_string_equal(moert_tensors_at(tensors, 0)->name, "a");
+        moert_tensors_close(tensors);
+    }
+    write_shards("{\"weight_map\":{\"b\":\"2.safetensors\"}}");
+    assert_int_equal(moert_tensors_open(in_folder("sharded"), &tensors), MOERT_OK);
+    assert_int_equal(moert_tensors_count(tensors), 1);
+    moert_tensors_close(tensors);
+}
+
+static void test_a_wrong_index_is_refused_with_tensor_and_shard(void **state) {
+    (void)state;
+    static const struct {
+        const char *index;
+        moert_status status;
+        const char *part;
+    } rows[] = {
+        {"{", MOERT_ERROR_FORMAT, "JSON"},
+        {"{}", MOERT_ERROR_FORMAT, "weight_map"},
+        {"{\"weight_map\":[]}", MOERT_ERROR_FORMAT, "weight_map"},
+        {"{\"weight_map\":{\"a\":1}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{\"weight_map\":{\"a\":\"\"}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}", MOERT_ERROR_FORMAT, "../1.safetensors"},
+        {"{\"weight_map\":{\"a\":\"..\\\\1.safetensors\"}}", MOERT_ERROR_FORMAT, "'a'"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", MOERT_ERROR_IO, "regular file"},
+        {"{\"weight_map\":{\"a\":\"3.safetensors\"}}", MOERT_ERROR_IO, "sharded/3.safetensors"},
+        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"c\":\"2.safetensors\"}}", MOERT_ERROR_FORMAT,
+         "'c' is not in the shard 2.safetensors"},
+        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"a\":\"2.safetensors\"}}", MOERT_ERROR_FORMAT,
+         "JSON"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        moert_tensors *tensors;
+        write_shards(rows[i].index);
+        assert_failed(moert_tensors_open(in_folder("sharded"), &tensors), rows[i].status,
+                      rows[i].part);
+        assert_non_null(strstr(moert_last_error(), in_folder("sharded")));
+    }
+}
+
+static void test_a_directory_without_tensors_is_refused(void **state) {
+    (void)state;
+    moert_tensors *tensors;
+    assert_int_equal(moert_make_folders(in_folder("empty")), MOERT_OK);
+    assert_failed(moert_tensors_open(in_folder("empty"), &tensors), MOERT_ERROR_IO,
+                  in_folder("empty"));
+    assert_failed(moert_tensors_open(in_folder("absent.safetensors"), &tensors), MOERT_ERROR_IO,
+                  strerror(ENOENT));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_written_is_read_back),
+        cmocka_unit_test(test_two_writers_of_pieces_give_the_bytes_of_one),
+        cmocka_unit_test(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names),
+        cmocka_unit_test(test_a_writer_replaces_a_file_that_is_still_mapped),
+        cmocka_unit_test(test_wrong_specs_and_pieces_are_refused),
+        cmocka_unit_test(test_a_file_that_does_not_fit_is_an_error_with_its_reason),
+        cmocka_unit_test(test_a_sharded_directory_gives_the_tensors_of_its_index),
+        cmocka_unit_test(test_a_wrong_index_is_refused_with_tensor_and_shard),
+        cmocka_unit_test(test_a_directory_without_tensors_is_refused),
+    };
+    return cmocka_run_group_tests_name("tensor_files", tests, make_folder, remove_folder);
+}
