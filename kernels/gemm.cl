@@ -24,10 +24,10 @@
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. The
  * chain is parked in the result between two blocks, so its bits do not depend on depth, panels, split or the tile. Lines
- * past the end repeat the first one and columns past the end hold anything; neither is stored.
+ * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Grid: (column blocks, groups, line splits). Local memory: panels * depth * 128 bytes, depth a multiple of 16;
- * gemm_wgrad another depth * 256 for 64 lines of its first factor.
+ * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
+ * memory: panels * depth * 128 bytes, depth a multiple of 16; gemm_wgrad another depth * 256.
  */
 #define LINES   8
 #define WIDTH   2 /* vectors in a panel's row */
@@ -103,73 +103,48 @@ static inline void pack_transposed(global const float *source, ulong stride, int
 /* panel[p, c] = source[p * stride + c], p below `used`. */
 static inline void pack(global const float *source, ulong stride, int columns, int used, int depth, local vec *panel)
 {
-    for (int p = 0; p < used; p++)
-        for (int c = 0; c < columns; c += VEC)
-            panel[(c / COLUMNS * depth + p) * WIDTH + c / VEC % WIDTH] =
-                load_part(source + p * stride + c, columns - c);
-}
-
-static inline void load_edge(target c, accumulators edge)
-{
-    for (int r = 0; r < c.lines; r++)
-        for (int v = 0; v * VEC < c.columns; v++)
-            edge[r][v] = load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
-}
-
-static inline void store_edge(accumulators edge, target c)
-{
-    for (int r = 0; r < c.lines; r++)
-        for (int v = 0; v * VEC < c.columns; v++)
-            store_part(edge[r][v], c.at + r * c.line + v * VEC, c.columns - v * VEC);
-}
-
-static inline bool is_whole(target c)
-{
-    return c.lines == LINES && c.columns == COLUMNS;
+    const int whole = columns - columns % COLUMNS;
+    for (int p = 0; p < used; p++, source += stride, panel += WIDTH) {
+        local vec *to = panel;
+        for (int c = 0; c < whole; c += COLUMNS, to += depth * WIDTH)
+            UNROLL for (int v = 0; v < WIDTH; v++)
+                to[v] = vload16(v, source + c);
+        for (int c = whole, v = 0; c < columns; c += VEC, v++)
+            to[v] = load_part(source + c, columns - c);
+    }
 }
 
 static inline void begin_tile(accumulators acc, target c, bool fresh)
 {
+    accumulators old;
+    for (int r = 0; !fresh && r < c.lines; r++)
+        for (int v = 0; v * VEC < c.columns; v++)
+            old[r][v] = load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
     UNROLL for (int r = 0; r < LINES; r++)
         UNROLL for (int v = 0; v < WIDTH; v++)
-            acc[r][v] = 0.0f;
-    if (!fresh && is_whole(c)) {
-        UNROLL for (int r = 0; r < LINES; r++)
-            UNROLL for (int v = 0; v < WIDTH; v++)
-                acc[r][v] = vload16(v, c.at + r * c.line);
-    } else if (!fresh) {
-        accumulators edge;
-        load_edge(c, edge);
-        UNROLL for (int r = 0; r < LINES; r++)
-            UNROLL for (int v = 0; v < WIDTH; v++)
-                acc[r][v] = edge[r][v];
-    }
+            acc[r][v] = fresh ? 0.0f : old[r][v];
 }
 
-/* One term of every chain of the tile: element(r) of the first factor and a row of the panel. */
-#define ADD_TERM(acc, element, panel)                                                                                  \
-    do {                                                                                                               \
-        vec b[WIDTH];                                                                                                  \
-        UNROLL for (int v = 0; v < WIDTH; v++)                                                                         \
-            b[v] = (panel)[v];                                                                                         \
-        UNROLL for (int r = 0; r < LINES; r++) {                                                                       \
-            vec spread = element(r);                                                                                   \
-            UNROLL for (int v = 0; v < WIDTH; v++)                                                                     \
-                acc[r][v] = fma(spread, b[v], acc[r][v]);                                                              \
-        }                                                                                                              \
-    } while (0)
+/* One term of every chain of the tile: a column of the first factor times a row of the panel. */
+static inline void add_term(accumulators acc, const float element[LINES], local const vec *row)
+{
+    vec b[WIDTH];
+    UNROLL for (int v = 0; v < WIDTH; v++)
+        b[v] = row[v];
+    UNROLL for (int r = 0; r < LINES; r++)
+        UNROLL for (int v = 0; v < WIDTH; v++)
+            acc[r][v] = fma((vec)element[r], b[v], acc[r][v]);
+}
 
 static inline void end_tile(accumulators acc, target c)
 {
-    if (c.bias != 0) {
-        vec bias[WIDTH];
-        for (int v = 0; v < WIDTH; v++)
-            bias[v] = v * VEC < c.columns ? load_part(c.bias + v * VEC, c.columns - v * VEC) : (vec)0.0f;
-        UNROLL for (int r = 0; r < LINES; r++)
-            UNROLL for (int v = 0; v < WIDTH; v++)
-                acc[r][v] += bias[v];
-    }
-    if (is_whole(c)) {
+    UNROLL for (int v = 0; v < WIDTH; v++)
+        if (c.bias != 0 && v * VEC < c.columns) {
+            vec bias = load_part(c.bias + v * VEC, c.columns - v * VEC);
+            UNROLL for (int r = 0; r < LINES; r++)
+                acc[r][v] += bias;
+        }
+    if (c.lines == LINES && c.columns == COLUMNS) {
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 vstore16(acc[r][v], v, c.at + r * c.line);
@@ -178,7 +153,9 @@ static inline void end_tile(accumulators acc, target c)
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
                 edge[r][v] = acc[r][v];
-        store_edge(edge, c);
+        for (int r = 0; r < c.lines; r++)
+            for (int v = 0; v * VEC < c.columns; v++)
+                store_part(edge[r][v], c.at + r * c.line + v * VEC, c.columns - v * VEC);
     }
 }
 
@@ -202,10 +179,12 @@ static inline void multiply(global const float *a, ulong lda, local const vec *p
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-#define ELEMENT(r) line[r][p]
-            for (int p = 0; p < used; p++, row += WIDTH)
-                ADD_TERM(acc, ELEMENT, row);
-#undef ELEMENT
+            for (int p = 0; p < used; p++, row += WIDTH) {
+                float element[LINES];
+                UNROLL for (int r = 0; r < LINES; r++)
+                    element[r] = line[r][p];
+                add_term(acc, element, row);
+            }
             end_tile(acc, tile);
         }
     }
@@ -227,10 +206,12 @@ static inline void multiply_transposed(global const float *a, ulong lda, local v
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-#define ELEMENT(r) line[p * COLUMNS + r]
-            for (int p = 0; p < used; p++, row += WIDTH)
-                ADD_TERM(acc, ELEMENT, row);
-#undef ELEMENT
+            for (int p = 0; p < used; p++, row += WIDTH) {
+                float element[LINES];
+                UNROLL for (int r = 0; r < LINES; r++)
+                    element[r] = line[p * COLUMNS + r];
+                add_term(acc, element, row);
+            }
             end_tile(acc, tile);
         }
     }
@@ -241,8 +222,8 @@ KERNEL void gemm_forward(global const uint *ends, uint shared, uint rows, global
                          int n, int k, int panels, int depth, uint split, local vec *panel)
 {
     uint g = get_group_id(1);
-    span part = group_part(ends, g, shared, rows, get_group_id(2), split);
-    int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
+    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
     if (part.count == 0)
         return;
     w += ((ulong)g * n + column) * k;
@@ -262,8 +243,8 @@ KERNEL void gemm_dgrad(global const uint *ends, uint shared, uint rows, global c
                        int panels, int depth, uint split, local vec *panel)
 {
     uint g = get_group_id(1);
-    span part = group_part(ends, g, shared, rows, get_group_id(2), split);
-    int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     if (part.count == 0)
         return;
     w += (ulong)g * n * k + column;
@@ -283,21 +264,19 @@ KERNEL void gemm_wgrad(global const uint *ends, uint rows, global const float *y
 {
     uint g = get_group_id(1);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
-    int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
-    int line = get_group_id(2) * split, lines = min(split, n - line);
+    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+    int line = get_group_id(0) * split, lines = min(split, n - line);
     if (part.count == 0 && accumulate)
         return;
     w += ((ulong)g * n + line) * k + column;
     y += part.first * ldy + y_column + line;
     x += part.first * ldx + column;
-    int p = 0;
-    do { /* once for a group without rows, which gets zeros */
+    for (int p = 0; p == 0 || p < part.count; p += depth) { /* a group without rows gets zeros */
         int used = min(depth, part.count - p);
         pack(x + p * ldx, ldx, columns, used, depth, panel);
         target c = {w, 0, k, lines, columns};
         multiply_transposed(y + p * ldy, ldy, strip, panel, used, depth, c, p == 0 && !accumulate);
-        p += depth;
-    } while (p < part.count);
+    }
 }
 
 /* bias[g,n] = sum_m y[m,n], rows in order. Grid: (blocks of 16 columns, groups). No local memory. */

@@ -4,35 +4,44 @@
 #include "ops/backend.h"
 
 enum {
-    PANEL_COLUMNS = 32,   /* COLUMNS in kernels/gemm.cl */
-    STRIP_BYTES = 256,    /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
-    LARGEST_PANELS = 4,   /* side by side in a work-group */
-    LARGEST_DEPTH = 1024, /* of a panel; 128 KB then */
-    WGRAD_DEPTH = 256,    /* both factors pass through the first cache here */
-    LARGEST_SPLIT = 512,  /* lines of a work-group: enough to repay the making of its panels */
+    PANEL_COLUMNS = 32,  /* COLUMNS in kernels/gemm.cl */
+    STRIP_BYTES = 256,   /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
+    LARGEST_SPLIT = 512, /* lines of a work-group: enough to repay the making of its panels */
     SMALLEST_SPLIT = 128,
     SHARES_PER_UNIT = 8, /* work-groups per compute unit that even out their differences */
     GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
 };
 
-/* A work-group's share of a grouped product; see the picture in kernels/gemm.cl. */
+/* Of a work-group: panels side by side, and their depth. */
+typedef struct limits {
+    size_t panels, depth;
+} limits;
+
+static const limits row_limits = {4, 1024};
+/* here both factors are packed and share the first cache, and more columns use a strip of lines */
+static const limits wgrad_limits = {8, 256};
+
+/* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
+ * terms. */
+typedef struct product {
+    size_t groups, lines, most_lines, columns, reduction;
+} product;
+
+/* A work-group's share of a product; see the picture in kernels/gemm.cl. */
 typedef struct share {
     int panels, depth, split;
     size_t panel_bytes;
     moert_grid grid;
 } share;
 
-/* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
- * terms. None of the choices shows in the bits. */
-static share choose_share(const moert_device *device, size_t groups, size_t lines,
-                          size_t most_lines, size_t columns, size_t reduction, size_t most_depth) {
+/* None of the choices shows in the bits. */
+static share choose_share(const moert_device *device, product p, limits most) {
     const moert_device_info *info = moert_device_describe(device);
-    const size_t wanted =
-        (size_t)SHARES_PER_UNIT * (info->compute_units > 0 ? info->compute_units : 1);
-    const size_t blocks = moert_ceil_div(columns, PANEL_COLUMNS);
+    const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
+    const size_t blocks = moert_ceil_div(p.columns, PANEL_COLUMNS);
     const size_t row_bytes = PANEL_COLUMNS * sizeof(float);
-    size_t panels = moert_min(LARGEST_PANELS, blocks), split = LARGEST_SPLIT;
-    size_t depth = moert_min(moert_round_up(moert_max(reduction, 1), 16), most_depth);
+    size_t panels = moert_min(most.panels, blocks), split = LARGEST_SPLIT;
+    size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), most.depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
     while (depth > 16 && panels * depth * row_bytes > info->local_bytes / 2) {
         if (panels > 1)
@@ -40,7 +49,7 @@ static share choose_share(const moert_device *device, size_t groups, size_t line
         else
             depth = moert_round_up(depth / 2, 16);
     }
-    while (groups * moert_ceil_div(lines, split) * moert_ceil_div(blocks, panels) < wanted) {
+    while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
         if (panels > 1)
             panels--;
         else if (split > SMALLEST_SPLIT)
@@ -52,15 +61,21 @@ static share choose_share(const moert_device *device, size_t groups, size_t line
                    (int)depth,
                    (int)split,
                    panels * depth * row_bytes,
-                   {moert_ceil_div(blocks, panels), groups, moert_ceil_div(most_lines, split)}};
+                   {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)}};
+}
+
+/* The share of forward and dgrad, whose lines are the rows. */
+static share choose_rows(const moert_device *device, const moert_gemm *gemm, size_t columns,
+                         size_t reduction) {
+    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
+    const product p = {groups, moert_ceil_div(rows, groups), rows, columns, reduction};
+    return choose_share(device, p, row_limits);
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
-    const size_t weights = gemm->shared_weight ? 1 : groups->count;
-    const share s = choose_share(device, weights, groups->rows / weights, groups->rows, gemm->n,
-                                 gemm->k, LARGEST_DEPTH);
+    const share s = choose_rows(device, gemm, gemm->n, gemm->k);
     return MOERT_RUN(device, "gemm", "gemm_forward", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
@@ -73,9 +88,7 @@ moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
 moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
-    const size_t weights = gemm->shared_weight ? 1 : groups->count;
-    const share s = choose_share(device, weights, groups->rows / weights, groups->rows, gemm->k,
-                                 gemm->n, LARGEST_DEPTH);
+    const share s = choose_rows(device, gemm, gemm->k, gemm->n);
     return MOERT_RUN(device, "gemm", "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
@@ -88,8 +101,8 @@ moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
 moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->weight);
     const moert_groups *groups = &gemm->groups;
-    const share s =
-        choose_share(device, groups->count, gemm->n, gemm->n, gemm->k, groups->rows, WGRAD_DEPTH);
+    const product p = {groups->count, gemm->n, gemm->n, gemm->k, groups->rows};
+    const share s = choose_share(device, p, wgrad_limits);
     return MOERT_RUN(device, "gemm", "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
