@@ -96,7 +96,7 @@ static moert_status write_part(moert_model *model, const moert_optimizer *optimi
 
 /* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it holds. Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
-                               size_t set_count, char *path)
+                               size_t set_count, const char *path)
 {
     moert_comm *world = moert_model_mesh(model)->world;
     size_t count = moert_model_tensor_count(model) * set_count;
