@@ -19,7 +19,7 @@ typedef struct moert_comm moert_comm;
 /* MPI_Init_thread(FUNNELED) unless done, for programs; moert_comm_world() is then &MPI_COMM_WORLD.
  */
 moert_status moert_comm_init(int *count, char ***arguments);
-/* MPI_Finalize. */
+/* MPI_Finalize, if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
 const void *moert_comm_world(void);
 
@@ -37,16 +37,20 @@ size_t moert_comm_size(const moert_comm *comm);
 size_t moert_comm_node_rank(const moert_comm *comm);
 size_t moert_comm_node_size(const moert_comm *comm);
 size_t moert_comm_node_count(const moert_comm *comm);
+/* Node index of a rank. */
+size_t moert_comm_node(const moert_comm *comm, size_t rank);
 /* Host name of a rank. */
 const char *moert_comm_host(const moert_comm *comm, size_t rank);
 
 /*
  * Agrees on a status: MOERT_OK if all ranks bring MOERT_OK, else the status and message of the
- * lowest failing rank on every rank, the message prefixed by "rank N (host): ". Collective.
+ * lowest failing rank on every rank, the message prefixed by "rank N (host): " (not on a single
+ * rank, and not twice). N counts as in the communicator that moert_comm_create made, also for parts
+ * of it. Collective.
  */
 moert_status moert_comm_agree(moert_comm *comm, moert_status local);
-/* True after an agreement has failed on this process: all ranks know of the failure and can end in
- * order. */
+/* True if moert_last_error() is what an agreement of all ranks has failed with (not of a part of
+ * them): all know of it and can end in order. */
 bool moert_comm_failure_is_shared(void);
 /* Ends all ranks at once with this exit code (MPI_Abort): for failures that the other ranks do not
  * know of. */
@@ -61,15 +65,17 @@ moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t byt
  */
 moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
                                    void *all);
-/* Rows for rank 0 first, send_rows[size]; received rows of rank 0 first, receive_rows[size]. */
+/* Rows for rank 0 first, send_rows[size]; received rows of rank 0 first, receive_rows[size]. Pairs
+ * that have nothing to say exchange no message. */
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
 
 /*
  * sum[n] on every rank = the root of the tree (base/tree.h) over all ranks' leaves, from this
  * rank's nodes node_rows[nodes of span][n], which are overwritten. Spans ascend with the rank and
- * cover 0..total-1. `sum` may be node_rows. Collective; uses O(1 MiB x ranks) of scratch. Same bits
- * for any number of ranks.
+ * cover 0..total-1; a rank without leaves brings no rows. `sum` may be node_rows. Collective; uses
+ * O(1 MiB x ranks) of scratch. Same bits for any number of ranks. ERROR_MISMATCH on all ranks if
+ * spans, total or n do not fit together.
  */
 moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
                                  float *sum);
@@ -79,9 +85,10 @@ moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_
 typedef struct moert_shared moert_shared;
 
 /*
- * `bytes` per rank, untouched pages cost nothing; every segment starts at a multiple of 4096 bytes.
- * Collective. Errors on all ranks alike: ERROR_UNSUPPORTED (ranks on several hosts, no osc/sm
- * component), ERROR_MEMORY (no space).
+ * `bytes` per rank (of the largest request), untouched pages cost nothing. Every segment starts at
+ * a multiple of 4096 bytes, and they follow each other: segment r lies r * round_up(bytes, 4096)
+ * after segment 0. Collective. Errors on all ranks alike: ERROR_UNSUPPORTED (ranks on several
+ * hosts, no osc/sm component), ERROR_MEMORY (no space).
  */
 moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
 void *moert_shared_segment(const moert_shared *shared, size_t rank);

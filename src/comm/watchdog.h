@@ -5,7 +5,10 @@
  * its host through shared memory. A rank that has waited in one collective call for `timeout_s`
  * looks who is missing: a process that is gone, stopped (no heartbeat), or alive but not waiting,
  * and names rank, host, step and phase of it on stderr. Then it ends the process with status 1;
- * mpirun ends the rest.
+ * mpirun ends the rest. A process that is gone is named after a wait of 2 s already.
+ *
+ * The table covers one host. When all of its ranks wait, the message lists the ranks of the others.
+ * Where ranks of a host share no POSIX shared memory, the watchdog warns and is off.
  */
 #ifndef MOERT_COMM_WATCHDOG_H
 #define MOERT_COMM_WATCHDOG_H
@@ -16,7 +19,7 @@ typedef struct moert_watchdog moert_watchdog;
 
 /* timeout_s = 0 gives a watchdog that never ends anything. Collective. */
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
-/* Collective, before moert_comm_destroy. NULL is legal. */
+/* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);
 
 #endif

@@ -1,0 +1,155 @@
+/*
+ * Collective calls whose sizes are size_t.
+ *
+ * MPI-3 counts and displacements are int. Pieces of more than moert_comm_piece_bytes travel in
+ * several messages instead, always by a rule that all ranks evaluate alike.
+ */
+#include "comm/internal.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+size_t moert_comm_piece_bytes = (size_t)1 << 30;
+
+moert_status moert_comm_barrier(moert_comm *comm) {
+    MOERT_MPI_WAIT(comm, MPI_Barrier(comm->handle));
+    return MOERT_OK;
+}
+
+moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes) {
+    if (root >= comm->size)
+        return MOERT_FAIL(ERROR_USAGE, "broadcast from rank %zu of %zu", root, comm->size);
+    for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
+        int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);
+        MOERT_MPI_WAIT(comm,
+                       MPI_Bcast((char *)data + at, piece, MPI_BYTE, (int)root, comm->handle));
+    }
+    return MOERT_OK;
+}
+
+/* Copies this rank's piece to its place, so that MPI_IN_PLACE holds on all ranks. */
+static void place(const void *mine, size_t bytes, void *where) {
+    if (bytes > 0 && mine != where)
+        memmove(where, mine, bytes);
+}
+
+moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all) {
+    char *data = all;
+    if (bytes == 0)
+        return MOERT_OK;
+    place(mine, bytes, data + comm->rank * bytes);
+    if (bytes <= moert_comm_piece_bytes) {
+        MOERT_MPI_WAIT(comm, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes,
+                                           MPI_BYTE, comm->handle));
+        return MOERT_OK;
+    }
+    for (size_t root = 0; root < comm->size; root++)
+        MOERT_TRY(moert_comm_broadcast(comm, root, data + root * bytes, bytes));
+    return MOERT_OK;
+}
+
+moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
+                                   void *all) {
+    char *data = all;
+    size_t *start = comm->receive_start, total = 0;
+    for (size_t r = 0; r < comm->size; r++) {
+        start[r] = total;
+        total += bytes[r];
+    }
+    if (total == 0)
+        return MOERT_OK;
+    place(mine, bytes[comm->rank], data + start[comm->rank]);
+    if (total <= moert_comm_piece_bytes) {
+        for (size_t r = 0; r < comm->size; r++) {
+            comm->counts[r] = (int)bytes[r];
+            comm->displacements[r] = (int)start[r];
+        }
+        MOERT_MPI_WAIT(comm, MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, comm->counts,
+                                            comm->displacements, MPI_BYTE, comm->handle));
+        return MOERT_OK;
+    }
+    for (size_t root = 0; root < comm->size; root++)
+        MOERT_TRY(moert_comm_broadcast(comm, root, data + start[root], bytes[root]));
+    return MOERT_OK;
+}
+
+/* ---- all to all ---- */
+
+enum { BATCH = 64 };
+
+/* Messages under way. */
+typedef struct batch {
+    MPI_Request requests[BATCH];
+    int count;
+} batch;
+
+static moert_status land(const moert_comm *comm, batch *posted) {
+    MOERT_MPI(comm, MPI_Waitall(posted->count, posted->requests, MPI_STATUSES_IGNORE));
+    posted->count = 0;
+    return MOERT_OK;
+}
+
+typedef struct stretch {
+    char *data;
+    size_t bytes, peer;
+} stretch;
+
+/*
+ * Posts one round: receives `in` and sends `out` in pieces. A rank waits only after posting a piece
+ * in both directions, and peers number pieces alike, so the rank that is furthest behind can always
+ * go on.
+ */
+static moert_status trade(const moert_comm *comm, stretch out, stretch in, batch *posted) {
+    size_t limit = moert_comm_piece_bytes;
+    for (size_t at = 0; at < out.bytes || at < in.bytes; at += limit) {
+        if (posted->count > BATCH - 2)
+            MOERT_TRY(land(comm, posted));
+        if (at < in.bytes)
+            MOERT_MPI(comm,
+                      MPI_Irecv(in.data + at, (int)moert_min(in.bytes - at, limit), MPI_BYTE,
+                                (int)in.peer, 0, comm->handle, &posted->requests[posted->count++]));
+        if (at < out.bytes)
+            MOERT_MPI(comm, MPI_Isend(out.data + at, (int)moert_min(out.bytes - at, limit),
+                                      MPI_BYTE, (int)out.peer, 0, comm->handle,
+                                      &posted->requests[posted->count++]));
+    }
+    return MOERT_OK;
+}
+
+/* In round k every rank sends to rank + k and receives from rank - k; empty pieces cost nothing. */
+static moert_status all_rounds(const moert_comm *comm, char *send, const size_t *send_rows,
+                               char *receive, const size_t *receive_rows, size_t row_bytes) {
+    batch posted = {.count = 0};
+    for (size_t k = 1; k < comm->size; k++) {
+        size_t to = (comm->rank + k) % comm->size;
+        size_t from = (comm->rank + comm->size - k) % comm->size;
+        stretch out = {send + comm->send_start[to] * row_bytes, send_rows[to] * row_bytes, to};
+        stretch in = {receive + comm->receive_start[from] * row_bytes,
+                      receive_rows[from] * row_bytes, from};
+        MOERT_TRY(trade(comm, out, in, &posted));
+    }
+    return land(comm, &posted);
+}
+
+moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
+                                  void *receive, const size_t *receive_rows, size_t row_bytes) {
+    size_t sent = 0, received = 0, me = comm->rank;
+    for (size_t r = 0; r < comm->size; r++) {
+        comm->send_start[r] = sent;
+        comm->receive_start[r] = received;
+        sent += send_rows[r];
+        received += receive_rows[r];
+    }
+    if (send_rows[me] != receive_rows[me])
+        return MOERT_FAIL(ERROR_MISMATCH, "rank %zu sends itself %zu rows and expects %zu", me,
+                          send_rows[me], receive_rows[me]);
+    /* MPI does not write through the send buffer */
+    char *from = (char *)(uintptr_t)send, *to = receive;
+    place(from + comm->send_start[me] * row_bytes, send_rows[me] * row_bytes,
+          to + comm->receive_start[me] * row_bytes);
+    moert_phase_wait_begin();
+    moert_status status = all_rounds(comm, from, send_rows, to, receive_rows, row_bytes);
+    moert_phase_wait_end();
+    return status;
+}

@@ -1,0 +1,231 @@
+/*
+ * Communicators: a duplicate with returned errors, the hosts of its ranks, and agreement on a
+ * status.
+ */
+#include "comm/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+
+enum { REPORT_TEXT_BYTES = 1024 };
+
+static bool initialized_here;
+
+/* The last agreement that failed here. Its message may pass through an outer agreement, which must
+ * not prefix it twice. */
+static struct {
+    bool by_all;   /* every rank of the program took part */
+    bool prefixed; /* the text names the failing rank */
+    char text[REPORT_TEXT_BYTES];
+} agreed;
+
+moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
+                            const char *function, int line) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    if (comm == NULL || comm->size == 1)
+        return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text);
+    return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",
+                              call, text, comm->rank, comm->size);
+}
+
+moert_status moert_comm_init(int *count, char ***arguments) {
+    int done = 0, level = MPI_THREAD_FUNNELED;
+    MOERT_MPI(NULL, MPI_Initialized(&done));
+    if (!done) {
+        MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
+        initialized_here = true;
+    }
+    if (level < MPI_THREAD_FUNNELED)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "this MPI does not allow threads (level %d)", level);
+    return MOERT_OK;
+}
+
+void moert_comm_finalize(void) {
+    int done = 1;
+    MPI_Finalized(&done);
+    if (initialized_here && !done)
+        MPI_Finalize();
+}
+
+const void *moert_comm_world(void) {
+    static MPI_Comm world;
+    world = MPI_COMM_WORLD;
+    return &world;
+}
+
+static moert_status allocate(moert_comm *comm) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&comm->peers, comm->size));
+    MOERT_TRY(MOERT_NEW_ARRAY(&comm->counts, comm->size));
+    MOERT_TRY(MOERT_NEW_ARRAY(&comm->displacements, comm->size));
+    MOERT_TRY(MOERT_NEW_ARRAY(&comm->send_start, comm->size));
+    return MOERT_NEW_ARRAY(&comm->receive_start, comm->size);
+}
+
+static void release(moert_comm *comm) {
+    free(comm->receive_start);
+    free(comm->send_start);
+    free(comm->displacements);
+    free(comm->counts);
+    free(comm->peers);
+    if (comm->node != MPI_COMM_NULL)
+        MPI_Comm_free(&comm->node);
+    MPI_Comm_free(&comm->handle);
+}
+
+/* Finds who shares this host and tells all ranks. */
+static moert_status discover(moert_comm *comm) {
+    int rank = (int)comm->rank, leader = rank, node_rank, node_size;
+    MOERT_MPI_WAIT(comm, MPI_Comm_split_type(comm->handle, MPI_COMM_TYPE_SHARED, rank,
+                                             MPI_INFO_NULL, &comm->node));
+    MOERT_MPI(comm, MPI_Comm_rank(comm->node, &node_rank));
+    MOERT_MPI(comm, MPI_Comm_size(comm->node, &node_size));
+    MOERT_MPI_WAIT(comm, MPI_Bcast(&leader, 1, MPI_INT, 0, comm->node));
+    comm->node_rank = (size_t)node_rank;
+    comm->node_size = (size_t)node_size;
+
+    comm->self.leader = (size_t)leader;
+    MOERT_TRY(moert_comm_allgather(comm, &comm->self, sizeof comm->self, comm->peers));
+    for (size_t r = 0; r < comm->size; r++) {
+        moert_peer *peer = &comm->peers[r];
+        peer->node = peer->leader == r ? comm->node_count++ : comm->peers[peer->leader].node;
+    }
+    return MOERT_OK;
+}
+
+/* Makes a communicator of `handle`, which it takes over. */
+static moert_status adopt(MPI_Comm handle, const moert_comm *parent, moert_comm **out) {
+    moert_comm draft = {.handle = handle, .node = MPI_COMM_NULL};
+    moert_comm *comm = NULL;
+    int rank, size;
+    MPI_Comm_rank(handle, &rank);
+    MPI_Comm_size(handle, &size);
+    draft.rank = (size_t)rank;
+    draft.size = (size_t)size;
+    draft.whole = parent == NULL || (parent->whole && parent->size == draft.size);
+    draft.self.origin = parent == NULL ? draft.rank : parent->self.origin;
+    gethostname(draft.self.host, sizeof draft.self.host - 1);
+
+    moert_status status = MOERT_NEW(&comm);
+    if (status == MOERT_OK)
+        status = allocate(&draft);
+    MOERT_TRY_OR(undo, moert_comm_agree(&draft, status));
+    MOERT_TRY_OR(undo, discover(&draft));
+    *comm = draft;
+    *out = comm;
+    return MOERT_OK;
+undo:
+    release(&draft);
+    free(comm);
+    return status;
+}
+
+moert_status moert_comm_create(const void *parent, moert_comm **comm) {
+    int ready = 0;
+    MPI_Initialized(&ready);
+    if (parent == NULL || !ready)
+        return MOERT_FAIL(ERROR_USAGE, "%s",
+                          ready ? "no communicator was given" : "MPI is not initialized");
+    MPI_Comm given, handle;
+    memcpy(&given, parent, sizeof given);
+    MOERT_MPI_WAIT(NULL, MPI_Comm_dup(given, &handle));
+    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
+    return adopt(handle, NULL, comm);
+}
+
+moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part) {
+    MPI_Comm handle;
+    int number = 0;
+    MOERT_TRY(moert_comm_agree(comm, moert_to_int(color, "the colour of a split", &number)));
+    MOERT_MPI_WAIT(comm, MPI_Comm_split(comm->handle, number, (int)comm->rank, &handle));
+    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
+    return adopt(handle, comm, part);
+}
+
+void moert_comm_destroy(moert_comm *comm) {
+    if (comm == NULL)
+        return;
+    moert_phase_wait_begin();
+    release(comm);
+    moert_phase_wait_end();
+    free(comm);
+}
+
+size_t moert_comm_rank(const moert_comm *comm) {
+    return comm->rank;
+}
+
+size_t moert_comm_size(const moert_comm *comm) {
+    return comm->size;
+}
+
+size_t moert_comm_node_rank(const moert_comm *comm) {
+    return comm->node_rank;
+}
+
+size_t moert_comm_node_size(const moert_comm *comm) {
+    return comm->node_size;
+}
+
+size_t moert_comm_node_count(const moert_comm *comm) {
+    return comm->node_count;
+}
+
+size_t moert_comm_node(const moert_comm *comm, size_t rank) {
+    return comm->peers[rank].node;
+}
+
+const char *moert_comm_host(const moert_comm *comm, size_t rank) {
+    return comm->peers[rank].host;
+}
+
+/* What the lowest failing rank tells the others. */
+typedef struct report {
+    int status, prefixed;
+    char text[REPORT_TEXT_BYTES];
+} report;
+
+static report make_report(const moert_comm *comm, moert_status local) {
+    report made = {.status = (int)local, .prefixed = 1};
+    const char *text = moert_last_error();
+    if (text[0] == '\0')
+        text = moert_status_text(local);
+    bool named = agreed.prefixed && strcmp(text, agreed.text) == 0;
+    if (named || comm->size == 1) {
+        made.prefixed = named;
+        snprintf(made.text, sizeof made.text, "%s", text);
+    } else {
+        snprintf(made.text, sizeof made.text, "rank %zu (%s): %s", comm->self.origin,
+                 comm->self.host, text);
+    }
+    return made;
+}
+
+moert_status moert_comm_agree(moert_comm *comm, moert_status local) {
+    int mine = (int)(local == MOERT_OK ? comm->size : comm->rank), lowest;
+    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &lowest, 1, MPI_INT, MPI_MIN, comm->handle));
+    if (lowest == (int)comm->size)
+        return MOERT_OK;
+    report shared = {0};
+    if (lowest == (int)comm->rank)
+        shared = make_report(comm, local);
+    MOERT_MPI_WAIT(comm, MPI_Bcast(&shared, sizeof shared, MPI_BYTE, lowest, comm->handle));
+    moert_error_set(shared.text);
+    agreed.by_all = comm->whole;
+    agreed.prefixed = shared.prefixed != 0;
+    memcpy(agreed.text, shared.text, sizeof agreed.text);
+    return moert_error_pass((moert_status)shared.status, __func__, __LINE__);
+}
+
+bool moert_comm_failure_is_shared(void) {
+    return agreed.by_all && strcmp(moert_last_error(), agreed.text) == 0;
+}
+
+void moert_comm_abort(moert_comm *comm, int code) {
+    MPI_Abort(comm->handle, code);
+}

@@ -1,0 +1,55 @@
+/* What the files of src/comm share: the communicator and the wrapper of MPI calls. */
+#ifndef MOERT_COMM_INTERNAL_H
+#define MOERT_COMM_INTERNAL_H
+
+#include <mpi.h>
+
+#include "base/phase.h"
+#include "comm/comm.h"
+
+enum { MOERT_HOST_BYTES = 64 };
+
+/* What every rank knows of each rank. */
+typedef struct moert_peer {
+    size_t origin; /* its rank in the communicator that moert_comm_create made */
+    size_t leader; /* lowest rank on its host */
+    size_t node;   /* index of its host, counted by lowest rank */
+    char host[MOERT_HOST_BYTES];
+} moert_peer;
+
+struct moert_comm {
+    MPI_Comm handle, node; /* node: the ranks of this host, in rank order */
+    size_t rank, size, node_rank, node_size, node_count;
+    bool whole; /* holds all ranks of the communicator that moert_comm_create made */
+    moert_peer self;
+    moert_peer *peers;                  /* [size] */
+    int *counts, *displacements;        /* [size] scratch of one collective call */
+    size_t *send_start, *receive_start; /* [size] scratch of one collective call */
+};
+
+/* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
+extern size_t moert_comm_piece_bytes;
+
+/* Records a failed MPI call: its text, MPI's words and the rank. `comm` may be NULL. */
+moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
+                            const char *function, int line);
+
+/* MOERT_MPI(comm, MPI_Call(...)): passes a failure of MPI up as ERROR_COMM. */
+#define MOERT_MPI(comm, call)                                                                      \
+    do {                                                                                           \
+        int mpi_code_ = (call);                                                                    \
+        if (mpi_code_ != MPI_SUCCESS)                                                              \
+            return moert_mpi_fail((comm), mpi_code_, #call, __func__, __LINE__);                   \
+    } while (0)
+
+/* The same for a call that waits for other ranks: the watchdog sees this rank waiting meanwhile. */
+#define MOERT_MPI_WAIT(comm, call)                                                                 \
+    do {                                                                                           \
+        moert_phase_wait_begin();                                                                  \
+        int mpi_waited_ = (call);                                                                  \
+        moert_phase_wait_end();                                                                    \
+        if (mpi_waited_ != MPI_SUCCESS)                                                            \
+            return moert_mpi_fail((comm), mpi_waited_, #call, __func__, __LINE__);                 \
+    } while (0)
+
+#endif

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A job whose last rank dies, stops or is late ends soon, with one message that names the rank, its step and its phase.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. launch/environment
+program=${MOERT_BUILD:-build}/tests/test_watchdog
+export MOERT_TIMEOUT_S=3
+number=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+verdict() { # 0 or 1, title
+    number=$((number + 1))
+    if [ "$1" -eq 0 ]; then
+        echo "ok $number - $2"
+    else
+        echo "not ok $number - $2"
+        sed 's/^/# /' "$log"
+        failed=1
+    fi
+}
+
+# hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills the log, `status` and `seconds`
+hang() {
+    local way=$1 ranks=$2 start=$SECONDS
+    shift 2
+    timeout -k 5 30 "${MOERT_MPIRUN[@]}" "$@" -n "$ranks" "$program" victim "$way" >"$log" 2>&1
+    status=$?
+    seconds=$((SECONDS - start))
+    echo "status $status after $seconds s" >>"$log"
+}
+
+says() { # PATTERN: the one line of the watchdog
+    [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && grep -Eq "$1" "$log"
+}
+
+ends() { # WAY RANKS PATTERN
+    hang "$1" "$2"
+    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 15 ] && says "$3"
+    verdict $? "$1, $2 ranks: the job ends and names the rank"
+}
+
+at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
+# mpirun ends a job by itself when a rank dies by a signal; told to recover, it leaves that to the watchdog
+hang kill 2
+[ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 15 ]
+verdict $? "kill, 2 ranks: the job ends"
+hang kill 2 --enable-recovery
+[ "$status" -ne 124 ] && [ "$seconds" -lt 15 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
+verdict $? "kill, 2 ranks, mpirun recovers: the watchdog ends the job and names the rank"
+ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"
+ends late 2 "^moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
+ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
+ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
+
+timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing >"$log" 2>&1
+verdict $? "a healthy job ends in order under the watchdog"
+echo "1..$number"
+exit $failed

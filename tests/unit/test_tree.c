@@ -1,0 +1,131 @@
+// run: np=1 sanitize=1
+/* The fixed tree of sums: any partition of the leaves gives the bits of the full tree. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "base/tree.h"
+
+enum { MOST_LEAVES = 33, N = 3 };
+
+/* Values whose sum depends on the order: magnitudes over 12 binary orders. */
+static void fill(float *rows, size_t first, size_t count) {
+    for (size_t i = 0; i < count * N; i++) {
+        uint64_t index = first * N + i;
+        double scale = (double)(1u << (index * 7 % 13));
+        rows[i] = (float)(moert_rng_normal(5, 1, index) * scale);
+    }
+}
+
+/* The definition in base/tree.h, by recursion. */
+static float node_value(const float *leaves, size_t total, size_t first, size_t width, size_t i) {
+    if (width == 1)
+        return leaves[first * N + i];
+    float left = node_value(leaves, total, first, width / 2, i);
+    if (first + width / 2 >= total)
+        return left;
+    return left + node_value(leaves, total, first + width / 2, width / 2, i);
+}
+
+static void full_tree(const float *leaves, size_t total, float *sum) {
+    size_t width = 1;
+    while (width < total)
+        width *= 2;
+    for (size_t i = 0; i < N; i++)
+        sum[i] = node_value(leaves, total, 0, width, i);
+}
+
+/* Appends a span's nodes and their rows, reduced from its leaves in place. */
+static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, float **rows) {
+    moert_tree_step steps[MOST_LEAVES];
+    size_t count = moert_tree_nodes(span, nodes), step_count = moert_tree_steps(span, steps);
+    assert_true(step_count <= span.count);
+    assert_int_equal(step_count + count, span.count);
+    for (size_t s = 0; s < step_count; s++)
+        for (size_t i = 0; i < N; i++)
+            leaves[steps[s].left * N + i] += leaves[steps[s].right * N + i];
+    for (size_t k = 0; k < count; k++)
+        rows[k] = leaves + (nodes[k].first - span.first) * N;
+    return count;
+}
+
+static void check_nodes(moert_span span) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    size_t count = moert_tree_nodes(span, nodes), next = span.first, end = span.first + span.count;
+    for (size_t k = 0; k < count; k++) {
+        assert_int_equal(nodes[k].first, next);
+        assert_int_equal(nodes[k].width & (nodes[k].width - 1), 0);
+        assert_int_equal(nodes[k].first % nodes[k].width, 0);
+        next += nodes[k].width;
+    }
+    /* the last node may reach past the last leaf, never into another span */
+    assert_true(next == end || (end == span.total && next >= end));
+    assert_true(span.count > 0 || count == 0);
+}
+
+static void test_nodes_cover_a_span_from_left_to_right(void **state) {
+    (void)state;
+    for (size_t total = 1; total <= MOST_LEAVES; total++)
+        for (size_t first = 0; first <= total; first++)
+            for (size_t count = 0; first + count <= total; count++)
+                check_nodes((moert_span){first, count, total});
+}
+
+static void check_partition(size_t total, size_t cut) {
+    float leaves[MOST_LEAVES * N], expected[N], sum[N];
+    float *rows[2 * MOERT_TREE_MAX_NODES];
+    moert_tree_node nodes[2 * MOERT_TREE_MAX_NODES];
+    fill(leaves, 0, total);
+    full_tree(leaves, total, expected);
+    size_t count = reduce((moert_span){0, cut, total}, leaves, nodes, rows);
+    count += reduce((moert_span){cut, total - cut, total}, leaves + cut * N, nodes + count,
+                    rows + count);
+    moert_tree_join(total, nodes, rows, count, sum, N);
+    assert_memory_equal(sum, expected, sizeof sum);
+}
+
+static void test_every_partition_in_two_gives_the_bits_of_the_full_tree(void **state) {
+    (void)state;
+    for (size_t total = 1; total <= MOST_LEAVES; total++)
+        for (size_t cut = 0; cut <= total; cut++)
+            check_partition(total, cut);
+}
+
+static void test_single_leaves_join_to_the_bits_of_the_full_tree(void **state) {
+    (void)state;
+    for (size_t total = 1; total <= MOST_LEAVES; total++) {
+        float leaves[MOST_LEAVES * N], expected[N], *rows[MOST_LEAVES];
+        moert_tree_node nodes[MOST_LEAVES];
+        fill(leaves, 0, total);
+        full_tree(leaves, total, expected);
+        for (size_t i = 0; i < total; i++) {
+            nodes[i] = (moert_tree_node){i, 1};
+            rows[i] = leaves + i * N;
+        }
+        moert_tree_join(total, nodes, rows, total, rows[0], N);
+        assert_memory_equal(leaves, expected, sizeof expected);
+    }
+}
+
+static void test_a_tree_without_leaves_sums_to_zero(void **state) {
+    (void)state;
+    float sum[N] = {1, 2, 3}, zero[N] = {0};
+    moert_tree_join(0, NULL, NULL, 0, sum, N);
+    assert_memory_equal(sum, zero, sizeof sum);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nodes_cover_a_span_from_left_to_right),
+        cmocka_unit_test(test_every_partition_in_two_gives_the_bits_of_the_full_tree),
+        cmocka_unit_test(test_single_leaves_join_to_the_bits_of_the_full_tree),
+        cmocka_unit_test(test_a_tree_without_leaves_sums_to_zero),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
