@@ -147,7 +147,7 @@ static void check_positions(const plan_case *c, const moert_plan *plan) {
 static void test_plan_places_rows_by_expert_then_global_token(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fixture f = {{0}};
+        fixture f = {.counts = NULL};
         build(&cases[i], &f);
         check_rows(&cases[i], &f);
         for (size_t r = 0; r < cases[i].ranks; r++)
@@ -180,7 +180,7 @@ static void test_plan_gives_each_expert_one_owner_in_contiguous_blocks(void **st
 static void test_plan_does_not_depend_on_the_number_of_ranks(void **state) {
     (void)state;
     const plan_case whole = {"", 8, 2, 1, {48}, RANDOM};
-    fixture f = {{0}};
+    fixture f = {.counts = NULL};
     build(&whole, &f);
     /* three ranks with the same tokens: an expert's rows are the same slots in the same order */
     const size_t tokens[] = {20, 0, 28};
