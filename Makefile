@@ -46,7 +46,7 @@ tests: $(TESTS) ## test programs
 
 $(STATIC): $(OBJECTS)
 	$(call say,AR)
-	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
+	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) qcs $@ $^
 
 $(SHARED): $(OBJECTS)
 	$(call say,LINK)
