@@ -80,7 +80,7 @@ static char *default_metrics;
 
 static moert_status check(void)
 {
-    trainer.steps = steps;
+    trainer.steps = gradients_path != NULL ? 1 : steps;
     trainer.seed = seed;
     trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
     trainer.schedule.warmup = warmup;
