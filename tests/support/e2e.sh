@@ -17,7 +17,7 @@ verdict() {
         echo "ok $e2e_number - $2"
     else
         echo "not ok $e2e_number - $2"
-        tail -n 20 "$log" | sed 's/^/# /'
+        tr '\r' '\n' <"$log" | tail -n 20 | sed 's/^/# /'
         e2e_failed=1
     fi
 }
