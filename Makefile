@@ -47,7 +47,7 @@ tests: $(TESTS) $(TESTTOOLS) ## test programs
 
 $(STATIC): $(OBJECTS)
 	$(call say,AR)
-	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
+	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) qcs $@ $^
 
 $(SHARED): $(OBJECTS)
 	$(call say,LINK)

@@ -1,6 +1,7 @@
 /*
  * Causal attention with grouped-query heads: N heads of q share M heads of k and v, head h uses g = h * M / N.
- * D = HEAD_SIZE; i, j < L are positions of one sequence; rows of q, out, dout, dq are N * D apart, of k, v, dk, dv M * D.
+ * D = HEAD_SIZE; i, j < L are positions of one sequence; the rows of q, out, dout and dq lie N * D floats apart, those
+ * of k, v, dk and dv M * D.
  *
  *   s[i,j] = scale * q[i] . k[j] for j <= i,  lse[i] = log sum_j exp(s[i,j]),  p[i,j] = exp(s[i,j] - lse[i])
  *   out[i] = sum_j p[i,j] v[j]
@@ -186,7 +187,7 @@ KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale
     local vec lanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
     int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = (size_t)heads * HEAD_SIZE, kv_stride = (size_t)kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
     size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     vec maximum[NV], total[NV], keep[NV];
@@ -221,7 +222,7 @@ KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float sc
     local vec normaliser[NV], delta[NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
     int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = (size_t)heads * HEAD_SIZE, kv_stride = (size_t)kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
     size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     vec keep[NV];
@@ -261,7 +262,7 @@ KERNEL void attention_backward_kv(ulong length, int heads, int kv_heads, float s
     local vec score[ROWS * NV], dscore[ROWS * NV];
     int key = (int)get_group_id(0) * LANES, kv_head = get_group_id(1), group = heads / kv_heads;
     int count = min((int)length - key, LANES);
-    size_t token = get_group_id(2) * length, stride = (size_t)heads * HEAD_SIZE, kv_stride = (size_t)kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
     size_t kv_from = (token + key) * kv_stride + kv_head * HEAD_SIZE;
     vec keep[NV], factor[NV];
     UNROLL for (int i = 0; i < NV; i++) {

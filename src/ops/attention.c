@@ -12,7 +12,7 @@
 
 enum {
     MAX_HEAD_SIZE = 512,
-    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads: one vector of lanes keeps a tile in the L1 cache */
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
     VECTOR_LANES = 16
 };
 
@@ -26,7 +26,7 @@ typedef struct launch_shape {
 static moert_status check_shape(const moert_attention *attention, launch_shape *shape) {
     const size_t heads = attention->heads, kv_heads = attention->kv_heads,
                  head_size = attention->head_size;
-    int length;
+    int length, width;
     if (heads == 0 || kv_heads == 0 || heads % kv_heads != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu query heads cannot share %zu key and value heads",
                           heads, kv_heads);
@@ -34,6 +34,7 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
                           MAX_HEAD_SIZE, head_size);
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &length));
+    MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &width));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
     MOERT_TRY(moert_to_int(kv_heads, "number of key and value heads", &shape->kv_heads));
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE ? 2 : 1;

@@ -51,10 +51,10 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm);
 /* ---- rotary positions, rotate-half form: element i of a head pairs with i + head_size / 2 ---- */
 
 /*
- * Makes table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each position
- * t, rounded to float32 where transformers rounds; blocks. The caller owns the table, which serves
- * all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or 0, theta not positive),
- * ERROR_MEMORY, ERROR_DEVICE.
+ * Makes table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each
+ * position t, rounded to float32 where transformers rounds; blocks. The caller owns the table,
+ * which serves all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or 0, theta
+ * not positive), ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_rope_table_create(moert_device *device, size_t length, size_t head_size,
                                      float theta, moert_buffer **table);
@@ -67,6 +67,12 @@ moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_
 
 /* ---- causal attention, head h of q uses head h * kv_heads / heads of k and v ---- */
 
+/*
+ * The forward reads q, k, v and writes out, lse; the backward reads q, k, v, out, lse, dout and
+ * overwrites dq, dk, dv, which must not be its inputs. 2 and 7 products of 2 * S * heads *
+ * head_size * length * (length + 1) / 2 FLOPs. Any length; head_size 1 to 512. Errors: ERROR_USAGE
+ * (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size).
+ */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads, head_size;
     float scale;                   /* 1 / sqrt(head_size) */

@@ -8,7 +8,12 @@
  *
  * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
  * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
- * in order. With `accumulate` the chain starts from the old value instead of 0.
+ * in order. With `accumulate` the chain starts from the old value instead of 0. Both backends keep
+ * to this and agree bit for bit; the GLU's exp may differ between them.
+ *
+ * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
+ * too small, a stride is below its width, n or k is 0, forward with `accumulate`),
+ * ERROR_UNSUPPORTED (a count of 2^31 or more), ERROR_DEVICE.
  */
 #ifndef MOERT_OPS_GROUPED_H
 #define MOERT_OPS_GROUPED_H
@@ -36,7 +41,7 @@ typedef struct moert_gemm {
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
 } moert_gemm;
 
-/* y = x weight^T + bias. FLOPs: 2 M N K, as for the next two. */
+/* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
 moert_status moert_gemm_forward(const moert_gemm *gemm);
 /* x = y weight: the gradient of x from the gradient y. */
 moert_status moert_gemm_dgrad(const moert_gemm *gemm);

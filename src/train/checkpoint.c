@@ -22,7 +22,7 @@ typedef struct value_set {
     enum { WEIGHTS, GRADIENTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
 } value_set;
 
-static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"", GRADIENTS}};
+static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"grad.", GRADIENTS}};
 static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS}, {"second_moment.", SECOND_MOMENTS}};
 
 /* The buffer that holds a tensor's values of a kind. */
