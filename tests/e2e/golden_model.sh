@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# moert-train against golden models: gradients of the first step, and losses and gradient norms of a run of AdamW, on 1, 2 and
+# moert-train against golden models: logits and gradients of the first step, and losses and gradient norms of a run of AdamW, on 1, 2 and
 # 4 ranks (of which some have no sequence). MOERT_TEST_ALL=1 adds 3 ranks and every engine.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -21,9 +21,13 @@ model() {
     export MOERT_EXCHANGE=$3
     [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
     train "$1" "$2" --gradients "$gradients" &&
-        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --strip grad. --actual "$gradients" \
+        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$gradients" \
             --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$*, gradients: $(tail -n 1 "$log")"
+    train "$1" "$2" --logits "$folder/logits.safetensors" &&
+        "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
+            --actual "$folder/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
+    verdict $? "$*, logits: $(tail -n 1 "$log")"
     train "$1" "$2" --steps 20 --metrics "$metrics" &&
         "$compare" curve --expected "$golden/$1/curve.json" --metrics "$metrics" --tolerance 1e-4 "${aux[@]}" \
             >>"$log" 2>&1

@@ -1,7 +1,7 @@
 /*
  * compare: tells whether what a program wrote is what golden files say, for the end-to-end tests.
  *
- *   compare tensors --expected E.safetensors --actual A.safetensors [--strip grad.]
+ *   compare tensors --expected E.safetensors --actual A.safetensors [--only NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
  * Tensors: the relative error of each is the norm of the difference over the norm of what is
@@ -23,7 +23,7 @@
 enum { LINE_BYTES = 4096 };
 static const double zero_norm = 1e-12; /* the largest norm that passes for nothing */
 
-static const char *expected_path, *actual_path, *metrics_path, *strip;
+static const char *expected_path, *actual_path, *metrics_path, *only;
 static double tolerance;
 static bool with_aux;
 
@@ -31,8 +31,8 @@ static const moert_option options[] = {
     {"expected", MOERT_OPTION_STRING, &expected_path, NULL, NULL,
      "golden safetensors file or curve"},
     {"actual", MOERT_OPTION_STRING, &actual_path, NULL, NULL, "safetensors file to judge"},
-    {"strip", MOERT_OPTION_STRING, &strip, "", NULL,
-     "prefix of the expected names that the actual ones lack"},
+    {"only", MOERT_OPTION_STRING, &only, NULL, NULL,
+     "the one tensor to compare; default all expected ones"},
     {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, NULL, "JSON lines to judge"},
     {"tolerance", MOERT_OPTION_FLOAT, &tolerance, "2e-5", "0..", "largest relative error"},
     {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "compare the auxiliary loss too"},
@@ -77,8 +77,6 @@ static moert_status compare_tensor(const moert_tensor *want, const moert_tensors
     const char *name = want->name;
     const moert_tensor *got;
     float *values;
-    if (strncmp(name, strip, strlen(strip)) == 0)
-        name += strlen(strip);
     MOERT_TRY(moert_tensors_get(actual, name, want->rank, want->shape, &got));
     MOERT_TRY(moert_alloc(&values, 2 * want->elements, sizeof *values));
     moert_status status = moert_tensor_read_f32(want, 0, want->elements, values);
@@ -98,7 +96,8 @@ static moert_status compare_tensors(worst *w) {
     MOERT_TRY_OR(done, moert_tensors_open(expected_path, &expected));
     MOERT_TRY_OR(done, moert_tensors_open(actual_path, &actual));
     for (size_t i = 0; i < moert_tensors_count(expected); i++)
-        MOERT_TRY_OR(done, compare_tensor(moert_tensors_at(expected, i), actual, w));
+        if (only == NULL || strcmp(only, moert_tensors_at(expected, i)->name) == 0)
+            MOERT_TRY_OR(done, compare_tensor(moert_tensors_at(expected, i), actual, w));
 done:
     moert_tensors_close(actual);
     moert_tensors_close(expected);
