@@ -39,7 +39,6 @@ STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
 .PHONY: all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
-FORCE:
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -150,3 +149,5 @@ clean: ## removes the build folder
 	rm -rf $(BUILD)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+FORCE:
