@@ -63,7 +63,8 @@ void moert_comm_library(char *text, size_t bytes) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(version, &length);
-    version[strcspn(version, ",\n")] = '\0'; /* Open MPI goes on with package, date and report address */
+    version[strcspn(version, ",\n")] =
+        '\0'; /* Open MPI goes on with package, date and report address */
     snprintf(text, bytes, "%s", version);
 }
 

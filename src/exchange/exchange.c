@@ -18,7 +18,8 @@ static const moert_engine *const engines[] = {
     [MOERT_EXCHANGE_STAGED] = &moert_engine_staged,
 };
 enum { ENGINES = sizeof engines / sizeof engines[0] };
-_Static_assert(ENGINES == MOERT_EXCHANGE_LOCAL + MOERT_EXCHANGE_ENGINES, "a report for each engine");
+_Static_assert(ENGINES == MOERT_EXCHANGE_LOCAL + MOERT_EXCHANGE_ENGINES,
+               "a report for each engine");
 
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
     bool *verdicts;
