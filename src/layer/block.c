@@ -85,15 +85,14 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch)
 }
 
 moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
-                                 moert_buffer *partial, bool accumulate)
+                                 moert_buffer *partial)
 {
     return moert_tree_reduce(&(moert_tree_reduction){.span = moert_batch_span(batch),
                                                      .n = n,
                                                      .partial = partial,
                                                      .target = block->nodes,
                                                      .target_stride = block->floats,
-                                                     .target_offset = block->tensor[tensor].offset + first,
-                                                     .accumulate = accumulate});
+                                                     .target_offset = block->tensor[tensor].offset + first});
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch, const moert_gemm *gemm,
@@ -113,7 +112,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         part.y_column = gemm->y_column + row;
         part.weight = *scratch;
         MOERT_TRY(moert_gemm_wgrad(&part));
-        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch, gemm->accumulate));
+        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
     if (!has_bias)
         return MOERT_OK;
@@ -122,7 +121,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     MOERT_TRY(moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;
     MOERT_TRY(moert_gemm_bias_grad(&part));
-    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch, gemm->accumulate);
+    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 
 /* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy. */
