@@ -38,7 +38,7 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -53,7 +53,7 @@ $(SHARED): $(OBJECTS)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
 
-$(BUILD)/lib/moert.pc: Makefile
+$(BUILD)/lib/moert.pc: Makefile FORCE # names PREFIX, which may differ from call to call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: ompi-c OpenCL' 'Requires.private: hwloc jansson libxxhash' \
@@ -149,3 +149,5 @@ clean: ## removes the build folder
 	rm -rf $(BUILD)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+FORCE:

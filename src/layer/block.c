@@ -25,6 +25,14 @@ static moert_status make_views(moert_block *block)
     return MOERT_OK;
 }
 
+size_t moert_block_floats(const size_t *elements, size_t count)
+{
+    size_t floats = 0;
+    for (size_t i = 0; i < count; i++)
+        floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
+    return floats;
+}
+
 moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
                                 moert_block **block)
 {
@@ -35,10 +43,9 @@ moert_status moert_block_create(moert_device *device, bool replicated, const siz
     made->replicated = replicated;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
     made->count = count;
-    for (size_t i = 0; i < count; i++) {
-        made->tensor[i] = (moert_block_tensor){elements[i], made->floats, NULL, NULL};
-        made->floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
-    }
+    for (size_t i = 0; i < count; i++)
+        made->tensor[i] = (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
+    made->floats = moert_block_floats(elements, count);
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->weight));
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->gradient));

@@ -28,6 +28,8 @@ typedef struct moert_block {
     moert_buffer *weight, *gradient, *nodes;
 } moert_block;
 
+/* The floats of a block of these tensors, with their padding. */
+size_t moert_block_floats(const size_t *elements, size_t count);
 /* Tensors of elements[count] floats each (0 is legal); weights and gradients start as zero. */
 moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
                                 moert_block **block);
