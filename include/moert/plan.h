@@ -5,8 +5,8 @@
  * one more. The owner keeps its rows expert by expert, and within an expert in global token order
  * (rank-major, then token), so that the order does not depend on the number of ranks:
  *
- *   row = rows of lower experts of that owner + rows of this expert from lower ranks + position
- * among mine
+ *   row = rows of lower experts of that owner + rows of this expert from lower ranks
+ *         + position among my own
  *
  * A slot with expert index -1 is dropped: it sends nothing and its combine adds nothing.
  */
@@ -48,14 +48,15 @@ typedef struct moert_plan {
     uint32_t *ends;          /* [local_experts] cumulative ends of the experts' rows on this rank */
     uint32_t *slot_rank;     /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
     uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
-    size_t *send_rows;       /* [ranks] */
-    size_t *receive_rows;    /* [ranks] */
+    uint32_t *slot_position; /* [T,K] place among this rank's rows sorted by rank, then row */
+    size_t *send_rows;       /* [ranks] rows from here to each rank */
+    size_t *receive_rows;    /* [ranks] rows from each rank to here */
 } moert_plan;
 
 /*
  * Builds the plan of `rank` from its own index[T,K] and the counts[ranks,E] of all ranks (both
- * copied from). Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 rows or more on one rank),
- * ERROR_MISMATCH (counts do not fit index).
+ * copied from). Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any one rank; all
+ * ranks alike), ERROR_MISMATCH (counts do not fit index).
  */
 MOERT_API moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk,
                                          size_t experts, size_t ranks, size_t rank,

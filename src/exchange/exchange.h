@@ -8,13 +8,20 @@
  * experts, at the plan's rows; combine sums the K rows of each token, from the owners' windows, in
  * slot order. Slots (weights, and their gradients) travel along as one float per row.
  *
- *   local   one rank                      window  ranks of one host on CPU devices, MPI shared
- * memory, one-sided kernels staged  any ranks and devices, host buffers and MPI_Alltoallv
+ *   local   one rank
+ *   window  ranks of one host on CPU devices: MPI shared memory, one-sided kernels
+ *   staged  any ranks and devices: host buffers and MPI_Alltoallv
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
  * earlier work, so a window may be dispatched to again in the next round. Between a combine and the
  * next dispatch *to the same window* there must be a plan or another dispatch-combine pair (its two
  * synchronisations order the accesses).
+ *
+ * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
+ * usable. Two exceptions, both after the last synchronisation of their call and both only when a
+ * device or the host's memory is at its end: make_plan while it copies the plan, combine while it
+ * enqueues its last kernels. There the rank keeps its own error, to be handed to the next plan as
+ * `local`.
  */
 #ifndef MOERT_EXCHANGE_EXCHANGE_H
 #define MOERT_EXCHANGE_EXCHANGE_H
@@ -45,21 +52,24 @@ void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. *
 size_t moert_window_stride(const moert_window *window);
 /* This rank's rows, [>= plan->rows, stride]; valid until the window grows. */
 moert_buffer *moert_window_rows(const moert_window *window);
-/* Makes room for the plan's rows on every rank; the content is lost when the window grows.
- * Collective. */
+/*
+ * Makes room for the plan's rows on every rank; the content is lost when the window grows. Only
+ * then does it communicate, and all ranks grow together. Errors, on all ranks alike: ERROR_MEMORY,
+ * ERROR_DEVICE. Collective.
+ */
 moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
 
 /*
  * Plan on the device side: the plan of index int32 [T,K] with its destinations uploaded. `local` is
- * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error.
- * Collective: one all-gather of E counts per rank.
+ * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error
+ * (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts per rank.
  */
 typedef struct moert_exchange_plan {
     moert_plan *plan;
     moert_buffer *ends;        /* uint32 [local experts] */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
-    size_t
-        capacity_rows; /* rows that any later plan of as many tokens needs at most, on any rank */
+    moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
+    size_t capacity_rows; /* rows that a plan of as many tokens needs at most, on any rank */
 } moert_exchange_plan;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
                                       const moert_buffer *index, size_t tokens, size_t topk,

@@ -1,0 +1,161 @@
+/*
+ * Rows between ranks.
+ *
+ *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
+ *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k
+ *
+ * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
+ * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes.
+ *
+ * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (CPU devices only, where a kernel
+ * may follow any address of its process); REMOTE = 0: one plain buffer, the rank is not looked at.
+ * A work-item moves TOKENS tokens. No local memory. Deterministic: each row has one writer, each sum one order.
+ *
+ * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
+ * they need comes once, at the end of the work-item.
+ */
+#if !defined(REMOTE)
+#error "REMOTE must be defined (0, 1)"
+#endif
+
+#define TOKENS  16
+#define SLOTS   256
+#define STREAMS 8
+#define DROPPED 0xffffffffu
+
+#if REMOTE
+#define WINDOW global const ulong *
+static inline global float *row_of(WINDOW window, uint2 to, uint stride)
+{
+    return (global float *)(size_t)window[to.x] + (size_t)to.y * stride;
+}
+#else
+#define WINDOW global float *
+static inline global float *row_of(WINDOW window, uint2 to, uint stride)
+{
+    return window + (size_t)to.y * stride;
+}
+#endif
+
+/* Stores 16 floats at a multiple of 64 bytes. */
+static inline void put(vec x, global float *p)
+{
+#if MOERT_CPU && defined(__clang__)
+    __builtin_nontemporal_store(x, (global vec *)p);
+#else
+    *(global vec *)p = x;
+#endif
+}
+
+/* Orders the stores of put before what the host does after this kernel. */
+static inline void put_end(void)
+{
+#if MOERT_CPU && defined(__x86_64__)
+    __asm__ volatile("sfence" ::: "memory");
+#endif
+}
+
+KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+                          uint topk, uint width, uint stride)
+{
+    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+    for (uint t = first; t < last; t++) {
+        global const float *x = source + (size_t)t * width;
+        for (uint k = 0; k < topk; k++) {
+            uint2 to = destination[(size_t)t * topk + k];
+            if (to.x == DROPPED)
+                continue;
+            global float *row = row_of(window, to, stride);
+            uint whole = width / VEC * VEC;
+            for (uint i = 0; i < whole; i += VEC)
+                put(vload16(0, x + i), row + i);
+            if (whole < width)
+                put(load_part(x + whole, width - whole), row + whole);
+        }
+    }
+    put_end();
+}
+
+/* One float per slot, at the start of its row. */
+KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots)
+{
+    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
+    for (uint s = first; s < last; s++) {
+        uint2 to = destination[s];
+        vec x = 0.0f;
+        x.s0 = source[s];
+        if (to.x != DROPPED)
+            put(x, row_of(window, to, VEC));
+    }
+    put_end();
+}
+
+/*
+ * STREAMS rows are read side by side; a token with more slots continues from the partial sum in `target`, which has the
+ * same bits as one long chain. weight 0 (null) means 1 for all.
+ */
+KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
+                         global float *target, uint tokens, uint topk, uint width, uint stride)
+{
+    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+    for (uint t = first; t < last; t++) {
+        global float *out = target + (size_t)t * width;
+        uint k = 0;
+        bool started = false;
+        do {
+            global const float *row[STREAMS];
+            float factor[STREAMS];
+            uint streams = 0;
+            for (; k < topk && streams < STREAMS; k++) {
+                size_t slot = (size_t)t * topk + k;
+                if (destination[slot].x == DROPPED)
+                    continue;
+                row[streams] = row_of(window, destination[slot], stride);
+                factor[streams++] = weight != 0 ? weight[slot] : 1.0f;
+            }
+            for (uint i = 0; i < width; i += VEC) {
+                vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
+                for (uint j = 0; j < streams; j++)
+                    sum = fma((vec)factor[j], *(global const vec *)(row[j] + i), sum);
+                store_part(sum, out + i, width - i);
+            }
+            started = true;
+        } while (k < topk);
+    }
+}
+
+/* target[slot] = the float at the start of its row, 0 when dropped. */
+KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target, uint slots)
+{
+    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
+    for (uint s = first; s < last; s++) {
+        uint2 to = destination[s];
+        target[s] = to.x != DROPPED ? row_of(window, to, VEC)[0] : 0.0f;
+    }
+}
+
+#if REMOTE
+/* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of all windows. */
+static inline float probe_value(uint round, uint ranks, uint writer, uint owner)
+{
+    return (float)((round * ranks + writer) * ranks + owner + 1);
+}
+
+KERNEL void probe_write(WINDOW window, uint ranks, uint rank, uint round)
+{
+    for (uint owner = 0; owner < ranks; owner++)
+        put((vec)probe_value(round, ranks, rank, owner), row_of(window, (uint2)(owner, rank), VEC));
+    put_end();
+}
+
+KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round)
+{
+    uint count = 0;
+    for (uint owner = 0; owner < ranks; owner++)
+        for (uint writer = 0; writer < ranks; writer++) {
+            vec x = *(global const vec *)row_of(window, (uint2)(owner, writer), VEC);
+            count += any(x != (vec)probe_value(round, ranks, writer, owner));
+        }
+    *wrong = count;
+}
+#endif

@@ -1,0 +1,195 @@
+/* The exchange: choice of the engine, and the calls that check their buffers and hand over to it.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/phase.h"
+#include "exchange/internal.h"
+
+/* By MOERT_EXCHANGE_* of base/config.h; AUTO tries the named ones in this order. */
+static const moert_engine *const engines[] = {
+    [MOERT_EXCHANGE_LOCAL] = &moert_engine_local,
+    [MOERT_EXCHANGE_WINDOW] = &moert_engine_window,
+    [MOERT_EXCHANGE_STAGED] = &moert_engine_staged,
+};
+enum { ENGINES = sizeof engines / sizeof engines[0] };
+
+moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
+    bool *verdicts;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&verdicts, moert_comm_size(comm), sizeof *verdicts));
+    MOERT_TRY_OR(free_verdicts, moert_comm_allgather(comm, &mine, sizeof mine, verdicts));
+    *all = true;
+    for (size_t r = 0; r < moert_comm_size(comm); r++)
+        *all = *all && verdicts[r];
+free_verdicts:
+    free(verdicts);
+    return status;
+}
+
+void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const size_t bytes = MOERT_EXCHANGE_REASON_BYTES;
+    char *reasons = NULL;
+    moert_status status = moert_alloc(&reasons, moert_comm_size(comm), bytes);
+    if (status == MOERT_OK)
+        status = moert_comm_allgather(comm, reason, bytes, reasons);
+    if (status != MOERT_OK)
+        snprintf(reason, bytes, "%s", moert_last_error());
+    for (size_t r = moert_comm_size(comm); status == MOERT_OK && r-- > 0;)
+        if (reasons[r * bytes] != '\0')
+            memcpy(reason, reasons + r * bytes, bytes);
+    free(reasons);
+}
+
+/* Opens one engine; `reason` says on all ranks alike why it does not work. */
+static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
+    memset(reason, 0, MOERT_EXCHANGE_REASON_BYTES);
+    exchange->engine = engines[which];
+    exchange->engine->open(exchange, reason);
+}
+
+static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
+    char reason[MOERT_EXCHANGE_REASON_BYTES];
+    if (which >= ENGINES)
+        return MOERT_FAIL(ERROR_USAGE, "there is no exchange engine %u", which);
+    if (which != MOERT_EXCHANGE_AUTO) {
+        open_engine(exchange, which, reason);
+        if (reason[0] != '\0')
+            return moert_comm_agree(exchange->comm,
+                                    MOERT_FAIL(ERROR_UNSUPPORTED,
+                                               "the %s exchange cannot work here: %s",
+                                               engines[which]->name, reason));
+        return MOERT_OK;
+    }
+    for (unsigned candidate = MOERT_EXCHANGE_LOCAL; candidate < ENGINES; candidate++) {
+        open_engine(exchange, candidate, reason);
+        if (reason[0] == '\0') {
+            MOERT_INFO("%s exchange among %zu ranks", exchange->engine->name,
+                       moert_comm_size(exchange->comm));
+            return MOERT_OK;
+        }
+        if (candidate != MOERT_EXCHANGE_LOCAL)
+            MOERT_INFO("no %s exchange: %s", exchange->engine->name, reason);
+    }
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "no exchange engine works here: %s", reason);
+}
+
+/* The smallest of all ranks' largest allocations. */
+static moert_status agree_on_limit(moert_exchange *exchange) {
+    size_t ranks = moert_comm_size(exchange->comm), *limits;
+    size_t mine = moert_device_describe(exchange->device)->largest_bytes;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&limits, ranks, sizeof *limits));
+    MOERT_TRY_OR(free_limits, moert_comm_allgather(exchange->comm, &mine, sizeof mine, limits));
+    exchange->largest_bytes = mine;
+    for (size_t r = 0; r < ranks; r++)
+        exchange->largest_bytes = moert_min(exchange->largest_bytes, limits[r]);
+free_limits:
+    free(limits);
+    return status;
+}
+
+moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsigned engine,
+                                   moert_exchange **exchange) {
+    moert_exchange *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    *made = (moert_exchange){.device = device, .comm = comm};
+    MOERT_TRY_OR(free_exchange, agree_on_limit(made));
+    MOERT_TRY_OR(free_exchange, choose_engine(made, engine));
+    *exchange = made;
+    return MOERT_OK;
+free_exchange:
+    free(made);
+    return status;
+}
+
+void moert_exchange_destroy(moert_exchange *exchange) {
+    if (exchange == NULL)
+        return;
+    exchange->engine->close(exchange);
+    free(exchange);
+}
+
+const char *moert_exchange_engine(const moert_exchange *exchange) {
+    return exchange->engine->name;
+}
+
+static moert_status check_buffer(const moert_buffer *buffer, const char *what, size_t floats) {
+    size_t bytes = floats * sizeof(float);
+    if (bytes > 0 && (buffer == NULL || moert_buffer_bytes(buffer) < bytes))
+        return MOERT_FAIL(ERROR_USAGE, "%s holds %zu bytes; the plan's tokens need %zu", what,
+                          buffer != NULL ? moert_buffer_bytes(buffer) : 0, bytes);
+    return MOERT_OK;
+}
+
+static moert_status check_slots(const moert_move *move, const moert_buffer *values,
+                                const char *what) {
+    if (move->slots == NULL)
+        return MOERT_OK;
+    if (move->slots->width != 1)
+        return MOERT_FAIL(ERROR_USAGE, "a window of slots has width 1, not %zu",
+                          move->slots->width);
+    return check_buffer(values, what, move->plan->plan->tokens * move->plan->plan->topk);
+}
+
+/* Rows to combine must be there already: growing here would lose them. */
+static moert_status check_rows(const moert_move *move) {
+    size_t needed = move->plan->plan->largest_rows, there = move->window->capacity_rows;
+    if (move->slots != NULL)
+        there = moert_min(there, move->slots->capacity_rows);
+    if (there < needed)
+        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu", there,
+                          needed);
+    return MOERT_OK;
+}
+
+moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                     const moert_buffer *source, moert_window *window,
+                                     const moert_buffer *slot_source, moert_window *slots) {
+    const moert_move move = {
+        .plan = plan,
+        .window = window,
+        .slots = slot_source != NULL ? slots : NULL,
+        .source = source,
+        .slot_source = slot_source,
+    };
+    moert_phase_set("dispatch");
+    MOERT_TRY(moert_window_reserve(window, plan->plan));
+    if (move.slots != NULL)
+        MOERT_TRY(moert_window_reserve(move.slots, plan->plan));
+    moert_status status =
+        check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
+    if (status == MOERT_OK)
+        status = check_slots(&move, slot_source, "the slots of a dispatch");
+    return exchange->engine->dispatch(exchange, &move, status);
+}
+
+moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                    moert_window *window, const moert_buffer *weight,
+                                    moert_buffer *target, moert_window *slots,
+                                    moert_buffer *slot_target) {
+    const moert_move move = {
+        .plan = plan,
+        .window = window,
+        .slots = slot_target != NULL ? slots : NULL,
+        .weight = weight,
+        .target = target,
+        .slot_target = slot_target,
+    };
+    const size_t tokens = plan->plan->tokens;
+    moert_phase_set("combine");
+    moert_status status = check_rows(&move);
+    if (status == MOERT_OK)
+        status = check_buffer(target, "the target of a combine", tokens * window->width);
+    if (status == MOERT_OK && weight != NULL)
+        status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
+    if (status == MOERT_OK)
+        status = check_slots(&move, slot_target, "the slots of a combine");
+    return exchange->engine->combine(exchange, &move, status);
+}

@@ -1,0 +1,71 @@
+/* Launches of kernels/exchange.cl. */
+#include "base/memory.h"
+#include "exchange/internal.h"
+
+enum { TOKENS_PER_GROUP = 16, SLOTS_PER_GROUP = 256 }; /* TOKENS and SLOTS of the kernels */
+
+static const char *program(bool remote) {
+    return remote ? "exchange -DREMOTE=1" : "exchange -DREMOTE=0";
+}
+
+static const moert_buffer *reach_of(const moert_window *window, bool remote) {
+    return remote ? window->storage.addresses : window->storage.rows;
+}
+
+/* The sizes that the kernels take, narrowed. */
+typedef struct moert_shape {
+    unsigned tokens, topk, slots, width, stride;
+    moert_grid by_token, by_slot;
+} moert_shape;
+
+static moert_status narrow(const moert_move *move, moert_shape *shape) {
+    const moert_plan *plan = move->plan->plan;
+    int slots, stride;
+    MOERT_TRY(moert_to_int(plan->tokens * plan->topk, "slots of a plan", &slots));
+    MOERT_TRY(moert_to_int(move->window->stride, "width of a window", &stride));
+    *shape = (moert_shape){
+        .tokens = (unsigned)plan->tokens,
+        .topk = (unsigned)plan->topk,
+        .slots = (unsigned)slots,
+        .width = (unsigned)move->window->width,
+        .stride = (unsigned)stride,
+        .by_token = {moert_ceil_div(plan->tokens, TOKENS_PER_GROUP), 1, 1},
+        .by_slot = {moert_ceil_div((size_t)slots, SLOTS_PER_GROUP), 1, 1},
+    };
+    return MOERT_OK;
+}
+
+moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
+    moert_shape shape;
+    MOERT_TRY(narrow(move, &shape));
+    MOERT_TRY(MOERT_RUN(exchange->device, program(remote), "dispatch_rows", shape.by_token,
+                        MOERT_ARG(reach_of(move->window, remote)),
+                        MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
+                        MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
+                        MOERT_ARG(shape.stride)));
+    if (move->slots == NULL)
+        return MOERT_OK;
+    return MOERT_RUN(exchange->device, program(remote), "dispatch_slots", shape.by_slot,
+                     MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
+                     MOERT_ARG(move->slot_source), MOERT_ARG(shape.slots));
+}
+
+moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
+                                       bool remote, const moert_buffer *reach,
+                                       const moert_buffer *destination) {
+    moert_shape shape;
+    MOERT_TRY(narrow(move, &shape));
+    return MOERT_RUN(exchange->device, program(remote), "combine_rows", shape.by_token,
+                     MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
+                     MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
+                     MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
+}
+
+moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
+                                        bool remote) {
+    moert_shape shape;
+    MOERT_TRY(narrow(move, &shape));
+    return MOERT_RUN(exchange->device, program(remote), "combine_slots", shape.by_slot,
+                     MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
+                     MOERT_ARG(move->slot_target), MOERT_ARG(shape.slots));
+}

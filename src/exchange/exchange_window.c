@@ -1,0 +1,94 @@
+/* Windows: their memory, and its growth. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/phase.h"
+#include "exchange/internal.h"
+
+enum { ROW_FLOATS = 16 }; /* rows start and end at whole vectors */
+
+moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
+    moert_window *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    *made = (moert_window){
+        .exchange = exchange, .width = width, .stride = moert_round_up(width, ROW_FLOATS)};
+    *window = made;
+    return MOERT_OK;
+}
+
+void moert_storage_release(moert_storage *storage) {
+    moert_buffer_destroy(storage->rows);
+    moert_buffer_destroy(storage->addresses);
+    moert_shared_destroy(storage->shared);
+    *storage = (moert_storage){.rows = NULL};
+}
+
+void moert_window_destroy(moert_window *window) {
+    if (window == NULL)
+        return;
+    moert_device_finish(window->exchange->device);
+    moert_storage_release(&window->storage);
+    free(window);
+}
+
+size_t moert_window_stride(const moert_window *window) {
+    return window->stride;
+}
+
+moert_buffer *moert_window_rows(const moert_window *window) {
+    return window->storage.rows;
+}
+
+/* New storage for `rows`, made on all ranks or on none. *everywhere tells which. */
+static moert_status try_allocate(moert_window *window, size_t rows, moert_storage *storage,
+                                 bool *everywhere) {
+    moert_exchange *exchange = window->exchange;
+    moert_status local = moert_device_finish(exchange->device);
+    *storage = (moert_storage){.rows = NULL};
+    *everywhere = false;
+    moert_status made = exchange->engine->allocate(window, rows, storage);
+    if (local == MOERT_OK)
+        local = made;
+    moert_status status = moert_exchange_everyone(exchange->comm, local == MOERT_OK, everywhere);
+    if (status != MOERT_OK || !*everywhere)
+        moert_storage_release(storage);
+    return status != MOERT_OK ? status : local;
+}
+
+/*
+ * Growing costs far more than reserving: an engine whose untouched rows cost nothing takes at once
+ * all that a plan of as many tokens can need. When that much is not to be had, a quarter more than
+ * what is needed now has to do.
+ */
+moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) {
+    moert_exchange *exchange = window->exchange;
+    size_t needed = moert_max(plan->largest_rows, 1);
+    if (window->capacity_rows >= needed)
+        return MOERT_OK;
+    size_t limit = exchange->largest_bytes / (window->stride * sizeof(float));
+    if (needed > limit)
+        return moert_comm_agree(
+            exchange->comm,
+            MOERT_FAIL(ERROR_MEMORY,
+                       "a window of width %zu needs %zu rows; the largest allocation of the ranks' "
+                       "devices, %zu bytes, has room for %zu",
+                       window->width, needed, exchange->largest_bytes, limit));
+    size_t modest = moert_min(needed + needed / 4, limit), rows = modest;
+    if (exchange->engine->reserves_worst_case)
+        rows = moert_min(moert_max(exchange->capacity_rows, needed), limit);
+    moert_storage storage;
+    bool everywhere;
+    moert_status status = try_allocate(window, rows, &storage, &everywhere);
+    if (!everywhere && rows > modest) {
+        rows = modest;
+        status = try_allocate(window, rows, &storage, &everywhere);
+    }
+    if (!everywhere)
+        return moert_comm_agree(exchange->comm, status);
+    moert_storage_release(&window->storage);
+    window->storage = storage;
+    window->capacity_rows = rows;
+    MOERT_DEBUG("window of width %zu has room for %zu rows", window->width, rows);
+    return MOERT_OK;
+}

@@ -1,0 +1,184 @@
+/*
+ * Counts and offsets of an exchange: see the formula in moert/plan.h. Integers on host memory only;
+ * the counts of the other ranks come from the caller.
+ */
+#include "moert/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+enum { NOT_FINITE = -2, DROPPED = -1 };
+
+void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
+    size_t share = experts / ranks, larger = experts % ranks;
+    *first = rank * share + moert_min(rank, larger);
+    *count = share + (rank < larger ? 1 : 0);
+}
+
+size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert) {
+    size_t share = experts / ranks, larger = experts % ranks;
+    if (expert < larger * (share + 1))
+        return expert / (share + 1);
+    return larger + (expert - larger * (share + 1)) / share;
+}
+
+/* last_token[E] holds 1 + the last token that chose the expert. */
+static moert_status check_slot(int32_t expert, size_t token, size_t slot, size_t experts,
+                               size_t *last_token) {
+    if (expert == DROPPED)
+        return MOERT_OK;
+    if (expert == NOT_FINITE)
+        return MOERT_FAIL(ERROR_NUMERIC, "token %zu has non-finite routing scores", token);
+    if (expert < 0 || (size_t)expert >= experts)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "token %zu, slot %zu: expert index %d is outside -1..%lld (-1 drops the "
+                          "slot)",
+                          token, slot, (int)expert, (long long)experts - 1);
+    if (last_token[expert] == token + 1)
+        return MOERT_FAIL(ERROR_USAGE, "token %zu, slot %zu: expert %d is chosen twice", token,
+                          slot, (int)expert);
+    last_token[expert] = token + 1;
+    return MOERT_OK;
+}
+
+moert_status moert_plan_count(const int32_t *index, size_t tokens, size_t topk, size_t experts,
+                              uint64_t *counts) {
+    size_t *last_token;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&last_token, experts, sizeof *last_token));
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t k = 0; k < topk; k++)
+            MOERT_TRY_OR(free_last, check_slot(index[t * topk + k], t, k, experts, last_token));
+    memset(counts, 0, experts * sizeof *counts);
+    for (size_t s = 0; s < tokens * topk; s++)
+        if (index[s] >= 0)
+            counts[index[s]]++;
+    status = MOERT_OK;
+free_last:
+    free(last_token);
+    return status;
+}
+
+static moert_status allocate(moert_plan *plan) {
+    size_t slots = plan->tokens * plan->topk;
+    MOERT_TRY(moert_alloc(&plan->counts, plan->ranks * plan->experts, sizeof *plan->counts));
+    MOERT_TRY(moert_alloc(&plan->expert_counts, plan->experts, sizeof *plan->expert_counts));
+    MOERT_TRY(moert_alloc(&plan->ends, plan->local_experts, sizeof *plan->ends));
+    MOERT_TRY(moert_alloc(&plan->slot_rank, slots, sizeof *plan->slot_rank));
+    MOERT_TRY(moert_alloc(&plan->slot_row, slots, sizeof *plan->slot_row));
+    MOERT_TRY(moert_alloc(&plan->slot_position, slots, sizeof *plan->slot_position));
+    MOERT_TRY(moert_alloc(&plan->send_rows, plan->ranks, sizeof *plan->send_rows));
+    return moert_alloc(&plan->receive_rows, plan->ranks, sizeof *plan->receive_rows);
+}
+
+/* Where this rank's slots of one expert go. */
+typedef struct moert_lane {
+    uint32_t rank;     /* the owner */
+    uint64_t row;      /* next row there */
+    uint64_t position; /* next place among this rank's rows */
+    uint64_t left;     /* slots still to come */
+} moert_lane;
+
+/*
+ * Walks the experts in order, owner by owner: totals, ends, the sums per rank, and the lane of each
+ * expert. counts are plan->counts[ranks,E].
+ */
+static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
+    uint64_t position = 0;
+    for (size_t owner = 0; owner < plan->ranks; owner++) {
+        size_t first, count;
+        uint64_t rows = 0;
+        moert_plan_experts(plan->experts, plan->ranks, owner, &first, &count);
+        for (size_t e = first; e < first + count; e++) {
+            for (size_t r = 0; r < plan->ranks; r++) {
+                uint64_t part = plan->counts[r * plan->experts + e];
+                if (r == plan->rank) {
+                    lanes[e] = (moert_lane){(uint32_t)owner, rows, position, part};
+                    position += part;
+                    plan->send_rows[owner] += part;
+                }
+                if (owner == plan->rank)
+                    plan->receive_rows[r] += part;
+                plan->expert_counts[e] += part;
+                rows += part;
+            }
+            if (owner == plan->rank)
+                plan->ends[e - first] = (uint32_t)rows;
+        }
+        if (rows >= UINT32_MAX)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "rank %zu would receive %llu rows; the limit is %u", owner,
+                              (unsigned long long)rows, UINT32_MAX - 1);
+        if (owner == plan->rank)
+            plan->rows = rows;
+        plan->largest_rows = moert_max(plan->largest_rows, rows);
+    }
+    return MOERT_OK;
+}
+
+/* Gives each slot the next row of its expert's lane, which keeps the rows in token order. */
+static moert_status place_slots(moert_plan *plan, const int32_t *index, moert_lane *lanes) {
+    for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
+        plan->slot_rank[s] = plan->slot_row[s] = plan->slot_position[s] = MOERT_PLAN_DROPPED;
+        if (index[s] == DROPPED)
+            continue;
+        if (index[s] < 0 || (size_t)index[s] >= plan->experts || lanes[index[s]].left == 0)
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "rank %zu: slot %zu goes to expert %d, which the counts of this rank "
+                              "do not cover",
+                              plan->rank, s, (int)index[s]);
+        moert_lane *lane = &lanes[index[s]];
+        lane->left--;
+        plan->slot_rank[s] = lane->rank;
+        plan->slot_row[s] = (uint32_t)lane->row++;
+        plan->slot_position[s] = (uint32_t)lane->position++;
+    }
+    for (size_t e = 0; e < plan->experts; e++)
+        if (lanes[e].left > 0)
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "rank %zu: the counts announce %llu slots of expert %zu that the "
+                              "index does not hold",
+                              plan->rank, (unsigned long long)lanes[e].left, e);
+    return MOERT_OK;
+}
+
+moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk, size_t experts,
+                               size_t ranks, size_t rank, const uint64_t *counts,
+                               moert_plan **plan) {
+    moert_plan *made;
+    moert_lane *lanes;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&lanes, experts, sizeof *lanes));
+    MOERT_TRY_OR(free_lanes, MOERT_NEW(&made));
+    *made = (moert_plan){
+        .experts = experts, .ranks = ranks, .rank = rank, .tokens = tokens, .topk = topk};
+    moert_plan_experts(experts, ranks, rank, &made->first_expert, &made->local_experts);
+    MOERT_TRY_OR(destroy_plan, allocate(made));
+    memcpy(made->counts, counts, ranks * experts * sizeof *counts);
+    MOERT_TRY_OR(destroy_plan, lay_out(made, lanes));
+    MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes));
+    *plan = made;
+    free(lanes);
+    return MOERT_OK;
+destroy_plan:
+    moert_plan_destroy(made);
+free_lanes:
+    free(lanes);
+    return status;
+}
+
+void moert_plan_destroy(moert_plan *plan) {
+    if (plan == NULL)
+        return;
+    free(plan->counts);
+    free(plan->expert_counts);
+    free(plan->ends);
+    free(plan->slot_rank);
+    free(plan->slot_row);
+    free(plan->slot_position);
+    free(plan->send_rows);
+    free(plan->receive_rows);
+    free(plan);
+}

@@ -1,0 +1,234 @@
+/* The oracle of the exchange: see round_trip.h. */
+#include "support/round_trip.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+/* ---- the values, from the global token alone ---- */
+
+static void choose(const shape *c, size_t token, int32_t *slot) {
+    int32_t deck[MAX_EXPERTS];
+    for (size_t e = 0; e < c->experts; e++)
+        deck[e] = (int32_t)e;
+    for (size_t k = 0; k < c->topk; k++) {
+        double u = moert_rng_uniform(c->salt, token, k);
+        size_t pick = k + (size_t)(u * (double)(c->experts - k));
+        if (c->choice == ONE_EXPERT)
+            pick = c->experts - 1;
+        int32_t taken = deck[pick];
+        deck[pick] = deck[k];
+        deck[k] = taken;
+        slot[k] = c->choice == ALL_DROPPED || (c->choice == SOME_DROPPED && u < 0.4) ? -1 : taken;
+    }
+}
+
+static float payload(const shape *c, size_t token, size_t i) {
+    return (float)(token * 1009 + i * 7 + c->salt % 1000 + 1);
+}
+
+static float weight(const shape *c, size_t token, size_t k) {
+    return (float)moert_rng_normal(c->salt + 1000u, token, k);
+}
+
+/* What expert e makes of a row's element. */
+static float result(float x, size_t expert) {
+    return x * 0.37f - (float)expert * 1.3f;
+}
+
+/* Tokens of the ranks below `end`. */
+static size_t tokens_below(const shape *c, size_t end) {
+    size_t first = 0;
+    for (size_t r = 0; r < end; r++)
+        first += c->tokens[r];
+    return first;
+}
+
+static size_t own_tokens(const shape *c, const trip *t) {
+    return c->tokens[moert_comm_rank(t->comm)];
+}
+
+static size_t first_token(const shape *c, const trip *t) {
+    return tokens_below(c, moert_comm_rank(t->comm));
+}
+
+static size_t all_tokens(const shape *c, const trip *t) {
+    return tokens_below(c, moert_comm_size(t->comm));
+}
+
+/* ---- one round trip ---- */
+
+moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
+                               size_t width, trip *t) {
+    *t = (trip){.device = device, .comm = comm, .exchange = exchange};
+    MOERT_TRY(moert_window_create(exchange, width, &t->x));
+    MOERT_TRY(moert_window_create(exchange, width, &t->y));
+    MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
+    return moert_window_create(exchange, 1, &t->slot_y);
+}
+
+void trip_free_windows(trip *t) {
+    moert_window_destroy(t->x);
+    moert_window_destroy(t->y);
+    moert_window_destroy(t->slot_x);
+    moert_window_destroy(t->slot_y);
+}
+
+void trip_free_buffers(trip *t) {
+    moert_exchange_free_plan(t->plan);
+    moert_buffer_destroy(t->index);
+    moert_buffer_destroy(t->source);
+    moert_buffer_destroy(t->weight);
+    moert_buffer_destroy(t->target);
+    moert_buffer_destroy(t->slot_target);
+    free(t->host);
+    t->plan = NULL;
+    t->host = NULL;
+    t->index = t->source = t->weight = t->target = t->slot_target = NULL;
+}
+
+/* This rank's tokens on the device. */
+moert_status trip_make_buffers(const shape *c, trip *t) {
+    size_t tokens = own_tokens(c, t), slots = tokens * c->topk, total = all_tokens(c, t);
+    size_t stride = moert_window_stride(t->x);
+    MOERT_TRY(moert_alloc(&t->host, (total + 1) * (c->topk + 1) * stride, sizeof(float)));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->index));
+    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->source));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->weight));
+    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->target));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->slot_target));
+    for (size_t i = 0; i < tokens; i++)
+        choose(c, first_token(c, t) + i, (int32_t *)t->host + i * c->topk);
+    MOERT_TRY(moert_buffer_write(t->index, 0, t->host, slots * 4));
+    for (size_t i = 0; i < tokens * c->width; i++)
+        t->host[i] = payload(c, first_token(c, t) + i / c->width, i % c->width);
+    MOERT_TRY(moert_buffer_write(t->source, 0, t->host, tokens * c->width * 4));
+    for (size_t s = 0; s < slots; s++)
+        t->host[s] = weight(c, first_token(c, t) + s / c->topk, s % c->topk);
+    return moert_buffer_write(t->weight, 0, t->host, slots * 4);
+}
+
+/* Visits this rank's rows in the order of the plan, by brute force over all tokens. */
+typedef void row_visitor(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e);
+
+static void visit_rows(const shape *c, trip *t, row_visitor *visit) {
+    size_t row = 0, total = all_tokens(c, t), first, count;
+    int32_t slot[MAX_EXPERTS];
+    moert_plan_experts(c->experts, moert_comm_size(t->comm), moert_comm_rank(t->comm), &first,
+                       &count);
+    for (size_t e = first; e < first + count; e++) {
+        for (size_t token = 0; token < total; token++) {
+            choose(c, token, slot);
+            for (size_t k = 0; k < c->topk; k++)
+                if (slot[k] == (int32_t)e)
+                    visit(c, t, row++, token, k, e);
+        }
+    }
+    t->wrong += row != t->plan->plan->rows;
+}
+
+static void check_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)k, (void)e;
+    size_t stride = moert_window_stride(t->x);
+    for (size_t i = 0; i < stride; i++)
+        t->wrong += t->host[row * stride + i] != (i < c->width ? payload(c, token, i) : 0.0f);
+}
+
+static void check_slot(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)e;
+    t->wrong += t->host[row * moert_window_stride(t->slot_x)] != weight(c, token, k);
+}
+
+/* The padding is poisoned: nobody may use it. */
+static void make_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)k;
+    size_t stride = moert_window_stride(t->y);
+    for (size_t i = 0; i < stride; i++)
+        t->host[row * stride + i] = i < c->width ? result(payload(c, token, i), e) : NAN;
+}
+
+static void make_slot(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)c;
+    t->host[row * moert_window_stride(t->slot_y)] = (float)(token * 100 + k * 10) + (float)e * .5f;
+}
+
+static moert_status read_rows(const moert_window *window, trip *t) {
+    return moert_buffer_read(moert_window_rows(window), 0, t->host,
+                             t->plan->plan->rows * moert_window_stride(window) * 4);
+}
+
+static moert_status write_rows(moert_window *window, trip *t) {
+    return moert_buffer_write(moert_window_rows(window), 0, t->host,
+                              t->plan->plan->rows * moert_window_stride(window) * 4);
+}
+
+/* target against fmaf in order of k; weighted or plain. */
+static moert_status check_target(const shape *c, trip *t, int weighted) {
+    size_t tokens = own_tokens(c, t);
+    int32_t slot[MAX_EXPERTS];
+    MOERT_TRY(moert_buffer_read(t->target, 0, t->host, tokens * c->width * 4));
+    for (size_t i = 0; i < tokens; i++) {
+        size_t token = first_token(c, t) + i;
+        choose(c, token, slot);
+        for (size_t j = 0; j < c->width; j++) {
+            float sum = 0.0f;
+            for (size_t k = 0; k < c->topk; k++)
+                if (slot[k] >= 0)
+                    sum = fmaf(weighted ? weight(c, token, k) : 1.0f,
+                               result(payload(c, token, j), (size_t)slot[k]), sum);
+            t->wrong += memcmp(&sum, &t->host[i * c->width + j], sizeof sum) != 0;
+        }
+    }
+    return MOERT_OK;
+}
+
+static moert_status check_slot_target(const shape *c, trip *t) {
+    size_t slots = own_tokens(c, t) * c->topk;
+    int32_t slot[MAX_EXPERTS];
+    MOERT_TRY(moert_buffer_read(t->slot_target, 0, t->host, slots * 4));
+    for (size_t s = 0; s < slots; s++) {
+        size_t token = first_token(c, t) + s / c->topk, k = s % c->topk;
+        choose(c, token, slot);
+        float wanted = slot[k] < 0 ? 0.0f : (float)(token * 100 + k * 10) + (float)slot[k] * .5f;
+        t->wrong += t->host[s] != wanted;
+    }
+    return MOERT_OK;
+}
+
+/* All ranks learn of any rank's wrong values. */
+static moert_status verdict(const shape *c, trip *t, const char *what) {
+    moert_status local = MOERT_OK;
+    if (t->wrong > 0)
+        local = MOERT_FAIL(ERROR_INTERNAL, "%s, %s: %zu wrong values", c->name, what, t->wrong);
+    return moert_comm_agree(t->comm, local);
+}
+
+moert_status trip_run(const shape *c, trip *t) {
+    moert_status local = trip_make_buffers(c, t);
+    MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
+                                       c->experts, &t->plan));
+    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, t->source, t->x, t->weight, t->slot_x));
+    t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
+    MOERT_TRY(read_rows(t->x, t));
+    visit_rows(c, t, check_row);
+    MOERT_TRY(read_rows(t->slot_x, t));
+    visit_rows(c, t, check_slot);
+    MOERT_TRY(verdict(c, t, "dispatch"));
+    MOERT_TRY(moert_window_reserve(t->y, t->plan->plan));
+    MOERT_TRY(moert_window_reserve(t->slot_y, t->plan->plan));
+    visit_rows(c, t, make_row);
+    MOERT_TRY(write_rows(t->y, t));
+    visit_rows(c, t, make_slot);
+    MOERT_TRY(write_rows(t->slot_y, t));
+    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, t->y, t->weight, t->target, t->slot_y,
+                                     t->slot_target));
+    MOERT_TRY(check_target(c, t, 1));
+    MOERT_TRY(check_slot_target(c, t));
+    MOERT_TRY(verdict(c, t, "combine"));
+    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, t->y, NULL, t->target, NULL, NULL));
+    MOERT_TRY(check_target(c, t, 0));
+    return verdict(c, t, "plain combine");
+}

@@ -1,0 +1,44 @@
+/*
+ * A dispatch and a combine of any shape, checked against values computed from the global token
+ * index: rows, slots and sums, exactly. The sums are the host's chains of fmaf, bit for bit.
+ */
+#ifndef TESTS_SUPPORT_ROUND_TRIP_H
+#define TESTS_SUPPORT_ROUND_TRIP_H
+
+#include "exchange/exchange.h"
+
+enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
+
+/* How the tokens of a shape choose their experts. */
+typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED } pattern;
+
+typedef struct {
+    const char *name;
+    size_t experts, topk, width, tokens[MAX_RANKS];
+    pattern choice;
+    unsigned salt; /* changes payload and routing */
+} shape;
+
+/* The objects of a round trip on this rank. */
+typedef struct {
+    moert_device *device;
+    moert_comm *comm;
+    moert_exchange *exchange;
+    moert_window *x, *y, *slot_x, *slot_y;
+    moert_exchange_plan *plan;
+    moert_buffer *index, *source, *weight, *target, *slot_target;
+    float *host; /* at least as large as any of them */
+    size_t wrong;
+} trip;
+
+/* Windows outlive a shape, buffers and plan do not. Collective, except for the buffers. */
+moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
+                               size_t width, trip *t);
+void trip_free_windows(trip *t);
+moert_status trip_make_buffers(const shape *c, trip *t);
+void trip_free_buffers(trip *t);
+
+/* Buffers, plan, dispatch, combine with and without weights; the verdict is that of all ranks. */
+moert_status trip_run(const shape *c, trip *t);
+
+#endif

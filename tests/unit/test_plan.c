@@ -1,0 +1,271 @@
+// run: np=1 sanitize=1
+/* The plan against brute force: the rows of simulated ranks, sorted by (expert, rank, token). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "moert/plan.h"
+
+enum { MAX_RANKS = 9 };
+
+/* How a token of a case chooses its experts. */
+typedef enum { RANDOM, ONE_EXPERT, LAST_EXPERTS, SOME_DROPPED, ALL_DROPPED } pattern;
+
+typedef struct {
+    const char *name;
+    size_t experts, topk, ranks;
+    size_t tokens[MAX_RANKS];
+    pattern choice;
+} plan_case;
+
+static const plan_case cases[] = {
+    {"one rank", 8, 2, 1, {50}, RANDOM},
+    {"even", 8, 2, 4, {16, 16, 16, 16}, RANDOM},
+    {"uneven experts", 7, 3, 3, {11, 5, 30}, RANDOM},
+    {"empty ranks", 8, 2, 4, {0, 9, 0, 3}, RANDOM},
+    {"no tokens at all", 6, 2, 3, {0, 0, 0}, RANDOM},
+    {"one token", 5, 2, 4, {0, 0, 1, 0}, RANDOM},
+    {"all to one expert", 8, 1, 4, {10, 20, 0, 7}, ONE_EXPERT},
+    {"all to the last experts", 10, 3, 4, {10, 20, 0, 7}, LAST_EXPERTS},
+    {"every expert chosen", 6, 6, 4, {4, 5, 6, 7}, RANDOM},
+    {"some slots dropped", 9, 4, 2, {40, 33}, SOME_DROPPED},
+    {"all slots dropped", 4, 2, 2, {5, 5}, ALL_DROPPED},
+    {"fewer experts than ranks", 3, 2, 5, {6, 7, 8, 9, 10}, RANDOM},
+    {"many ranks", 64, 8, 9, {1, 2, 3, 4, 5, 6, 7, 8, 9}, RANDOM},
+    {"one expert", 1, 1, 3, {4, 0, 2}, RANDOM},
+};
+
+/* K distinct experts by drawing without replacement. */
+static void choose(const plan_case *c, size_t rank, size_t token, int32_t *slot) {
+    int32_t deck[64];
+    for (size_t e = 0; e < c->experts; e++)
+        deck[e] = (int32_t)e;
+    for (size_t k = 0; k < c->topk; k++) {
+        double u = moert_rng_uniform(7, rank * 1000 + token, k);
+        size_t pick = k + (size_t)(u * (double)(c->experts - k));
+        if (c->choice == ONE_EXPERT)
+            pick = c->experts / 2;
+        if (c->choice == LAST_EXPERTS)
+            pick = c->experts - 1 - k % 2 > k ? c->experts - 1 - k % 2 : k;
+        int32_t taken = deck[pick];
+        deck[pick] = deck[k];
+        deck[k] = taken;
+        bool drop = c->choice == ALL_DROPPED || (c->choice == SOME_DROPPED && u < 0.4);
+        slot[k] = drop ? -1 : taken;
+    }
+}
+
+typedef struct {
+    int32_t *index[MAX_RANKS];
+    uint64_t *counts;
+    moert_plan *plan[MAX_RANKS];
+} fixture;
+
+static void build(const plan_case *c, fixture *f) {
+    assert_int_equal(moert_alloc(&f->counts, c->ranks * c->experts, sizeof(uint64_t)), MOERT_OK);
+    for (size_t r = 0; r < c->ranks; r++) {
+        size_t slots = c->tokens[r] * c->topk;
+        assert_int_equal(moert_alloc(&f->index[r], slots, sizeof(int32_t)), MOERT_OK);
+        for (size_t t = 0; t < c->tokens[r]; t++)
+            choose(c, r, t, f->index[r] + t * c->topk);
+        assert_int_equal(moert_plan_count(f->index[r], c->tokens[r], c->topk, c->experts,
+                                          f->counts + r * c->experts),
+                         MOERT_OK);
+    }
+    for (size_t r = 0; r < c->ranks; r++)
+        assert_int_equal(moert_plan_create(f->index[r], c->tokens[r], c->topk, c->experts, c->ranks,
+                                           r, f->counts, &f->plan[r]),
+                         MOERT_OK);
+}
+
+static void tear_down(const plan_case *c, fixture *f) {
+    for (size_t r = 0; r < c->ranks; r++) {
+        free(f->index[r]);
+        moert_plan_destroy(f->plan[r]);
+    }
+    free(f->counts);
+}
+
+/* Visits all slots by (expert, rank, token), the definition of the row order. */
+static void check_rows(const plan_case *c, const fixture *f) {
+    size_t next_row[MAX_RANKS] = {0}, received[MAX_RANKS][MAX_RANKS] = {{0}};
+    for (size_t e = 0; e < c->experts; e++) {
+        size_t owner = moert_plan_owner(c->experts, c->ranks, e), before = next_row[owner];
+        for (size_t r = 0; r < c->ranks; r++) {
+            for (size_t s = 0; s < c->tokens[r] * c->topk; s++) {
+                if (f->index[r][s] != (int32_t)e)
+                    continue;
+                assert_int_equal(f->plan[r]->slot_rank[s], owner);
+                assert_int_equal(f->plan[r]->slot_row[s], next_row[owner]);
+                next_row[owner]++;
+                received[owner][r]++;
+            }
+        }
+        const moert_plan *mine = f->plan[owner];
+        assert_int_equal(mine->ends[e - mine->first_expert], next_row[owner]);
+        assert_int_equal(mine->expert_counts[e], next_row[owner] - before);
+    }
+    size_t largest = 0;
+    for (size_t r = 0; r < c->ranks; r++)
+        largest = moert_max(largest, next_row[r]);
+    for (size_t r = 0; r < c->ranks; r++) {
+        assert_int_equal(f->plan[r]->rows, next_row[r]);
+        assert_int_equal(f->plan[r]->largest_rows, largest);
+        for (size_t other = 0; other < c->ranks; other++) {
+            assert_int_equal(f->plan[r]->receive_rows[other], received[r][other]);
+            assert_int_equal(f->plan[r]->send_rows[other], received[other][r]);
+        }
+    }
+}
+
+/* Positions number a rank's own rows 0, 1, 2, ... by (destination rank, destination row). */
+static void check_positions(const plan_case *c, const moert_plan *plan) {
+    size_t slots = plan->tokens * c->topk;
+    for (size_t s = 0; s < slots; s++) {
+        size_t position = 0;
+        if (plan->slot_rank[s] == MOERT_PLAN_DROPPED) {
+            assert_int_equal(plan->slot_row[s], MOERT_PLAN_DROPPED);
+            assert_int_equal(plan->slot_position[s], MOERT_PLAN_DROPPED);
+            continue;
+        }
+        for (size_t o = 0; o < slots; o++)
+            if (plan->slot_rank[o] != MOERT_PLAN_DROPPED &&
+                (plan->slot_rank[o] < plan->slot_rank[s] ||
+                 (plan->slot_rank[o] == plan->slot_rank[s] &&
+                  plan->slot_row[o] < plan->slot_row[s])))
+                position++;
+        assert_int_equal(plan->slot_position[s], position);
+    }
+}
+
+static void test_plan_places_rows_by_expert_then_global_token(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fixture f = {.counts = NULL};
+        build(&cases[i], &f);
+        check_rows(&cases[i], &f);
+        for (size_t r = 0; r < cases[i].ranks; r++)
+            check_positions(&cases[i], f.plan[r]);
+        tear_down(&cases[i], &f);
+    }
+}
+
+static void test_plan_gives_each_expert_one_owner_in_contiguous_blocks(void **state) {
+    (void)state;
+    for (size_t experts = 1; experts <= 20; experts++) {
+        for (size_t ranks = 1; ranks <= 24; ranks++) {
+            size_t next = 0, largest = 0, smallest = experts;
+            for (size_t r = 0; r < ranks; r++) {
+                size_t first, count;
+                moert_plan_experts(experts, ranks, r, &first, &count);
+                assert_int_equal(first, next);
+                for (size_t e = first; e < first + count; e++)
+                    assert_int_equal(moert_plan_owner(experts, ranks, e), r);
+                next += count;
+                largest = moert_max(largest, count);
+                smallest = moert_min(smallest, count);
+            }
+            assert_int_equal(next, experts);
+            assert_true(largest - smallest <= 1);
+        }
+    }
+}
+
+static void test_plan_does_not_depend_on_the_number_of_ranks(void **state) {
+    (void)state;
+    const plan_case whole = {"", 8, 2, 1, {48}, RANDOM};
+    fixture f = {.counts = NULL};
+    build(&whole, &f);
+    /* three ranks with the same tokens: an expert's rows are the same slots in the same order */
+    const size_t tokens[] = {20, 0, 28};
+    uint64_t counts[3 * 8];
+    for (size_t r = 0, t = 0; r < 3; t += tokens[r++])
+        assert_int_equal(moert_plan_count(f.index[0] + t * 2, tokens[r], 2, 8, counts + r * 8),
+                         MOERT_OK);
+    for (size_t r = 0, t = 0; r < 3; t += tokens[r++]) {
+        moert_plan *part;
+        assert_int_equal(
+            moert_plan_create(f.index[0] + t * 2, tokens[r], 2, 8, 3, r, counts, &part), MOERT_OK);
+        for (size_t s = 0; s < tokens[r] * 2; s++) {
+            size_t expert = (size_t)f.index[0][t * 2 + s], first, count, base = 0, whole_base = 0;
+            moert_plan_experts(8, 3, part->slot_rank[s], &first, &count);
+            for (size_t e = 0; e < expert; e++) {
+                whole_base += f.counts[e];
+                base += e >= first ? f.counts[e] : 0;
+            }
+            assert_int_equal(part->slot_row[s] - base, f.plan[0]->slot_row[t * 2 + s] - whole_base);
+        }
+        moert_plan_destroy(part);
+    }
+    tear_down(&whole, &f);
+}
+
+static void test_plan_count_names_the_bad_slot(void **state) {
+    (void)state;
+    static const struct {
+        int32_t index[6];
+        moert_status status;
+        const char *text;
+    } rows[] = {
+        {{0, 1, 2, 4, 1, 0}, MOERT_ERROR_USAGE, "token 1, slot 1: expert index 4 is outside -1..3"},
+        {{0, 1, 2, 3, -3, 0}, MOERT_ERROR_USAGE, "token 2, slot 0: expert index -3"},
+        {{0, 1, 2, 2, 1, 0}, MOERT_ERROR_USAGE, "token 1, slot 1: expert 2 is chosen twice"},
+        {{0, 1, 2, 3, -2, -2}, MOERT_ERROR_NUMERIC, "token 2 has non-finite routing scores"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint64_t counts[4] = {9, 9, 9, 9};
+        assert_int_equal(moert_plan_count(rows[i].index, 3, 2, 4, counts), rows[i].status);
+        assert_non_null(strstr(moert_last_error(), rows[i].text));
+        for (size_t e = 0; e < 4; e++)
+            assert_int_equal(counts[e], 9);
+    }
+    const int32_t dropped_twice[] = {-1, -1, 3, -1};
+    uint64_t counts[4];
+    assert_int_equal(moert_plan_count(dropped_twice, 2, 2, 4, counts), MOERT_OK);
+    assert_int_equal(counts[3], 1);
+    assert_int_equal(counts[0], 0);
+}
+
+static void test_plan_rejects_counts_that_do_not_fit_the_index(void **state) {
+    (void)state;
+    const int32_t index[] = {0, 1, 1, 2};
+    const uint64_t few[] = {1, 1, 1}, many[] = {1, 2, 2};
+    moert_plan *plan = NULL;
+    assert_int_equal(moert_plan_create(index, 2, 2, 3, 1, 0, few, &plan), MOERT_ERROR_MISMATCH);
+    assert_int_equal(moert_plan_create(index, 2, 2, 3, 1, 0, many, &plan), MOERT_ERROR_MISMATCH);
+    assert_int_equal(moert_plan_create(index, 2, 2, 2, 1, 0, few, &plan), MOERT_ERROR_MISMATCH);
+    assert_null(plan);
+}
+
+static void test_plan_refuses_more_rows_than_its_indices_hold(void **state) {
+    (void)state;
+    const int32_t index[] = {0};
+    /* rank 1 announces 2^32 slots of an expert of rank 1: both ranks refuse */
+    const uint64_t counts[] = {1, 0, 0, (uint64_t)1 << 32};
+    moert_plan *plan = NULL;
+    assert_int_equal(moert_plan_create(index, 1, 1, 2, 2, 0, counts, &plan),
+                     MOERT_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(moert_last_error(), "rank 1 would receive 4294967296 rows"));
+    assert_int_equal(moert_plan_create(index, 0, 1, 2, 2, 1, counts, &plan),
+                     MOERT_ERROR_UNSUPPORTED);
+    assert_null(plan);
+    moert_plan_destroy(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_places_rows_by_expert_then_global_token),
+        cmocka_unit_test(test_plan_gives_each_expert_one_owner_in_contiguous_blocks),
+        cmocka_unit_test(test_plan_does_not_depend_on_the_number_of_ranks),
+        cmocka_unit_test(test_plan_count_names_the_bad_slot),
+        cmocka_unit_test(test_plan_rejects_counts_that_do_not_fit_the_index),
+        cmocka_unit_test(test_plan_refuses_more_rows_than_its_indices_hold),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
