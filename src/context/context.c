@@ -160,3 +160,8 @@ const moert_placement *moert_context_placement(const moert_context *context)
 {
     return &context->placement;
 }
+
+bool moert_context_claim_report(moert_context *context)
+{
+    return context == NULL || moert_watchdog_claim(context->watchdog);
+}
