@@ -12,12 +12,13 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
     if (ep == 0)
         ep = size;
-    if (ep > size || size % ep != 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
-                                       "number of ranks",
-                          size, ep);
     moert_mesh *made;
-    moert_status status;
+    moert_status status = MOERT_OK;
+    if (ep > size || size % ep != 0)
+        status = MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
+                                         "number of ranks",
+                            size, ep);
+    MOERT_TRY(moert_comm_agree(world, status));
     MOERT_TRY(MOERT_NEW(&made));
     made->context = context;
     made->device = moert_context_device(context);
