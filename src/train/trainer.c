@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
+#include "io/durable.h"
 
 typedef struct trainer {
     moert_model *model;
@@ -26,7 +27,7 @@ typedef struct trainer {
 
 static volatile sig_atomic_t terminated;
 
-static void on_sigterm(int number)
+static void on_signal(int number)
 {
     (void)number;
     terminated = 1;
@@ -39,12 +40,14 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
         return MOERT_FAIL(ERROR_USAGE, "a batch of %zu sequences cannot be cut into %zu micro-batches", o->batch,
                           o->micro_batches);
     if (info.steps > 0 && o->batch != info.batch)
-        return MOERT_FAIL(ERROR_USAGE, "the token file has batches of %zu sequences, not %zu", info.batch, o->batch);
+        return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu", info.batch, o->batch);
     if (info.steps > 0 && o->steps > info.steps)
-        return MOERT_FAIL(ERROR_USAGE, "%llu steps, but the token file holds %zu batches", (unsigned long long)o->steps,
+        return MOERT_FAIL(ERROR_MISMATCH, "%llu steps, but the token file holds %zu batches", (unsigned long long)o->steps,
                           info.steps);
     if (o->save_every > 0 && o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "checkpoints need a folder; give --out DIR");
+        return MOERT_FAIL(ERROR_USAGE, "--save-every needs a folder for the checkpoints; give --out DIR");
+    if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
     return moert_data_check_length(data, o->length);
 }
 
@@ -178,7 +181,7 @@ static moert_status save_checkpoint(trainer *t)
     return status;
 }
 
-/* True on all ranks when any of them got SIGTERM. Collective. */
+/* True on all ranks when any of them got a signal to stop. Collective. */
 static moert_status any_terminated(trainer *t, bool *any)
 {
     unsigned char mine = terminated != 0, *all;
@@ -197,8 +200,8 @@ static moert_status run_steps(trainer *t, bool *interrupted)
     while (t->state.step < o->steps && !*interrupted) {
         MOERT_TRY(step(t));
         MOERT_TRY(any_terminated(t, interrupted));
-        bool last = t->state.step == o->steps;
-        if (o->out != NULL && ((*interrupted && !last) || due(o->save_every, t->state.step, o->steps)))
+        *interrupted &= t->state.step < o->steps; /* the last step ends the run anyway */
+        if (o->out != NULL && (*interrupted || due(o->save_every, t->state.step, o->steps)))
             MOERT_TRY(save_checkpoint(t));
     }
     return MOERT_OK;
@@ -217,7 +220,7 @@ static moert_status check_state(const trainer *t, const char *path, const moert_
         if (rows[i].saved != rows[i].given)
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path, rows[i].what,
                               (unsigned long long)rows[i].saved, (unsigned long long)rows[i].given);
-    if (s->data_tokens != t->state.data_tokens)
+    if (s->data_tokens != t->state.data_tokens && t->first)
         MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path, (unsigned long long)s->data_tokens,
                    (unsigned long long)t->state.data_tokens);
     return MOERT_OK;
@@ -234,10 +237,10 @@ static moert_status find_checkpoint(trainer *t, char **path)
         *path = strdup(o->resume);
         return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     }
-    if (o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
     char *folder = moert_text_format("%s/checkpoints", o->out);
-    moert_status status = t->first && folder != NULL ? moert_checkpoint_latest(folder, path) : MOERT_OK;
+    moert_status status = folder != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK && t->first)
+        status = moert_checkpoint_latest(folder, path);
     uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
     free(folder);
     MOERT_TRY(moert_comm_agree(t->world, status));
@@ -281,15 +284,24 @@ static moert_status prepare(trainer *t)
     return moert_alloc(&t->target, room, sizeof *t->target);
 }
 
+/* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
+static moert_status open_outputs(trainer *t)
+{
+    const moert_trainer_options *o = t->options;
+    const moert_metrics_options metrics = {
+        .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
+    if (o->out != NULL)
+        MOERT_TRY(moert_make_folders(o->out));
+    return moert_metrics_open(&metrics, &t->metrics);
+}
+
 static moert_status begin(trainer *t)
 {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, prepare(t)));
     MOERT_TRY(moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(resume(t));
-    const moert_metrics_options metrics = {
-        .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
-    return moert_comm_agree(t->world, t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
+    return moert_comm_agree(t->world, t->first ? open_outputs(t) : MOERT_OK);
 }
 
 static trainer make_trainer(moert_model *model, const moert_data *data, const moert_trainer_options *options)
@@ -299,24 +311,43 @@ static trainer make_trainer(moert_model *model, const moert_data *data, const mo
         .model = model, .data = data, .options = options, .world = world, .first = moert_comm_rank(world) == 0};
 }
 
+/* The signals that end a run in order: what schedulers send some time before they kill (Slurm: --signal=USR1@120). */
+static const int stop_signals[] = {SIGTERM, SIGUSR1};
+enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+
+static void catch_signals(struct sigaction before[STOP_SIGNALS])
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second one ends the process */
+    terminated = 0;
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &action, &before[i]);
+}
+
+static moert_status close_metrics(trainer *t, moert_status status)
+{
+    if (status == MOERT_OK)
+        return moert_metrics_close(t->metrics);
+    char *message = moert_error_keep();
+    moert_metrics_close(t->metrics);
+    moert_error_restore(message);
+    return status;
+}
+
 moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                          bool *interrupted)
 {
     trainer t = make_trainer(model, data, options);
-    struct sigaction action = {.sa_handler = on_sigterm}, before;
+    struct sigaction before[STOP_SIGNALS];
     moert_status status;
     *interrupted = false;
-    terminated = 0;
-    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second SIGTERM ends the process */
-    sigaction(SIGTERM, &action, &before);
+    catch_signals(before);
     MOERT_TRY_OR(done, begin(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
 done:
-    sigaction(SIGTERM, &before, NULL);
-    if (t.first) {
-        moert_status closed = moert_metrics_close(t.metrics);
-        status = status != MOERT_OK ? status : closed;
-    }
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &before[i], NULL);
+    status = close_metrics(&t, status);
     moert_optimizer_destroy(t.optimizer);
     free(t.target);
     free(t.input);
