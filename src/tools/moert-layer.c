@@ -1,4 +1,5 @@
 /* moert-layer: one MoE layer, forward and backward, on a model's files; for parity checks with other code. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,7 +205,7 @@ static moert_status write_output(job *j)
     status = moert_comm_agree(j->world, status);
     if (first && temporary != NULL) {
         if (status == MOERT_OK && rename(temporary, output_path) != 0)
-            status = MOERT_FAIL(ERROR_IO, "cannot rename %s to %s", temporary, output_path);
+            status = MOERT_FAIL(ERROR_IO, "%s cannot be renamed to %s: %s", temporary, output_path, strerror(errno));
         if (status != MOERT_OK)
             remove(temporary);
     }
