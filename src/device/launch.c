@@ -2,7 +2,7 @@
 #include "base/log.h"
 #include "device/internal.h"
 
-static moert_status set_argument(moert_device *device, const moert_kernel *kernel, cl_uint index,
+static moert_status set_argument(const moert_kernel *kernel, cl_uint index,
                                  const moert_argument *argument) {
     cl_int code;
     cl_mem memory;
@@ -12,10 +12,6 @@ static moert_status set_argument(moert_device *device, const moert_kernel *kerne
         code = clSetKernelArg(kernel->handle, index, sizeof memory, &memory);
         break;
     case MOERT_ARGUMENT_LOCAL:
-        if (argument->bytes > device->info.local_bytes)
-            return MOERT_FAIL(ERROR_UNSUPPORTED,
-                              "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
-                              argument->bytes, device->info.name, device->info.local_bytes);
         code = clSetKernelArg(kernel->handle, index, argument->bytes, NULL);
         break;
     default:
@@ -24,6 +20,19 @@ static moert_status set_argument(moert_device *device, const moert_kernel *kerne
     if (code != CL_SUCCESS)
         return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
                           kernel->name, argument->bytes, moert_cl_error_name(code));
+    return MOERT_OK;
+}
+
+/* PoCL would abort the process when the local arguments together are too large. */
+static moert_status check_local(const moert_device *device, const moert_kernel *kernel,
+                                const moert_argument *arguments, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        bytes += arguments[i].kind == MOERT_ARGUMENT_LOCAL ? arguments[i].bytes : 0;
+    if (bytes > device->info.local_bytes)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
+                          bytes, device->info.name, device->info.local_bytes);
     return MOERT_OK;
 }
 
@@ -36,8 +45,9 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     if (count != kernel->arguments)
         return MOERT_FAIL(ERROR_INTERNAL, "kernel %s takes %u arguments, not %zu", kernel_name,
                           kernel->arguments, count);
+    MOERT_TRY(check_local(device, kernel, arguments, count));
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(set_argument(device, kernel, (cl_uint)i, &arguments[i]));
+        MOERT_TRY(set_argument(kernel, (cl_uint)i, &arguments[i]));
     const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code =

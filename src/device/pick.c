@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -126,6 +127,17 @@ static size_t choose(const device_table *table, const char *selector, const char
     return count > 0 ? found[local_rank % count] : table->count;
 }
 
+/* What to do about a GPU that no platform drives, or "". */
+static const char *missing_driver_hint(const device_table *table) {
+    for (size_t i = 0; i < table->count; i++)
+        if (table->info[i].is_gpu)
+            return "";
+    if (access("/dev/nvidia0", F_OK) != 0)
+        return "";
+    return "; there is an NVIDIA GPU, but no OpenCL platform for it: a file "
+           "/etc/OpenCL/vendors/nvidia.icd with the line libnvidia-opencl.so.1 makes it visible";
+}
+
 static moert_status no_match(const device_table *table, const char *selector) {
     char names[600] = "";
     size_t used = 0;
@@ -133,8 +145,8 @@ static moert_status no_match(const device_table *table, const char *selector) {
         used +=
             (size_t)snprintf(names + used, sizeof names - used, "%s%d:%d %s", i > 0 ? ", " : "",
                              table->info[i].platform, table->info[i].index, table->info[i].name);
-    return MOERT_FAIL(ERROR_USAGE, "MOERT_DEVICE=%s matches no OpenCL device; there are: %s",
-                      selector, names);
+    return MOERT_FAIL(ERROR_USAGE, "MOERT_DEVICE=%s matches no OpenCL device; there are: %s%s",
+                      selector, names, missing_driver_hint(table));
 }
 
 static void log_device(const moert_device *device) {
@@ -149,8 +161,12 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
     size_t at = table.count;
     if (strcmp(selector, "auto") == 0) {
         at = choose(&table, "gpu", pci, local_rank);
-        if (at == table.count)
+        if (at == table.count) {
             at = choose(&table, "cpu", pci, local_rank);
+            const char *hint = missing_driver_hint(&table);
+            if (hint[0] != '\0' && local_rank == 0)
+                MOERT_WARN("no GPU is used%s", hint);
+        }
         if (at == table.count)
             at = 0;
     } else {

@@ -12,14 +12,14 @@ enum {
     GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
 };
 
-/* Of a work-group: panels side by side, and their depth. */
+/* Of a work-group: panels side by side, their depth, and local memory beside them for each of it. */
 typedef struct limits {
-    size_t panels, depth;
+    size_t panels, depth, more_bytes;
 } limits;
 
-static const limits row_limits = {4, 1024};
+static const limits row_limits = {4, 1024, 0};
 /* here both factors are packed and share the first cache, and more columns use a strip of lines */
-static const limits wgrad_limits = {8, 256};
+static const limits wgrad_limits = {8, 256, STRIP_BYTES};
 
 /* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
  * terms. */
@@ -43,7 +43,8 @@ static share choose_share(const moert_device *device, product p, limits most) {
     size_t panels = moert_min(most.panels, blocks), split = LARGEST_SPLIT;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), most.depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
-    while (depth > 16 && panels * depth * row_bytes > info->local_bytes / 2) {
+    while (depth > 16 &&
+           depth * (panels * row_bytes + most.more_bytes) > info->local_bytes / 2) {
         if (panels > 1)
             panels--;
         else

@@ -12,9 +12,10 @@ enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
 static moert_trainer_options trainer;
-static const char *model_path, *token_file, *prompt, *gradients_path;
+static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list text_paths;
-static size_t token_bits, ep, steps, seed, warmup, eval_every, save_every, max_skipped, log_every, sample_bytes;
+static size_t steps = SIZE_MAX;
+static size_t token_bits, ep, seed, warmup, eval_every, save_every, max_skipped, log_every, sample_bytes;
 static double held_out, temperature;
 static unsigned schedule_kind, aux_form;
 
@@ -38,7 +39,7 @@ static const moert_option options[] = {
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9", "part of the data kept for the held-out loss"},
     {.help = "Training"},
-    {"steps", MOERT_OPTION_UINT, &steps, "100", "0..", "optimizer steps"},
+    {"steps", MOERT_OPTION_UINT, &steps, NULL, "0..", "optimizer steps; default 100, or the file's"},
     {"batch", MOERT_OPTION_UINT, &trainer.batch, "0", "0..1000000", "sequences per step, over all ranks; 0 = 16, or the file's"},
     {"micro-batches", MOERT_OPTION_UINT, &trainer.micro_batches, "1", "1..1000000", "pieces of a batch, one after another"},
     {"length", MOERT_OPTION_UINT, &trainer.length, "0", "0..1000000", "tokens per sequence; 0 = 128, or the file's"},
@@ -72,6 +73,7 @@ static const moert_option options[] = {
     {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0.01..100", "of the text"},
     {"gradients", MOERT_OPTION_STRING, &gradients_path, NULL, NULL,
      "only compute the gradients of the first step and write them to this safetensors file"},
+    {"logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL, "only compute the logits of the first batch and write them"},
 };
 enum { OPTIONS = sizeof options / sizeof options[0] };
 
@@ -79,7 +81,6 @@ static char *default_metrics;
 
 static moert_status check(void)
 {
-    trainer.steps = steps;
     trainer.seed = seed;
     trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
     trainer.schedule.warmup = warmup;
@@ -106,6 +107,7 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
         trainer.batch = info.batch > 0 ? info.batch : 16;
     if (trainer.length == 0)
         trainer.length = info.length > 0 ? info.length : 128;
+    trainer.steps = steps != SIZE_MAX ? steps : info.steps > 0 ? info.steps : 100;
     sizes.max_positions = trainer.length;
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config) : moert_config_from_sizes(&sizes, config));
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
@@ -161,13 +163,17 @@ static moert_status train(moert_context *context, moert_mesh *mesh, const moert_
     if (status == MOERT_OK)
         moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n", moert_context_size(context),
                           moert_device_name(moert_context_device(context)), moert_mesh_engine(mesh));
-    if (status == MOERT_OK)
-        status = gradients_path != NULL ? moert_train_gradients(model, data, &trainer, gradients_path)
-                                        : moert_train(model, data, &trainer, &interrupted);
+    bool only_looks = gradients_path != NULL || logits_path != NULL;
+    if (status == MOERT_OK && logits_path != NULL)
+        status = moert_train_logits(model, data, &trainer, logits_path);
+    if (status == MOERT_OK && gradients_path != NULL)
+        status = moert_train_gradients(model, data, &trainer, gradients_path);
+    if (status == MOERT_OK && !only_looks)
+        status = moert_train(model, data, &trainer, &interrupted);
     if (status == MOERT_OK && interrupted)
         moert_program_say(context, "stopped by a signal; %s\n",
                           trainer.out != NULL ? "continue with --resume auto" : "without --out nothing is saved");
-    else if (status == MOERT_OK && gradients_path == NULL)
+    else if (status == MOERT_OK && !only_looks)
         status = finish(context, model);
     moert_model_destroy(model);
     return status;

@@ -22,7 +22,7 @@ typedef struct value_set {
     enum { WEIGHTS, GRADIENTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
 } value_set;
 
-static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"", GRADIENTS}};
+static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"grad.", GRADIENTS}};
 static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS}, {"second_moment.", SECOND_MOMENTS}};
 
 /* The buffer that holds a tensor's values of a kind. */
@@ -223,10 +223,8 @@ moert_status moert_gradients_save(moert_model *model, const char *path)
     status = moert_comm_agree(world, status);
     if (status == MOERT_OK)
         status = write_file(model, NULL, gradient_set, 1, temporary);
-    if (status == MOERT_OK && first && rename(temporary, path) != 0)
-        status = MOERT_FAIL(ERROR_IO, "%s cannot be renamed to %s: %s", temporary, path, strerror(errno));
-    if (status != MOERT_OK && first && temporary != NULL)
-        remove(temporary);
+    if (first && temporary != NULL)
+        status = moert_durable_settle(temporary, path, status);
     free(temporary);
     return moert_comm_agree(world, status);
 }

@@ -36,7 +36,7 @@ moert_status moert_model_save(moert_model *model, const char *config_text, const
 moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text, const moert_run_state *state,
                                    const char *path);
 
-/* Writes the gradients of the last backward to one safetensors file, under the names of the weights. */
+/* Writes the gradients of the last backward to one safetensors file, as "grad." + the weight's name. */
 moert_status moert_gradients_save(moert_model *model, const char *path);
 
 /* Reads a checkpoint into the model, the optimizer and *state. ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */

@@ -2,6 +2,7 @@
 #include "train/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,11 +86,24 @@ static moert_status open_file(moert_metrics *metrics) {
     return MOERT_OK;
 }
 
+/* True for a terminal that a person sees: mpirun gives its ranks pseudo-terminals, so its own output decides too. */
+static bool is_watched(FILE *console) {
+    char path[64];
+    if (console == NULL || !isatty(fileno(console)))
+        return false;
+    snprintf(path, sizeof path, "/proc/%ld/fd/1", (long)getppid());
+    int parent = open(path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    bool watched = parent < 0 || isatty(parent);
+    if (parent >= 0)
+        close(parent);
+    return watched;
+}
+
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics) {
     moert_metrics *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->options = *options;
-    made->terminal = options->console != NULL && isatty(fileno(options->console));
+    made->terminal = is_watched(options->console);
     made->began_ns = moert_clock_ns();
     moert_status status = options->path != NULL ? open_file(made) : MOERT_OK;
     if (status == MOERT_OK) {
@@ -160,7 +174,8 @@ moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row
     uint64_t done = row->step + 1;
     if (metrics->terminal)
         fputs("\r\033[K", options->console);
-    if (options->every > 0 && (row->step % options->every == 0 || done == options->total))
+    bool notable = row->has_heldout || row->skipped || done == options->total;
+    if (options->every > 0 && (row->step % options->every == 0 || notable))
         put_line(metrics, row);
     if (metrics->terminal && done > options->start && done < options->total)
         put_bar(metrics, done);

@@ -22,7 +22,7 @@ typedef struct moert_metrics_options {
     uint64_t start;   /* first step of this run: lines of an older run from here on are dropped */
     uint64_t total;   /* steps of the whole training, for the progress bar */
     FILE *console;    /* step lines, and a bar if it is a terminal; NULL = none */
-    uint64_t every;   /* a console line every so many steps, and at the last; 0 = none */
+    uint64_t every;   /* a console line every so many steps, and at notable ones; 0 = none */
 } moert_metrics_options;
 
 typedef struct moert_metrics_row {

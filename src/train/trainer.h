@@ -41,6 +41,10 @@ moert_status moert_train(moert_model *model, const moert_data *data, const moert
 moert_status moert_train_gradients(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                                    const char *path);
 
+/* Only computes the logits [B,S,V] of the first micro-batch of step 0 and writes them likewise. Collective. */
+moert_status moert_train_logits(moert_model *model, const moert_data *data, const moert_trainer_options *options,
+                                const char *path);
+
 /*
  * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets them in text[count + 1].
  * Collective.

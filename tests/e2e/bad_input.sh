@@ -237,6 +237,7 @@ bad "$both" 1 'nosuch/y\.safetensors.*No such file' layer --model $layer --input
     --output "$work/nosuch/y.safetensors"
 bad "$both" 1 '/none: .*directory' layer --model $layer --input $layer/input.safetensors --output "$work/none"
 bad "$both" 1 '/none: .*directory' train "${text[@]}" --gradients "$work/none"
+bad "$both" 1 '/none: .*directory' train "${text[@]}" --logits "$work/none"
 
 wait
 verdict $((number += 1)) "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left" /dev/null

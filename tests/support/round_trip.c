@@ -206,10 +206,23 @@ static moert_status verdict(const shape *c, trip *t, const char *what) {
     return moert_comm_agree(t->comm, local);
 }
 
+/* Fills this rank's rows with NaN, so that an element that nobody writes shows. */
+static moert_status poison(moert_window *window, trip *t) {
+    size_t floats = t->plan->plan->rows * moert_window_stride(window);
+    MOERT_TRY(moert_window_reserve(window, t->plan->plan));
+    for (size_t i = 0; i < floats; i++)
+        t->host[i] = NAN;
+    return write_rows(window, t);
+}
+
 moert_status trip_run(const shape *c, trip *t) {
     moert_status local = trip_make_buffers(c, t);
     MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
                                        c->experts, &t->plan));
+    t->wrong = 0;
+    MOERT_TRY(poison(t->x, t));
+    MOERT_TRY(poison(t->slot_x, t));
+    MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
     MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, t->source, t->x, t->weight, t->slot_x));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
     MOERT_TRY(read_rows(t->x, t));

@@ -1,0 +1,31 @@
+/* What the files of the training loop share. */
+#ifndef MOERT_TRAIN_INTERNAL_H
+#define MOERT_TRAIN_INTERNAL_H
+
+#include "train/trainer.h"
+
+typedef struct moert_trainer {
+    moert_model *model;
+    const moert_data *data;
+    const moert_trainer_options *options;
+    moert_comm *world;
+    bool first; /* rank 0 */
+    moert_optimizer *optimizer;
+    moert_metrics *metrics;
+    moert_run_state state;
+    int32_t *input, *target; /* this rank's sequences of a micro-batch */
+} moert_trainer;
+
+moert_trainer moert_trainer_make(moert_model *model, const moert_data *data, const moert_trainer_options *options);
+/* Checks the options, makes room for this rank's sequences and sets the state of a fresh run. Not collective. */
+moert_status moert_trainer_prepare(moert_trainer *t);
+void moert_trainer_free(moert_trainer *t);
+
+/* Runs sequences [first, first + count) of the step, or of the held-out part, forward. Collective. */
+moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
+/* Losses and gradients of one step; means over the micro-batches, in order. Collective. */
+moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);
+/* Mean cross-entropy over the held-out sequences, in pieces of the micro-batch. Collective. */
+moert_status moert_trainer_held_out(moert_trainer *t, double *loss);
+
+#endif
