@@ -38,7 +38,7 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 

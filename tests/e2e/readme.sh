@@ -31,10 +31,10 @@ ok $? "it links with the static library"
 [ -s "$folder/log" ] && cat "$folder/log"
 
 for ranks in 1 2; do
-    "${MOERT_MPIRUN[@]}" -n $ranks "$folder/shared" >"$folder/out$ranks" 2>&1
+    "${MOERT_MPIRUN[@]}" -n $ranks "$folder/shared" >"$folder/out$ranks" 2>"$folder/log"
     ok $? "it runs on $ranks ranks"
 done
-"${MOERT_MPIRUN[@]}" -n 1 "$folder/static" >"$folder/static.out" 2>&1
+"${MOERT_MPIRUN[@]}" -n 1 "$folder/static" >"$folder/static.out" 2>"$folder/log"
 cmp -s "$folder/out1" "$folder/static.out"
 ok $? "both linkages give the same digits"
 [ "$(sed 's/.*= //' "$folder/out1")" = "$(sort "$folder/out2" | head -n 1 | sed 's/.*= //')" ]

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "support/router_oracle.h"
-#include "support/vectors.h"
+#include "support/test.h"
 
 enum { MOST_EXPERTS = 16, MOST_WIDTH = 64 };
 
@@ -22,7 +22,7 @@ bool oracle_layer_of_experts(moert_layer_tensor which) {
 
 /* Numbers of a name times a power of two. */
 static double *scaled(const char *name, size_t n, double scale) {
-    double *values = vectors_random(name, n);
+    double *values = random_doubles(name, n);
     for (size_t i = 0; i < n; i++)
         values[i] *= scale;
     return values;

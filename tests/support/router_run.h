@@ -26,16 +26,7 @@ typedef struct router_input {
     const int32_t *index; /* replaces the choice before the backward, or NULL */
 } router_input;
 
-moert_device *router_device(void);
-int router_device_open(void **state);
-int router_device_close(void **state);
-
-/* A buffer with a copy of `data`; one with undefined content and a guard behind it. */
-moert_buffer *router_upload(const void *data, size_t bytes);
-moert_buffer *router_output(size_t bytes);
-/* Its content; the guard is checked and the buffer destroyed. */
-void *router_download(moert_buffer *buffer, size_t bytes);
-
+/* Fails the test unless every call succeeds and stays within its buffers. */
 router_run router_do(const router_input *input);
 void router_run_free(router_run *run);
 

@@ -1,16 +1,11 @@
 // run: np=1 sanitize=1
 /* Causal attention against a float64 forward and its central differences. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "ops/dense.h"
-#include "support/vectors.h"
+#include "support/test.h"
 
 typedef struct shape {
     size_t sequences, length, heads, kv_heads, head_size;
@@ -65,7 +60,7 @@ static void oracle_row(oracle *o, size_t sequence, size_t i, size_t head, double
 static double oracle_loss(void *context) {
     oracle *o = context;
     const shape s = o->shape;
-    double loss = 0, *score = calloc(s.length + 1, sizeof *score);
+    double loss = 0, *score = test_alloc(s.length * sizeof *score);
     for (size_t i = 0; i < s.length; i++)
         for (size_t head = 0; head < s.heads; head++) {
             oracle_row(o, o->counted, i, head, score);
@@ -79,12 +74,12 @@ static double oracle_loss(void *context) {
 
 static oracle oracle_create(shape s) {
     return (oracle){.shape = s,
-                    .q = vectors_random("q", q_count(s)),
-                    .k = vectors_random("k", kv_count(s)),
-                    .v = vectors_random("v", kv_count(s)),
-                    .dout = vectors_random("dout", q_count(s)),
-                    .out = vectors_random("out", q_count(s)),
-                    .lse = vectors_random("lse", lse_count(s))};
+                    .q = random_doubles("q", q_count(s)),
+                    .k = random_doubles("k", kv_count(s)),
+                    .v = random_doubles("v", kv_count(s)),
+                    .dout = random_doubles("dout", q_count(s)),
+                    .out = random_doubles("out", q_count(s)),
+                    .lse = random_doubles("lse", lse_count(s))};
 }
 
 static void oracle_destroy(oracle *o) {
@@ -102,29 +97,28 @@ typedef struct results {
 } results;
 
 /* Forward, then backward when asked, of `sequences` sequences of the oracle from `first`. */
-static results device_attention(moert_device *device, const oracle *o, size_t first,
-                                size_t sequences, bool backward) {
+static results device_attention(const oracle *o, size_t first, size_t sequences, bool backward) {
     shape s = o->shape;
     s.sequences = first;
     const size_t q_first = q_count(s), kv_first = kv_count(s);
     s.sequences = sequences;
     results got = {.count = {q_count(s), lse_count(s), q_count(s), kv_count(s), kv_count(s)}};
     moert_buffer *in[4], *made[RESULTS];
-    in[0] = vectors_upload(device, o->q + q_first, q_count(s));
-    in[1] = vectors_upload(device, o->k + kv_first, kv_count(s));
-    in[2] = vectors_upload(device, o->v + kv_first, kv_count(s));
-    in[3] = vectors_upload(device, o->dout + q_first, q_count(s));
+    in[0] = upload_doubles(o->q + q_first, q_count(s));
+    in[1] = upload_doubles(o->k + kv_first, kv_count(s));
+    in[2] = upload_doubles(o->v + kv_first, kv_count(s));
+    in[3] = upload_doubles(o->dout + q_first, q_count(s));
     for (size_t r = 0; r < RESULTS; r++)
-        made[r] = vectors_upload(device, NULL, got.count[r]);
+        made[r] = unset_floats(got.count[r]);
     const moert_attention attention = {
         sequences, s.length, s.heads, s.kv_heads, s.head_size, 1.0f / sqrtf((float)s.head_size),
         in[0],     in[1],    in[2],   made[OUT],  made[LSE],   in[3],
         made[DQ],  made[DK], made[DV]};
-    vectors_expect_ok(moert_attention_forward(&attention));
+    ASSERT_OK(moert_attention_forward(&attention));
     if (backward)
-        vectors_expect_ok(moert_attention_backward(&attention));
+        ASSERT_OK(moert_attention_backward(&attention));
     for (size_t r = 0; r < RESULTS; r++) {
-        got.value[r] = vectors_download(made[r], got.count[r]);
+        got.value[r] = download(made[r], got.count[r] * sizeof(float));
         moert_buffer_destroy(made[r]);
     }
     for (size_t i = 0; i < 4; i++)
@@ -138,32 +132,34 @@ static void results_destroy(results *got) {
 }
 
 static void test_attention_forward_agrees_with_float64(void **state) {
+    (void)state;
     for (size_t i = 0; i < CASES; i++) {
         oracle o = oracle_create(cases[i]);
-        results got = device_attention(*state, &o, 0, cases[i].sequences, false);
+        results got = device_attention(&o, 0, cases[i].sequences, false);
         for (o.counted = 0; o.counted < cases[i].sequences; o.counted++)
             oracle_loss(&o);
-        vectors_expect_near("out", got.value[OUT], o.out, got.count[OUT], 5e-6);
-        vectors_expect_near("lse", got.value[LSE], o.lse, got.count[LSE], 1e-6);
+        assert_near("out", got.value[OUT], o.out, got.count[OUT], 5e-6);
+        assert_near("lse", got.value[LSE], o.lse, got.count[LSE], 1e-6);
         results_destroy(&got);
         oracle_destroy(&o);
     }
 }
 
 static void test_attention_backward_agrees_with_central_differences(void **state) {
+    (void)state;
     for (size_t i = 0; i < CASES; i++) {
         const shape s = cases[i];
         oracle o = oracle_create(s);
-        results got = device_attention(*state, &o, 0, s.sequences, true);
+        results got = device_attention(&o, 0, s.sequences, true);
         for (o.counted = 0; o.counted < s.sequences && s.length > 0; o.counted++) {
             const size_t n = got.count[DQ] / s.sequences, kv_n = got.count[DK] / s.sequences;
             const size_t stride = n / 97 + 1, kv_stride = kv_n / 97 + 1;
-            vectors_expect_gradient("dq", got.value[DQ] + o.counted * n, o.q + o.counted * n, n,
-                                    stride, oracle_loss, &o);
-            vectors_expect_gradient("dk", got.value[DK] + o.counted * kv_n, o.k + o.counted * kv_n,
-                                    kv_n, kv_stride, oracle_loss, &o);
-            vectors_expect_gradient("dv", got.value[DV] + o.counted * kv_n, o.v + o.counted * kv_n,
-                                    kv_n, kv_stride, oracle_loss, &o);
+            assert_gradient("dq", got.value[DQ] + o.counted * n, o.q + o.counted * n, n, stride,
+                            oracle_loss, &o);
+            assert_gradient("dk", got.value[DK] + o.counted * kv_n, o.k + o.counted * kv_n, kv_n,
+                            kv_stride, oracle_loss, &o);
+            assert_gradient("dv", got.value[DV] + o.counted * kv_n, o.v + o.counted * kv_n, kv_n,
+                            kv_stride, oracle_loss, &o);
         }
         results_destroy(&got);
         oracle_destroy(&o);
@@ -171,15 +167,16 @@ static void test_attention_backward_agrees_with_central_differences(void **state
 }
 
 static void test_attention_has_the_same_bits_alone_and_in_a_batch(void **state) {
+    (void)state;
     const shape shapes[] = {{3, 45, 4, 2, 20}, {3, 70, 2, 1, 64}, {3, 33, 2, 2, 128}};
     for (size_t i = 0; i < 3; i++) {
         oracle o = oracle_create(shapes[i]);
-        results batch = device_attention(*state, &o, 0, 3, true);
+        results batch = device_attention(&o, 0, 3, true);
         for (size_t s = 0; s < 3; s++) {
-            results alone = device_attention(*state, &o, s, 1, true);
+            results alone = device_attention(&o, s, 1, true);
             for (size_t r = 0; r < RESULTS; r++)
-                vectors_expect_same(result_names[r], alone.value[r],
-                                    batch.value[r] + s * alone.count[r], alone.count[r]);
+                assert_same_bits(result_names[r], alone.value[r],
+                                 batch.value[r] + s * alone.count[r], alone.count[r]);
             results_destroy(&alone);
         }
         results_destroy(&batch);
@@ -188,17 +185,17 @@ static void test_attention_has_the_same_bits_alone_and_in_a_batch(void **state) 
 }
 
 static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
+    (void)state;
     const shape s = {1, 4096, 1, 1, 20};
     oracle o = oracle_create(s);
-    double *score = calloc(s.length, sizeof *score);
-    assert_non_null(score);
+    double *score = test_alloc(s.length * sizeof *score);
     for (size_t i = 0; i < q_count(s); i++)
         o.q[i] *= 64;
-    results got = device_attention(*state, &o, 0, 1, true);
+    results got = device_attention(&o, 0, 1, true);
     for (size_t i = 0; i < s.length; i += 195) {
         oracle_row(&o, 0, i, 0, score);
-        vectors_expect_near("out", got.value[OUT] + i * 20, o.out + i * 20, 20, 2e-4);
-        vectors_expect_near("lse", got.value[LSE] + i, o.lse + i, 1, 1e-6);
+        assert_near("out", got.value[OUT] + i * 20, o.out + i * 20, 20, 2e-4);
+        assert_near("lse", got.value[LSE] + i, o.lse + i, 1, 1e-6);
     }
     for (size_t r = DQ; r < RESULTS; r++)
         for (size_t i = 0; i < got.count[r]; i++)
@@ -209,7 +206,8 @@ static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
 }
 
 static void test_attention_refuses_heads_that_do_not_divide(void **state) {
-    moert_buffer *x = vectors_upload(*state, NULL, 64);
+    (void)state;
+    moert_buffer *x = unset_floats(64);
     moert_attention a = {1, 1, 3, 2, 4, 1.0f, x, x, x, x, x, x, x, x, x};
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
@@ -229,5 +227,5 @@ int main(void) {
         cmocka_unit_test(test_attention_takes_4096_tokens_and_large_scores),
         cmocka_unit_test(test_attention_refuses_heads_that_do_not_divide),
     };
-    return cmocka_run_group_tests(tests, vectors_open_device, vectors_close_device);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

@@ -1,31 +1,13 @@
 // run: np=1,2,3,4 sanitize=2
 /* Collectives, agreement, tree sums and shared memory, on any number of ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
-
-static moert_comm *world;
-static size_t rank, size;
-
-/* True if `mine` is true on all ranks, so that all assert alike. */
-static bool on_all(bool mine) {
-    bool all[256] = {false}, verdict = true;
-    if (moert_comm_allgather(world, &mine, sizeof mine, all) != MOERT_OK)
-        return false;
-    for (size_t r = 0; r < size; r++)
-        verdict = verdict && all[r];
-    return verdict;
-}
+#include "support/mpi.h"
 
 static uint64_t value(size_t from, size_t to, size_t index) {
     return from * 1000003 + to * 1009 + index;
@@ -34,31 +16,31 @@ static uint64_t value(size_t from, size_t to, size_t index) {
 static void test_broadcast_reaches_every_rank_from_every_root(void **state) {
     (void)state;
     bool right = true;
-    for (size_t root = 0; root < size; root++) {
+    for (size_t root = 0; root < test_ranks; root++) {
         uint64_t data[5] = {0};
-        for (size_t i = 0; i < 5 && rank == root; i++)
+        for (size_t i = 0; i < 5 && test_rank == root; i++)
             data[i] = value(root, 0, i);
-        right = moert_comm_broadcast(world, root, data, sizeof data) == MOERT_OK && right;
+        right = moert_comm_broadcast(test_comm, root, data, sizeof data) == MOERT_OK && right;
         for (size_t i = 0; i < 5; i++)
             right = right && data[i] == value(root, 0, i);
     }
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 /* Rank r brings r % 3 values, so some bring none. */
 static bool gather_uneven(bool in_place) {
     uint64_t mine[2], all[2 * 256];
     size_t bytes[256], start = 0, total = 0;
-    for (size_t r = 0; r < size; r++) {
+    for (size_t r = 0; r < test_ranks; r++) {
         bytes[r] = r % 3 * sizeof *mine;
-        start += r < rank ? r % 3 : 0;
+        start += r < test_rank ? r % 3 : 0;
         total += r % 3;
     }
     uint64_t *from = in_place ? all + start : mine;
-    for (size_t i = 0; i < rank % 3; i++)
-        from[i] = value(rank, 0, i);
-    bool right = moert_comm_allgatherv(world, from, bytes, all) == MOERT_OK;
-    for (size_t r = 0, at = 0; r < size; r++)
+    for (size_t i = 0; i < test_rank % 3; i++)
+        from[i] = value(test_rank, 0, i);
+    bool right = moert_comm_allgatherv(test_comm, from, bytes, all) == MOERT_OK;
+    for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < r % 3; i++)
             right = right && all[at++] == value(r, 0, i);
     return right;
@@ -68,7 +50,7 @@ static void test_allgatherv_takes_empty_pieces_and_pieces_in_place(void **state)
     (void)state;
     bool right = gather_uneven(false);
     right = gather_uneven(true) && right;
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static size_t rows_between(size_t from, size_t to) {
@@ -78,20 +60,20 @@ static size_t rows_between(size_t from, size_t to) {
 static bool exchange_uneven(void) {
     enum { WIDTH = 3 };
     size_t send_rows[256], receive_rows[256], sent = 0, received = 0;
-    for (size_t r = 0; r < size; r++) {
-        sent += send_rows[r] = rows_between(rank, r);
-        received += receive_rows[r] = rows_between(r, rank);
+    for (size_t r = 0; r < test_ranks; r++) {
+        sent += send_rows[r] = rows_between(test_rank, r);
+        received += receive_rows[r] = rows_between(r, test_rank);
     }
     uint64_t *send = calloc(sent + 1, WIDTH * sizeof *send);
     uint64_t *receive = calloc(received + 1, WIDTH * sizeof *receive);
-    for (size_t r = 0, at = 0; r < size; r++)
+    for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < send_rows[r] * WIDTH; i++)
-            send[at++] = value(rank, r, i);
-    bool right = moert_comm_alltoallv(world, send, send_rows, receive, receive_rows,
+            send[at++] = value(test_rank, r, i);
+    bool right = moert_comm_alltoallv(test_comm, send, send_rows, receive, receive_rows,
                                       WIDTH * sizeof *send) == MOERT_OK;
-    for (size_t r = 0, at = 0; r < size; r++)
+    for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < receive_rows[r] * WIDTH; i++)
-            right = right && receive[at++] == value(r, rank, i);
+            right = right && receive[at++] == value(r, test_rank, i);
     free(send);
     free(receive);
     return right;
@@ -99,76 +81,79 @@ static bool exchange_uneven(void) {
 
 static void test_alltoallv_takes_uneven_and_empty_pieces(void **state) {
     (void)state;
-    assert_true(on_all(exchange_uneven()));
+    ASSERT_ON_ALL(exchange_uneven());
 }
 
 static void test_pieces_above_the_limit_travel_in_several_messages(void **state) {
     (void)state;
     size_t limit = moert_comm_piece_bytes;
     moert_comm_piece_bytes = 7;
-    uint64_t mine[2] = {value(rank, 1, 0), value(rank, 1, 1)}, all[2 * 256];
-    bool right = moert_comm_allgather(world, mine, sizeof mine, all) == MOERT_OK;
-    for (size_t r = 0; r < size; r++)
+    uint64_t mine[2] = {value(test_rank, 1, 0), value(test_rank, 1, 1)}, all[2 * 256];
+    bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
+    for (size_t r = 0; r < test_ranks; r++)
         right = right && all[2 * r] == value(r, 1, 0) && all[2 * r + 1] == value(r, 1, 1);
     right = gather_uneven(false) && right;
     right = exchange_uneven() && right;
     moert_comm_piece_bytes = limit;
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static void test_agreement_gives_all_ranks_the_lowest_failure(void **state) {
     (void)state;
-    bool right = moert_comm_agree(world, MOERT_OK) == MOERT_OK;
-    for (size_t bad = 0; bad < size; bad++) {
+    bool right = moert_comm_agree(test_comm, MOERT_OK) == MOERT_OK;
+    for (size_t bad = 0; bad < test_ranks; bad++) {
         moert_status mine = MOERT_OK;
-        if (rank == bad)
-            mine = MOERT_FAIL(ERROR_IO, "the file of rank %zu is short", rank);
-        else if (rank > bad)
+        if (test_rank == bad)
+            mine = MOERT_FAIL(ERROR_IO, "the file of rank %zu is short", test_rank);
+        else if (test_rank > bad)
             mine = MOERT_FAIL(ERROR_NUMERIC, "not the lowest");
-        right = moert_comm_agree(world, mine) == MOERT_ERROR_IO && right;
+        right = moert_comm_agree(test_comm, mine) == MOERT_ERROR_IO && right;
         char text[256], prefix[128] = "";
-        if (size > 1)
-            snprintf(prefix, sizeof prefix, "rank %zu (%s): ", bad, moert_comm_host(world, bad));
+        if (test_ranks > 1)
+            snprintf(prefix, sizeof prefix, "rank %zu (%s): ", bad,
+                     moert_comm_host(test_comm, bad));
         snprintf(text, sizeof text, "%sthe file of rank %zu is short", prefix, bad);
         right = right && strcmp(moert_last_error(), text) == 0;
         right = right && moert_comm_failure_is_shared();
         /* an outer agreement passes the message on as it is */
-        right = moert_comm_agree(world, MOERT_ERROR_IO) == MOERT_ERROR_IO && right;
+        right = moert_comm_agree(test_comm, MOERT_ERROR_IO) == MOERT_ERROR_IO && right;
         right = right && strcmp(moert_last_error(), text) == 0;
     }
     MOERT_FAIL(ERROR_IO, "another failure, of this rank alone");
     right = right && !moert_comm_failure_is_shared();
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static void test_split_keeps_the_order_and_names_ranks_of_the_whole(void **state) {
     (void)state;
     moert_comm *part = NULL;
-    bool right = moert_comm_split(world, rank % 2, &part) == MOERT_OK;
-    size_t count = (size + 1 - rank % 2) / 2, ranks[256];
-    right = right && moert_comm_size(part) == count && moert_comm_rank(part) == rank / 2;
-    right = right && moert_comm_allgather(part, &rank, sizeof rank, ranks) == MOERT_OK;
+    bool right = moert_comm_split(test_comm, test_rank % 2, &part) == MOERT_OK;
+    size_t count = (test_ranks + 1 - test_rank % 2) / 2, ranks[256];
+    right = right && moert_comm_size(part) == count && moert_comm_rank(part) == test_rank / 2;
+    right = right && moert_comm_allgather(part, &test_rank, sizeof test_rank, ranks) == MOERT_OK;
     for (size_t r = 0; right && r < count; r++)
-        right = ranks[r] == 2 * r + rank % 2;
+        right = ranks[r] == 2 * r + test_rank % 2;
     moert_status mine = MOERT_OK;
-    if (right && rank / 2 == count - 1)
+    if (right && test_rank / 2 == count - 1)
         mine = MOERT_FAIL(ERROR_FORMAT, "last of its part");
     char prefix[32];
-    snprintf(prefix, sizeof prefix, "rank %zu (", 2 * (count - 1) + rank % 2);
+    snprintf(prefix, sizeof prefix, "rank %zu (", 2 * (count - 1) + test_rank % 2);
     right = right && moert_comm_agree(part, mine) == MOERT_ERROR_FORMAT;
     if (count > 1)
         right = right && strncmp(moert_last_error(), prefix, strlen(prefix)) == 0;
-    right = right && moert_comm_failure_is_shared() == (size == 1);
+    right = right && moert_comm_failure_is_shared() == (test_ranks == 1);
     moert_comm_destroy(part);
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static void test_ranks_of_one_host_are_counted(void **state) {
     (void)state;
-    bool right = moert_comm_node_count(world) == 1 && moert_comm_node_size(world) == size;
-    right = right && moert_comm_node_rank(world) == rank && moert_comm_node(world, size - 1) == 0;
-    right = right && strlen(moert_comm_host(world, size - 1)) > 0;
-    assert_true(on_all(right));
+    bool right =
+        moert_comm_node_count(test_comm) == 1 && moert_comm_node_size(test_comm) == test_ranks;
+    right = right && moert_comm_node_rank(test_comm) == test_rank &&
+            moert_comm_node(test_comm, test_ranks - 1) == 0;
+    right = right && strlen(moert_comm_host(test_comm, test_ranks - 1)) > 0;
+    ASSERT_ON_ALL(right);
 }
 
 /* ---- tree sums ---- */
@@ -215,7 +200,7 @@ static float *serial_sum(size_t total, size_t n) {
 static bool sum_is_right(moert_span span, size_t n, const float *expected, bool in_place) {
     float *rows = make_nodes(span, n), *other = calloc(n, sizeof *other);
     float *sum = in_place ? rows : other;
-    bool right = moert_comm_tree_sum(world, span, rows, n, sum) == MOERT_OK &&
+    bool right = moert_comm_tree_sum(test_comm, span, rows, n, sum) == MOERT_OK &&
                  memcmp(sum, expected, n * sizeof *sum) == 0;
     free(rows);
     free(other);
@@ -225,12 +210,12 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected, bool 
 /* Goes through all ways to cut `left` leaves into one span per rank, from rank `at` on. */
 static bool all_spans(size_t at, size_t first, size_t total, size_t n, const float *expected,
                       moert_span mine) {
-    if (at == size)
+    if (at == test_ranks)
         return sum_is_right(mine, n, expected, total % 2 == 0);
     bool right = true;
     size_t left = total - first;
-    for (size_t count = at + 1 == size ? left : 0; count <= left; count++) {
-        if (at == rank)
+    for (size_t count = at + 1 == test_ranks ? left : 0; count <= left; count++) {
+        if (at == test_rank)
             mine = (moert_span){first, count, total};
         right = all_spans(at + 1, first + count, total, n, expected, mine) && right;
     }
@@ -246,33 +231,33 @@ static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
         right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
         free(expected);
     }
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
     (void)state;
-    size_t n = 300001, total = 2 * size + 1;
+    size_t n = 300001, total = 2 * test_ranks + 1;
     float *expected = serial_sum(total, n);
-    size_t first = rank == 0 ? 0 : 2 * rank + 1;
-    moert_span span = {first, rank == 0 ? 3 : 2, total};
+    size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
+    moert_span span = {first, test_rank == 0 ? 3 : 2, total};
     bool right = sum_is_right(span, n, expected, false);
     free(expected);
-    assert_true(on_all(right));
+    ASSERT_ON_ALL(right);
 }
 
 static void test_tree_sum_without_leaves_is_zero(void **state) {
     (void)state;
     float sum[3] = {1, 2, 3}, zero[3] = {0};
-    bool right = moert_comm_tree_sum(world, (moert_span){0}, sum, 3, sum) == MOERT_OK;
-    assert_true(on_all(right && memcmp(sum, zero, sizeof sum) == 0));
+    bool right = moert_comm_tree_sum(test_comm, (moert_span){0}, sum, 3, sum) == MOERT_OK;
+    ASSERT_ON_ALL(right && memcmp(sum, zero, sizeof sum) == 0);
 }
 
 static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     (void)state;
     float sum[8] = {0};
-    moert_span span = {rank, 1, size + 1};
-    bool right = moert_comm_tree_sum(world, span, sum, 2, sum) == MOERT_ERROR_MISMATCH;
-    assert_true(on_all(right && strstr(moert_last_error(), "leaves") != NULL));
+    moert_span span = {test_rank, 1, test_ranks + 1};
+    bool right = moert_comm_tree_sum(test_comm, span, sum, 2, sum) == MOERT_ERROR_MISMATCH;
+    ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
 /* ---- shared memory ---- */
@@ -281,22 +266,22 @@ static void test_shared_segments_are_aligned_and_seen_by_peers(void **state) {
     (void)state;
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
-    bool right = moert_shared_create(world, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
-    assert_true(on_all(right));
+    bool right = moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
+    ASSERT_ON_ALL(right);
     size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
     char *first = moert_shared_segment(shared, 0);
-    for (size_t r = 0; r < size; r++) {
+    for (size_t r = 0; r < test_ranks; r++) {
         uint64_t *segment = moert_shared_segment(shared, r);
         right = right && (uintptr_t)segment % 4096 == 0 && (char *)segment == first + r * stride;
         /* every rank writes its stripe of every segment */
-        for (size_t i = rank; i < COUNT; i += size)
-            segment[i] = value(rank, r, i);
+        for (size_t i = test_rank; i < COUNT; i += test_ranks)
+            segment[i] = value(test_rank, r, i);
     }
     right = moert_shared_sync(shared) == MOERT_OK && right;
-    for (size_t r = 0; r < size; r++)
+    for (size_t r = 0; r < test_ranks; r++)
         for (size_t i = 0; i < COUNT; i++)
-            right =
-                right && ((uint64_t *)moert_shared_segment(shared, r))[i] == value(i % size, r, i);
+            right = right &&
+                    ((uint64_t *)moert_shared_segment(shared, r))[i] == value(i % test_ranks, r, i);
     right = on_all(right);
     moert_shared_destroy(shared);
     assert_true(right);
@@ -305,9 +290,9 @@ static void test_shared_segments_are_aligned_and_seen_by_peers(void **state) {
 static void test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks(void **state) {
     (void)state;
     moert_shared *shared = NULL;
-    bool right = moert_shared_create(world, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
-    right = moert_shared_create(world, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
-    assert_true(on_all(right && shared == NULL));
+    bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
+    right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
+    ASSERT_ON_ALL(right && shared == NULL);
 }
 
 static void test_destroy_takes_null(void **state) {
@@ -333,13 +318,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks),
         cmocka_unit_test(test_destroy_takes_null),
     };
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_comm_create(moert_comm_world(), &world) != MOERT_OK)
+    if (!mpi_tests_begin(count, arguments))
         return 1;
-    rank = moert_comm_rank(world);
-    size = moert_comm_size(world);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    moert_comm_destroy(world);
-    moert_comm_finalize();
-    return failed;
+    return mpi_tests_end(cmocka_run_group_tests_name("comm", tests, NULL, NULL));
 }

@@ -1,68 +1,13 @@
 // run: np=1 sanitize=1
 /* Token sources: files found, sequences drawn, bad input named. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/files.h"
 #include "train/data.h"
-
-static char folder[64];
-
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/moert-test-data-XXXXXX");
-    return mkdtemp(folder) != NULL ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
-
-/* folder/name; valid until the fourth call from now. */
-static const char *path_of(const char *name) {
-    static char paths[4][128];
-    static unsigned turn;
-    char *path = paths[turn++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-static const char *write_bytes(const char *name, const void *content, size_t bytes) {
-    const char *path = path_of(name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_int_equal(fwrite(content, 1, bytes, file), bytes);
-    fclose(file);
-    return path;
-}
-
-static const char *write_text(const char *name, const char *text) {
-    return write_bytes(name, text, strlen(text));
-}
-
-#define ASSERT_OK(call)                                                                            \
-    do {                                                                                           \
-        if ((call) != MOERT_OK)                                                                    \
-            fail_msg("%s: %s", #call, moert_last_error());                                         \
-    } while (0)
-
-#define ASSERT_FAILS(call, code, text)                                                             \
-    do {                                                                                           \
-        assert_int_equal((call), (code));                                                          \
-        if (strstr(moert_last_error(), (text)) == NULL)                                            \
-            fail_msg("'%s' does not say '%s'", moert_last_error(), (text));                        \
-    } while (0)
 
 static void test_text_is_joined_by_one_zero_byte(void **state) {
     (void)state;
@@ -86,16 +31,16 @@ static void test_text_is_joined_by_one_zero_byte(void **state) {
 
 static void test_directories_are_walked_in_order_without_links(void **state) {
     (void)state;
-    mkdir(path_of("tree"), 0700);
-    mkdir(path_of("tree/b"), 0700);
+    mkdir(in_folder("tree"), 0700);
+    mkdir(in_folder("tree/b"), 0700);
     write_text("tree/c", "3");
     write_text("tree/b/z", "2");
     write_text("tree/a", "1");
     write_text("tree/B", "0");
-    assert_int_equal(symlink("a", path_of("tree/aa")), 0);
-    assert_int_equal(symlink("..", path_of("tree/b/up")), 0);
-    assert_int_equal(mkfifo(path_of("tree/b/pipe"), 0600), 0);
-    const char *path = path_of("tree");
+    assert_int_equal(symlink("a", in_folder("tree/aa")), 0);
+    assert_int_equal(symlink("..", in_folder("tree/b/up")), 0);
+    assert_int_equal(mkfifo(in_folder("tree/b/pipe"), 0600), 0);
+    const char *path = in_folder("tree");
     moert_data *data = NULL;
     ASSERT_OK(moert_data_open_text(&path, 1, 0.75, &data));
     assert_int_equal(moert_data_describe(data).files, 4);
@@ -112,8 +57,8 @@ static void test_directories_are_walked_in_order_without_links(void **state) {
 
 static void test_bad_files_are_named(void **state) {
     (void)state;
-    const char *missing = path_of("missing"), *empty = write_text("empty", "");
-    const char *pipe = path_of("pipe"), *dangling = path_of("dangling");
+    const char *missing = in_folder("missing"), *empty = write_text("empty", "");
+    const char *pipe = in_folder("pipe"), *dangling = in_folder("dangling");
     moert_data *data = NULL;
     assert_int_equal(mkfifo(pipe, 0600), 0);
     assert_int_equal(symlink("nowhere", dangling), 0);
@@ -129,11 +74,11 @@ static void test_bad_files_are_named(void **state) {
 static void test_large_files_are_mapped_and_read_alike(void **state) {
     (void)state;
     enum { BYTES = 300001 };
-    unsigned char *content = malloc(BYTES);
+    unsigned char *content = test_alloc(BYTES);
     int32_t input[5], target[5];
     for (size_t i = 0; i < BYTES; i++)
         content[i] = (unsigned char)(i * 31 % 251);
-    const char *path = write_bytes("large", content, BYTES);
+    const char *path = write_file("large", content, BYTES);
     moert_data *data = NULL;
     ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
@@ -148,10 +93,10 @@ static void test_large_files_are_mapped_and_read_alike(void **state) {
 static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
     (void)state;
     enum { TOKENS = 20000, LENGTH = 8 };
-    uint16_t *content = malloc(TOKENS * sizeof *content);
+    uint16_t *content = test_alloc(TOKENS * sizeof *content);
     for (size_t i = 0; i < TOKENS; i++)
         content[i] = (uint16_t)i;
-    const char *path = write_bytes("counting", content, TOKENS * sizeof *content);
+    const char *path = write_file("counting", content, TOKENS * sizeof *content);
     free(content);
     moert_data *data = NULL, *again = NULL;
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
@@ -212,7 +157,7 @@ static void test_too_little_data_is_refused(void **state) {
 static void test_raw_files_are_checked(void **state) {
     (void)state;
     const uint32_t wide[] = {1, 70000, 3000000000u, 5};
-    const char *path = write_bytes("wide", wide, sizeof wide);
+    const char *path = write_file("wide", wide, sizeof wide);
     moert_data *data = NULL;
     ASSERT_OK(moert_data_open_raw(path, 32, 0.0, &data));
     int32_t input[1], target[1];
@@ -223,7 +168,7 @@ static void test_raw_files_are_checked(void **state) {
     moert_data_destroy(data);
     data = NULL;
     ASSERT_FAILS(moert_data_open_raw(path, 8, 0.0, &data), MOERT_ERROR_USAGE, "16 or 32");
-    ASSERT_FAILS(moert_data_open_raw(folder, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
+    ASSERT_FAILS(moert_data_open_raw(test_folder, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
     path = write_text("odd", "123");
     ASSERT_FAILS(moert_data_open_raw(path, 16, 0.0, &data), MOERT_ERROR_FORMAT, "3 bytes");
     assert_null(data);
@@ -282,5 +227,5 @@ int main(void) {
         cmocka_unit_test(test_text_above_the_vocabulary_is_named),
         cmocka_unit_test(test_an_array_is_replayed_and_ends),
     };
-    return cmocka_run_group_tests_name("data", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("data", tests, make_test_folder, remove_test_folder);
 }

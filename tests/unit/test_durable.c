@@ -2,11 +2,7 @@
 /* Text files and directories that are whole or not there. */
 #include <errno.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,19 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "io/durable.h"
-
-static char folder[] = "/tmp/moert-durable-XXXXXX";
-
-static const char *in_folder(const char *name) {
-    static char paths[4][PATH_MAX];
-    static size_t next;
-    char *path = paths[next++ % 4];
-    snprintf(path, PATH_MAX, "%s/%s", folder, name);
-    return path;
-}
+#include "support/files.h"
 
 static int exists(const char *path) {
     struct stat info;
@@ -35,33 +20,17 @@ static int exists(const char *path) {
 
 static void assert_text(const char *path, const char *expected) {
     char *text = NULL;
-    assert_int_equal(moert_read_text(path, 1000, &text), MOERT_OK);
+    ASSERT_OK(moert_read_text(path, 1000, &text));
     assert_string_equal(text, expected);
     free(text);
-}
-
-static void assert_failed(moert_status status, moert_status expected, const char *part) {
-    assert_int_equal(status, expected);
-    if (strstr(moert_last_error(), part) == NULL)
-        fail_msg("'%s' is not in: %s", part, moert_last_error());
-}
-
-static int make_folder(void **state) {
-    (void)state;
-    return mkdtemp(folder) == NULL;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
 }
 
 static void test_write_replaces_a_text_and_leaves_no_temporary_file(void **state) {
     (void)state;
     const char *path = in_folder("state.json");
-    assert_int_equal(moert_durable_write(path, "one"), MOERT_OK);
+    ASSERT_OK(moert_durable_write(path, "one"));
     assert_text(path, "one");
-    assert_int_equal(moert_durable_write(path, ""), MOERT_OK);
+    ASSERT_OK(moert_durable_write(path, ""));
     assert_text(path, "");
     assert_false(exists(in_folder("state.json.tmp")));
 }
@@ -69,7 +38,7 @@ static void test_write_replaces_a_text_and_leaves_no_temporary_file(void **state
 static void test_write_into_an_absent_folder_says_what_failed(void **state) {
     (void)state;
     const char *path = in_folder("absent/state.json");
-    assert_failed(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
+    ASSERT_FAILS(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
     assert_non_null(strstr(moert_last_error(), path));
 }
 
@@ -77,7 +46,7 @@ static void test_a_write_that_does_not_fit_keeps_the_older_text(void **state) {
     (void)state;
     const char *path = in_folder("full.json");
     struct rlimit before, small;
-    assert_int_equal(moert_durable_write(path, "older"), MOERT_OK);
+    ASSERT_OK(moert_durable_write(path, "older"));
     signal(SIGXFSZ, SIG_IGN);
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
@@ -85,7 +54,7 @@ static void test_a_write_that_does_not_fit_keeps_the_older_text(void **state) {
     setrlimit(RLIMIT_FSIZE, &small);
     moert_status status = moert_durable_write(path, "a longer text");
     setrlimit(RLIMIT_FSIZE, &before);
-    assert_failed(status, MOERT_ERROR_IO, strerror(EFBIG));
+    ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
     assert_text(path, "older");
     assert_false(exists(in_folder("full.json.tmp")));
 }
@@ -93,8 +62,8 @@ static void test_a_write_that_does_not_fit_keeps_the_older_text(void **state) {
 static void test_write_over_a_folder_fails_and_cleans_up(void **state) {
     (void)state;
     const char *path = in_folder("taken");
-    assert_int_equal(moert_make_folders(path), MOERT_OK);
-    assert_failed(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
+    ASSERT_OK(moert_make_folders(path));
+    ASSERT_FAILS(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
     assert_false(exists(in_folder("taken.tmp")));
 }
 
@@ -122,56 +91,56 @@ static void test_read_refuses_what_is_no_short_text(void **state) {
     (void)state;
     char *text;
     const char *path = in_folder("text");
-    assert_failed(moert_read_text(in_folder("absent"), 10, &text), MOERT_ERROR_IO, "absent");
-    assert_failed(moert_read_text(folder, 10, &text), MOERT_ERROR_IO, folder);
-    assert_int_equal(moert_durable_write(path, "0123456789a"), MOERT_OK);
-    assert_failed(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "limit 10");
+    ASSERT_FAILS(moert_read_text(in_folder("absent"), 10, &text), MOERT_ERROR_IO, "absent");
+    ASSERT_FAILS(moert_read_text(test_folder, 10, &text), MOERT_ERROR_IO, test_folder);
+    ASSERT_OK(moert_durable_write(path, "0123456789a"));
+    ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "limit 10");
     FILE *file = fopen(path, "w");
     assert_int_equal(fwrite("a\0b", 1, 3, file), 3);
     fclose(file);
-    assert_failed(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "NUL");
+    ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "NUL");
 }
 
 static void test_folders_are_made_with_their_parents(void **state) {
     (void)state;
-    assert_int_equal(moert_make_folders(in_folder("a/b//c/")), MOERT_OK);
+    ASSERT_OK(moert_make_folders(in_folder("a/b//c/")));
     assert_true(exists(in_folder("a/b/c")));
-    assert_int_equal(moert_make_folders(in_folder("a/b/c")), MOERT_OK);
-    assert_int_equal(moert_make_folders("/"), MOERT_OK);
-    assert_failed(moert_make_folders(""), MOERT_ERROR_IO, strerror(ENOENT));
-    assert_int_equal(moert_durable_write(in_folder("a/file"), ""), MOERT_OK);
-    assert_failed(moert_make_folders(in_folder("a/file/b")), MOERT_ERROR_IO, "a/file");
+    ASSERT_OK(moert_make_folders(in_folder("a/b/c")));
+    ASSERT_OK(moert_make_folders("/"));
+    ASSERT_FAILS(moert_make_folders(""), MOERT_ERROR_IO, strerror(ENOENT));
+    ASSERT_OK(moert_durable_write(in_folder("a/file"), ""));
+    ASSERT_FAILS(moert_make_folders(in_folder("a/file/b")), MOERT_ERROR_IO, "a/file");
 }
 
 static void test_a_tree_is_removed_but_not_what_its_links_lead_to(void **state) {
     (void)state;
     const char *kept = in_folder("kept");
-    assert_int_equal(moert_make_folders(in_folder("tree/deep/er")), MOERT_OK);
-    assert_int_equal(moert_durable_write(kept, "kept"), MOERT_OK);
-    assert_int_equal(moert_durable_write(in_folder("tree/deep/file"), "gone"), MOERT_OK);
+    ASSERT_OK(moert_make_folders(in_folder("tree/deep/er")));
+    ASSERT_OK(moert_durable_write(kept, "kept"));
+    ASSERT_OK(moert_durable_write(in_folder("tree/deep/file"), "gone"));
     assert_int_equal(symlink(kept, in_folder("tree/link")), 0);
-    assert_int_equal(symlink(folder, in_folder("tree/deep/loop")), 0);
-    assert_int_equal(moert_remove_tree(in_folder("tree")), MOERT_OK);
+    assert_int_equal(symlink(test_folder, in_folder("tree/deep/loop")), 0);
+    ASSERT_OK(moert_remove_tree(in_folder("tree")));
     assert_false(exists(in_folder("tree")));
     assert_text(in_folder("kept"), "kept");
-    assert_int_equal(moert_remove_tree(in_folder("tree")), MOERT_OK);
+    ASSERT_OK(moert_remove_tree(in_folder("tree")));
 }
 
 static void make_checkpoint(const char *name, const char *text) {
     char path[PATH_MAX];
-    assert_int_equal(moert_make_folders(in_folder(name)), MOERT_OK);
-    snprintf(path, sizeof path, "%s/%s/state", folder, name);
-    assert_int_equal(moert_durable_write(path, text), MOERT_OK);
+    ASSERT_OK(moert_make_folders(in_folder(name)));
+    snprintf(path, sizeof path, "%s/%s/state", test_folder, name);
+    ASSERT_OK(moert_durable_write(path, text));
 }
 
 static void test_commit_gives_a_folder_its_name_and_replaces_an_older_one(void **state) {
     (void)state;
     make_checkpoint("step.tmp", "first");
-    assert_int_equal(moert_durable_commit(in_folder("step.tmp"), in_folder("step/")), MOERT_OK);
+    ASSERT_OK(moert_durable_commit(in_folder("step.tmp"), in_folder("step/")));
     assert_text(in_folder("step/state"), "first");
     make_checkpoint("step.old", "left by a crash");
     make_checkpoint("step.tmp", "second");
-    assert_int_equal(moert_durable_commit(in_folder("step.tmp/"), in_folder("step")), MOERT_OK);
+    ASSERT_OK(moert_durable_commit(in_folder("step.tmp/"), in_folder("step")));
     assert_text(in_folder("step/state"), "second");
     assert_false(exists(in_folder("step.tmp")));
     assert_false(exists(in_folder("step.old")));
@@ -180,11 +149,11 @@ static void test_commit_gives_a_folder_its_name_and_replaces_an_older_one(void *
 static void test_a_commit_that_fails_keeps_the_older_folder(void **state) {
     (void)state;
     make_checkpoint("step", "older");
-    assert_failed(moert_durable_commit(in_folder("absent"), in_folder("step")), MOERT_ERROR_IO,
-                  "absent");
+    ASSERT_FAILS(moert_durable_commit(in_folder("absent"), in_folder("step")), MOERT_ERROR_IO,
+                 "absent");
     assert_text(in_folder("step/state"), "older");
     /* a folder cannot move into itself: the older one has been put aside and must come back */
-    assert_failed(moert_durable_commit(folder, in_folder("step")), MOERT_ERROR_IO, "renamed");
+    ASSERT_FAILS(moert_durable_commit(test_folder, in_folder("step")), MOERT_ERROR_IO, "renamed");
     assert_text(in_folder("step/state"), "older");
     assert_false(exists(in_folder("step.old")));
 }
@@ -202,5 +171,5 @@ int main(void) {
         cmocka_unit_test(test_commit_gives_a_folder_its_name_and_replaces_an_older_one),
         cmocka_unit_test(test_a_commit_that_fails_keeps_the_older_folder),
     };
-    return cmocka_run_group_tests_name("durable", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("durable", tests, make_test_folder, remove_test_folder);
 }

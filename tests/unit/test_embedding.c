@@ -5,7 +5,7 @@
 
 #include "base/rng.h"
 #include "ops/dense.h"
-#include "support/dense.h"
+#include "support/test.h"
 
 static int32_t *random_tokens(size_t n, size_t vocabulary, uint64_t stream) {
     int32_t *token = test_alloc(n * sizeof *token);
@@ -23,7 +23,7 @@ static void check_forward(size_t tokens, size_t hidden, size_t vocabulary) {
     ASSERT_OK(moert_embedding_forward(tokens, hidden, table_buffer, token_buffer, x));
     float *got = download(x, tokens * hidden * sizeof *got);
     for (size_t t = 0; t < tokens; t++)
-        assert_same_bits(got + t * hidden, table + (size_t)token[t] * hidden, hidden);
+        assert_same_bits("x", got + t * hidden, table + (size_t)token[t] * hidden, hidden);
     moert_buffer_destroy(table_buffer);
     moert_buffer_destroy(token_buffer);
     moert_buffer_destroy(x);
@@ -67,7 +67,7 @@ static void check_backward(size_t sequences, size_t length, size_t hidden, size_
         for (size_t r = 0; r < rows; r++) {
             host_gradient(token + s * length, dx + s * length * hidden, length, hidden,
                           first_row + r, want);
-            assert_same_bits(got + (s * rows + r) * hidden, want, hidden);
+            assert_same_bits("x", got + (s * rows + r) * hidden, want, hidden);
         }
     moert_buffer_destroy(dx_buffer);
     moert_buffer_destroy(token_buffer);
@@ -122,7 +122,7 @@ static void test_backward_is_the_derivative_of_forward(void **state) {
     ASSERT_OK(moert_embedding_backward(1, LENGTH, HIDDEN, token_buffer, dx_buffer, 0, VOCABULARY,
                                        partial));
     float *got = download(partial, sizeof(float) * VOCABULARY * HIDDEN);
-    assert_close(got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
+    assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
     moert_buffer_destroy(dx_buffer);
     moert_buffer_destroy(token_buffer);
     moert_buffer_destroy(partial);

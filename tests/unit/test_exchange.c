@@ -3,20 +3,13 @@
  * Every engine over hostile shapes, growth, repetition and errors. An engine that equals the oracle
  * of round_trip.h bit for bit equals every other engine too.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/config.h"
 #include "base/memory.h"
+#include "support/mpi.h"
 #include "support/round_trip.h"
-
-static moert_device *device;
-static moert_comm *comm;
-static size_t rank, ranks;
 
 static const shape shapes[] = {
     {"even", 8, 2, 64, {16, 16, 16, 16}, RANDOM, 0},
@@ -38,17 +31,11 @@ static const shape shapes[] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-static void expect_ok(moert_status status) {
-    if (status != MOERT_OK)
-        print_message("%s\n", moert_last_error());
-    assert_int_equal(status, MOERT_OK);
-}
-
 /* The exchange of the engine under test. */
 static moert_exchange *open_exchange(void **state) {
     unsigned engine = *(const unsigned *)*state;
     moert_exchange *exchange;
-    expect_ok(moert_exchange_create(device, comm, engine, &exchange));
+    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, engine, &exchange));
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", engine));
     return exchange;
@@ -58,8 +45,8 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         trip t;
-        expect_ok(trip_make_windows(device, comm, exchange, shapes[i].width, &t));
-        expect_ok(trip_run(&shapes[i], &t));
+        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
         trip_free_buffers(&t);
         trip_free_windows(&t);
     }
@@ -70,10 +57,10 @@ static void test_exchange_grows_its_windows(void **state) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t tokens[] = {3, 40, 7, 300};
     trip t;
-    expect_ok(trip_make_windows(device, comm, exchange, 24, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, &t));
     for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
-        expect_ok(trip_run(&c, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
         trip_free_buffers(&t);
     }
     trip_free_windows(&t);
@@ -83,10 +70,10 @@ static void test_exchange_grows_its_windows(void **state) {
 static void test_exchange_repeats_with_changing_payload(void **state) {
     moert_exchange *exchange = open_exchange(state);
     trip t;
-    expect_ok(trip_make_windows(device, comm, exchange, 20, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, &t));
     for (unsigned i = 0; i < 200; i++) {
         shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
-        expect_ok(trip_run(&c, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
         trip_free_buffers(&t);
     }
     trip_free_windows(&t);
@@ -95,47 +82,38 @@ static void test_exchange_repeats_with_changing_payload(void **state) {
 
 /* ---- errors ---- */
 
-/* All ranks must hold this status and a message with this text. */
-static void expect_failure(moert_status status, moert_status wanted, const char *text) {
-    int same = status == wanted && strstr(moert_last_error(), text) != NULL;
-    if (!same)
-        print_message("rank %zu has %s: %s\n", rank, moert_status_name(status), moert_last_error());
-    expect_ok(moert_comm_agree(comm, same ? MOERT_OK : MOERT_ERROR_INTERNAL));
-}
-
 static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"after errors", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 77};
-    const int32_t bad = 8, last = rank == ranks - 1;
+    const int32_t bad = 8, last = test_rank == test_ranks - 1;
     moert_exchange_plan *plan = NULL;
     moert_buffer *small;
     trip t;
-    expect_ok(trip_make_windows(device, comm, exchange, c.width, &t));
-    expect_ok(trip_make_buffers(&c, &t));
-    expect_ok(moert_buffer_create(device, 4, &small));
-    if (last)
-        expect_ok(moert_buffer_write(t.index, 4, &bad, sizeof bad));
-    expect_failure(
-        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[rank], 2, 8, &plan),
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
+    ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 2, 8, &plan),
         MOERT_ERROR_USAGE, "token 0, slot 1: expert index 8 is outside -1..7");
-    moert_status local = rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
-    expect_failure(moert_exchange_make_plan(exchange, local, t.index, 0, 2, 8, &plan),
-                   MOERT_ERROR_IO, "the data ended early");
-    if (ranks > 1)
-        expect_failure(
+    moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, local, t.index, 0, 2, 8, &plan),
+                        MOERT_ERROR_IO, "the data ended early");
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(
             moert_exchange_make_plan(exchange, MOERT_OK, t.index, 0, 2 + (size_t)last, 8, &plan),
             MOERT_ERROR_MISMATCH, "experts per token");
     assert_null(plan);
     trip_free_buffers(&t);
-    expect_ok(trip_run(&c, &t));
-    expect_failure(
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_FAILS_ON_ALL(
         moert_exchange_dispatch(exchange, t.plan, last ? small : t.source, t.x, NULL, NULL),
         MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
-    expect_failure(moert_exchange_combine(exchange, t.plan, t.y, last ? small : t.weight, t.target,
-                                          NULL, NULL),
-                   MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, t.y, last ? small : t.weight,
+                                               t.target, NULL, NULL),
+                        MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
     trip_free_buffers(&t);
-    expect_ok(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
     trip_free_buffers(&t);
     moert_buffer_destroy(small);
     trip_free_windows(&t);
@@ -145,14 +123,15 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
 static void test_exchange_chooses_the_best_engine(void **state) {
     (void)state;
     moert_exchange *exchange;
-    const bool cpu = moert_device_describe(device)->is_cpu;
-    expect_ok(moert_exchange_create(device, comm, MOERT_EXCHANGE_AUTO, &exchange));
+    const bool cpu = moert_device_describe(test_device)->is_cpu;
+    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange));
     const char *engine = moert_exchange_engine(exchange);
-    assert_string_equal(engine, ranks == 1 ? "local" : cpu ? "window" : "staged");
+    assert_string_equal(engine, test_ranks == 1 ? "local" : cpu ? "window" : "staged");
     moert_exchange_destroy(exchange);
-    if (ranks > 1)
-        expect_failure(moert_exchange_create(device, comm, MOERT_EXCHANGE_LOCAL, &exchange),
-                       MOERT_ERROR_UNSUPPORTED, "it serves one rank");
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(
+            moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_LOCAL, &exchange),
+            MOERT_ERROR_UNSUPPORTED, "it serves one rank");
     moert_exchange_destroy(NULL);
     moert_window_destroy(NULL);
     moert_exchange_free_plan(NULL);
@@ -183,9 +162,9 @@ static int run_applicable(void) {
     struct CMUnitTest chosen[TESTS];
     size_t count = 0;
     for (size_t i = 0; i < TESTS; i++) {
-        if (tests[i].initial_state == &local_engine && ranks > 1)
+        if (tests[i].initial_state == &local_engine && test_ranks > 1)
             continue;
-        if (tests[i].initial_state == &window_engine && !moert_device_describe(device)->is_cpu)
+        if (tests[i].initial_state == &window_engine && !moert_device_describe(test_device)->is_cpu)
             continue;
         chosen[count++] = tests[i];
     }
@@ -193,17 +172,11 @@ static int run_applicable(void) {
 }
 
 int main(int count, char **arguments) {
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_comm_create(moert_comm_world(), &comm) != MOERT_OK ||
-        moert_device_open(moert_config_get()->device, "", 0, &device) != MOERT_OK) {
-        fprintf(stderr, "%s\n", moert_last_error());
+    if (!mpi_tests_begin(count, arguments))
         return 1;
-    }
-    rank = moert_comm_rank(comm);
-    ranks = moert_comm_size(comm);
+    if (open_test_device(NULL) != 0)
+        moert_comm_abort(test_comm, 1);
     int failed = run_applicable();
-    moert_device_close(device);
-    moert_comm_destroy(comm);
-    moert_comm_finalize();
-    return failed;
+    close_test_device(NULL);
+    return mpi_tests_end(failed);
 }

@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM: exact payloads against float64 loops, guard values, and the promise of equal bits.
- */
-#include "support/ops.h"
-
+/* Grouped GEMM: exact payloads against float64 loops, guard values, the promise of equal bits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +7,7 @@
 
 #include "base/rng.h"
 #include "ops/grouped.h"
+#include "support/test.h"
 
 enum { MOST_GROUPS = 6 };
 typedef enum operation { FORWARD, DGRAD, WGRAD, BIAS_GRAD, OPERATIONS } operation;
@@ -58,7 +56,7 @@ static size_t start_of(const problem *p, size_t g) {
 }
 
 static float *filled(size_t count, bool integers, uint64_t stream) {
-    float *data = malloc((count + 1) * sizeof *data);
+    float *data = test_alloc(count * sizeof *data);
     for (size_t i = 0; i < count; i++)
         data[i] = integers ? floorf(9.0f * (float)moert_rng_uniform(1, stream, i)) - 4.0f
                            : (float)moert_rng_normal(1, stream, i);
@@ -99,28 +97,31 @@ static void free_arrays(arrays *a) {
 
 /* Runs an operation on the device and writes all arrays back. */
 static void run(const problem *p, operation op, const char *backend, arrays *a) {
-    moert_test_backend(backend);
-    moert_buffer *ends = moert_test_upload(p->ends, p->groups);
+    set_variable("MOERT_BACKEND", backend);
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_gemm gemm = {
         .groups = {ends, p->groups, p->rows},
         .n = p->n,
         .k = p->k,
         .shared_weight = p->shared,
         .accumulate = p->accumulate && op != FORWARD,
-        .x = moert_test_upload(a->x, a->x_count),
-        .weight = moert_test_upload(a->weight, a->weight_count),
-        .y = moert_test_upload(a->y, a->y_count),
+        .x = upload(a->x, a->x_count * sizeof(float)),
+        .weight = upload(a->weight, a->weight_count * sizeof(float)),
+        .y = upload(a->y, a->y_count * sizeof(float)),
         .ldx = p->pad_x > 0 ? a->ldx : 0,
         .ldy = a->ldy,
         .y_column = p->y_column,
     };
-    moert_buffer *bias = moert_test_upload(a->bias, a->bias_count);
+    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
     gemm.bias = p->bias || op == BIAS_GRAD ? bias : NULL;
-    MOERT_TEST_OK(calls[op](&gemm));
-    moert_test_download(gemm.x, a->x, a->x_count);
-    moert_test_download(gemm.weight, a->weight, a->weight_count);
-    moert_test_download(bias, a->bias, a->bias_count);
-    moert_test_download(gemm.y, a->y, a->y_count);
+    ASSERT_OK(calls[op](&gemm));
+    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y};
+    float *const targets[] = {a->x, a->weight, a->bias, a->y};
+    const size_t counts[] = {a->x_count, a->weight_count, a->bias_count, a->y_count};
+    for (size_t i = 0; i < 4; i++) {
+        download_into(buffers[i], targets[i], counts[i] * sizeof(float));
+        moert_buffer_destroy(buffers[i]);
+    }
     moert_buffer_destroy(ends);
 }
 
@@ -180,7 +181,7 @@ static void compare(const char *title, const arrays *got, const arrays *want) {
     const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
     for (size_t i = 0; i < 4; i++) {
         snprintf(what, sizeof what, "%s, array %zu", title, i);
-        moert_test_same_bits(what, a[i], b[i], counts[i]);
+        assert_same_bits(what, a[i], b[i], counts[i]);
     }
 }
 
@@ -266,8 +267,8 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
             for (size_t count = 1; count <= 13 && starts[i] + count <= whole.rows; count += 4) {
                 arrays alone;
                 run_alone(&whole, op, starts[i], count, &alone);
-                moert_test_same_bits("x", alone.x, all.x + starts[i] * all.ldx, count * all.ldx);
-                moert_test_same_bits("y", alone.y, all.y + starts[i] * all.ldy, count * all.ldy);
+                assert_same_bits("x", alone.x, all.x + starts[i] * all.ldx, count * all.ldx);
+                assert_same_bits("y", alone.y, all.y + starts[i] * all.ldy, count * all.ldy);
                 free_arrays(&alone);
             }
         free_arrays(&all);
@@ -283,8 +284,8 @@ static void test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie(void *
     for (size_t g = 0; g < whole.groups; g++) {
         arrays alone;
         run_alone(&whole, WGRAD, start_of(&whole, g), whole.ends[g] - start_of(&whole, g), &alone);
-        moert_test_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
-                             whole.n * whole.k);
+        assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
+                         whole.n * whole.k);
         free_arrays(&alone);
     }
     free_arrays(&all);
@@ -314,10 +315,11 @@ static void test_wrong_sizes_are_refused_before_anything_is_written(void **state
     (void)state;
     const uint32_t end = 4;
     float data[64] = {0};
-    moert_buffer *ends = moert_test_upload(&end, 1), *small = moert_test_upload(data, 15);
-    moert_buffer *x = moert_test_upload(data, 16), *y = moert_test_upload(data, 16);
+    moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 16 * sizeof *data);
+    moert_buffer *y = upload(data, 16 * sizeof *data), *small;
+    ASSERT_OK(moert_buffer_create(test_device, 15 * sizeof *data, &small));
     moert_gemm gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y};
-    MOERT_TEST_OK(moert_gemm_forward(&gemm));
+    ASSERT_OK(moert_gemm_forward(&gemm));
     moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm};
     wrong[0].y = small;
     wrong[1].ldx = 3;
@@ -343,5 +345,5 @@ int main(void) {
         cmocka_unit_test(test_nothing_is_added_to_a_chain_after_its_last_term),
         cmocka_unit_test(test_wrong_sizes_are_refused_before_anything_is_written),
     };
-    return cmocka_run_group_tests(tests, moert_test_open, moert_test_close);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

@@ -1,14 +1,12 @@
 // run: np=1 sanitize=1
 /* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
-#include "support/ops.h"
-
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rng.h"
 #include "ops/grouped.h"
+#include "support/test.h"
 
 static const char *const backends[] = {"reference", "portable"};
 
@@ -33,7 +31,7 @@ static problem make_problem(moert_glu_form form, size_t rows, size_t width, size
     const size_t counts[] = {2 * rows * width, rows * stride,    rows * width,
                              rows * width,     2 * rows * width, rows * stride};
     for (size_t a = 0; a < 6; a++) {
-        *arrays[a] = malloc((counts[a] + 1) * sizeof(float));
+        *arrays[a] = test_alloc(counts[a] * sizeof(float));
         for (size_t i = 0; i < counts[a]; i++)
             (*arrays[a])[i] = a < 3 ? (float)moert_rng_normal(7, a, i) : NAN;
     }
@@ -51,25 +49,29 @@ static void free_problem(problem *p) {
 /* Forward and backward on the device. */
 static void run(problem *p, const char *backend) {
     const size_t count = p->rows * p->width, probs = p->rows * p->stride;
-    moert_test_backend(backend);
-    moert_buffer *v = moert_test_upload(p->v, 2 * count), *dh = moert_test_upload(p->dh, count);
-    moert_buffer *prob = moert_test_upload(p->prob, probs);
-    moert_buffer *dprob = moert_test_upload(p->dprob, probs);
+    set_variable("MOERT_BACKEND", backend);
+    moert_buffer *v = upload(p->v, 2 * count * sizeof(float)),
+                 *dh = upload(p->dh, count * sizeof(float));
+    moert_buffer *prob = upload(p->prob, probs * sizeof(float));
+    moert_buffer *dprob = upload(p->dprob, probs * sizeof(float));
     moert_glu glu = {.form = p->form,
                      .rows = p->rows,
                      .width = p->width,
                      .v = v,
                      .prob = p->stride > 0 ? prob : NULL,
                      .prob_stride = p->stride > 1 ? p->stride : 0,
-                     .h = moert_test_upload(p->h, count),
+                     .h = upload(p->h, count * sizeof(float)),
                      .dh = dh,
-                     .dv = moert_test_upload(p->dv, 2 * count),
+                     .dv = upload(p->dv, 2 * count * sizeof(float)),
                      .dprob = p->stride > 0 ? dprob : NULL};
-    MOERT_TEST_OK(moert_glu_forward(&glu));
-    MOERT_TEST_OK(moert_glu_backward(&glu));
-    moert_test_download(glu.h, p->h, count);
-    moert_test_download(glu.dv, p->dv, 2 * count);
-    moert_test_download(dprob, p->dprob, probs);
+    ASSERT_OK(moert_glu_forward(&glu));
+    ASSERT_OK(moert_glu_backward(&glu));
+    download_into(glu.h, p->h, count * sizeof(float));
+    download_into(glu.dv, p->dv, 2 * count * sizeof(float));
+    download_into(dprob, p->dprob, probs * sizeof(float));
+    moert_buffer_destroy(glu.h);
+    moert_buffer_destroy(glu.dv);
+    moert_buffer_destroy(dprob);
     moert_buffer_destroy(v);
     moert_buffer_destroy(dh);
     moert_buffer_destroy(prob);
@@ -90,9 +92,9 @@ static double glu(moert_glu_form form, double prob, double g, double u) {
            (1.0 + exp(-(double)form.alpha * gc));
 }
 
-static void assert_near(double got, double want, double scale) {
-    if (!(fabs(got - want) <= 2e-6 * (fabs(want) + scale)))
-        fail_msg("%.9g is not near %.9g", got, want);
+/* |got - want| <= 2e-6 (|want| + scale) */
+static void check_value(double got, double want, double scale) {
+    assert_within(got, want, 2e-6 * (fabs(want) + scale));
 }
 
 static void test_forward_and_backward_match_float64(void **state) {
@@ -108,12 +110,12 @@ static void test_forward_and_backward_match_float64(void **state) {
             for (size_t j = 0; j < p.width; j++) {
                 const double g = (double)p.v[gate_at(&p, m, j)], u = (double)p.v[up_at(&p, m, j)];
                 const double q = (double)p.dh[m * p.width + j], near = fabs(prob * u * q) * 1e-2;
-                assert_near((double)p.h[m * p.width + j], glu(p.form, prob, g, u), 1e-2);
-                assert_near((double)p.dv[gate_at(&p, m, j)],
+                check_value((double)p.h[m * p.width + j], glu(p.form, prob, g, u), 1e-2);
+                check_value((double)p.dv[gate_at(&p, m, j)],
                             q * (glu(p.form, prob, g + step, u) - glu(p.form, prob, g - step, u)) /
                                 (2 * step),
                             near + 1e-2);
-                assert_near((double)p.dv[up_at(&p, m, j)],
+                check_value((double)p.dv[up_at(&p, m, j)],
                             q * (glu(p.form, prob, g, u + step) - glu(p.form, prob, g, u - step)) /
                                 (2 * step),
                             1e-2);
@@ -121,7 +123,7 @@ static void test_forward_and_backward_match_float64(void **state) {
                 scale += fabs(q * glu(p.form, 1.0, g, u));
             }
             if (p.stride > 0)
-                assert_near((double)p.dprob[m * p.stride], dprob, scale);
+                check_value((double)p.dprob[m * p.stride], dprob, scale);
         }
         free_problem(&p);
     }
@@ -135,9 +137,9 @@ static void check_example(const char *backend, moert_glu_form form, float g, flo
     p.prob[0] = 0.75f;
     p.dh[0] = 0.5f;
     run(&p, backend);
-    assert_near((double)p.dv[0], want[0], 0.0);
-    assert_near((double)p.dv[1], want[1], 0.0);
-    assert_near((double)p.dprob[0], want[2], 0.0);
+    check_value((double)p.dv[0], want[0], 0.0);
+    check_value((double)p.dv[1], want[1], 0.0);
+    check_value((double)p.dprob[0], want[2], 0.0);
     free_problem(&p);
 }
 
@@ -210,10 +212,10 @@ static void test_a_value_has_the_same_bits_anywhere(void **state) {
             memcpy(p.dh, all.dh + m * all.width + first, width * sizeof(float));
             p.prob[0] = all.prob[m];
             run(&p, "portable");
-            moert_test_same_bits("h", p.h, all.h + m * all.width + first, width);
-            moert_test_same_bits("dv", p.dv, all.dv + gate_at(&all, m, first), 2 * width);
+            assert_same_bits("h", p.h, all.h + m * all.width + first, width);
+            assert_same_bits("dv", p.dv, all.dv + gate_at(&all, m, first), 2 * width);
             if (width == all.width)
-                moert_test_same_bits("dprob", p.dprob, all.dprob + m, 1);
+                assert_same_bits("dprob", p.dprob, all.dprob + m, 1);
             free_problem(&p);
         }
     free_problem(&all);
@@ -230,14 +232,14 @@ static void test_the_layouts_have_the_same_bits(void **state) {
         }
     run(&halves, "portable");
     run(&alternating, "portable");
-    moert_test_same_bits("h", alternating.h, halves.h, 9 * 45);
-    moert_test_same_bits("dprob", alternating.dprob, halves.dprob, 9);
+    assert_same_bits("h", alternating.h, halves.h, 9 * 45);
+    assert_same_bits("dprob", alternating.dprob, halves.dprob, 9);
     for (size_t m = 0; m < 9; m++)
         for (size_t j = 0; j < 45; j++) {
-            moert_test_same_bits("dg", &alternating.dv[gate_at(&alternating, m, j)],
-                                 &halves.dv[gate_at(&halves, m, j)], 1);
-            moert_test_same_bits("du", &alternating.dv[up_at(&alternating, m, j)],
-                                 &halves.dv[up_at(&halves, m, j)], 1);
+            assert_same_bits("dg", &alternating.dv[gate_at(&alternating, m, j)],
+                             &halves.dv[gate_at(&halves, m, j)], 1);
+            assert_same_bits("du", &alternating.dv[up_at(&alternating, m, j)],
+                             &halves.dv[up_at(&halves, m, j)], 1);
         }
     free_problem(&halves);
     free_problem(&alternating);
@@ -275,5 +277,5 @@ int main(void) {
         cmocka_unit_test(test_strided_probs_leave_their_neighbours_alone),
         cmocka_unit_test(test_no_rows_is_no_work),
     };
-    return cmocka_run_group_tests(tests, moert_test_open, moert_test_close);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

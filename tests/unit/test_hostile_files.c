@@ -1,60 +1,17 @@
 // run: np=1 sanitize=1
 /* Malformed, truncated and damaged safetensors files are refused, and never crash the reader. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
+#include "support/files.h"
 
-static char folder[] = "/tmp/moert-hostile-XXXXXX";
-static char file[PATH_MAX];
-
-static int make_folder(void **state) {
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return 1;
-    snprintf(file, sizeof file, "%s/case.safetensors", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
-}
-
-static void write_bytes(const char *path, const void *bytes, size_t count) {
-    FILE *out = fopen(path, "w");
-    assert_non_null(out);
-    assert_int_equal(fwrite(bytes, 1, count, out), count);
-    fclose(out);
-}
-
-/* A file of this header and this data; returns its bytes in `image`. */
-static size_t compose(unsigned char *image, const char *header, const void *data, size_t bytes) {
-    size_t length = strlen(header);
-    for (int i = 0; i < 8; i++)
-        image[i] = (unsigned char)(length >> 8 * i);
-    memcpy(image + 8, header, length);
-    if (bytes > 0)
-        memcpy(image + 8 + length, data, bytes);
-    return 8 + length + bytes;
-}
-
-static void write_case(const char *path, const char *header, const void *data, size_t bytes) {
-    unsigned char image[4096];
-    assert_true(8 + strlen(header) + bytes <= sizeof image);
-    write_bytes(path, image, compose(image, header, data, bytes));
-}
+#define CASE "case.safetensors"
 
 static void assert_refused(const char *path, moert_status expected, const char *part,
                            const char *what) {
@@ -113,20 +70,20 @@ static void test_malformed_headers_are_refused_with_file_and_tensor(void **state
         {"{\"__metadata__\":{\"k\":1}," ENTRY("a", "F32", "[2]", "[0,8]") "}", "'k'"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        write_case(file, rows[i].header, "12345678", 8);
-        assert_refused(file, MOERT_ERROR_FORMAT, rows[i].part, rows[i].header);
+        assert_refused(write_tensors(CASE, rows[i].header, "12345678", 8), MOERT_ERROR_FORMAT,
+                       rows[i].part, rows[i].header);
     }
 }
 
 static void test_a_header_longer_than_its_limit_or_file_is_refused(void **state) {
     (void)state;
     unsigned char image[16] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, '{', '}'};
-    write_bytes(file, image, sizeof image);
-    assert_refused(file, MOERT_ERROR_FORMAT, "above the limit 100000000", "huge");
+    assert_refused(write_file(CASE, image, sizeof image), MOERT_ERROR_FORMAT,
+                   "above the limit 100000000", "huge");
     memset(image, 0, 8);
     image[0] = 9;
-    write_bytes(file, image, sizeof image);
-    assert_refused(file, MOERT_ERROR_FORMAT, "claims 9 bytes, but only 8", "one too long");
+    assert_refused(write_file(CASE, image, sizeof image), MOERT_ERROR_FORMAT,
+                   "claims 9 bytes, but only 8", "one too long");
 }
 
 static const char sound_header[] =
@@ -136,14 +93,13 @@ static const char sound_header[] =
 static void test_a_file_truncated_anywhere_is_refused(void **state) {
     (void)state;
     unsigned char image[1024], data[28] = {0};
-    size_t bytes = compose(image, sound_header, data, sizeof data);
+    size_t bytes = compose_tensors(image, sound_header, data, sizeof data);
     moert_tensors *tensors;
-    write_bytes(file, image, bytes);
-    assert_int_equal(moert_tensors_open(file, &tensors), MOERT_OK);
+    const char *file = write_file(CASE, image, bytes);
+    ASSERT_OK(moert_tensors_open(file, &tensors));
     moert_tensors_close(tensors);
     for (size_t length = 0; length < bytes; length++) {
-        write_bytes(file, image, length);
-        assert_refused(file, MOERT_ERROR_FORMAT, "", "truncated");
+        assert_refused(write_file(CASE, image, length), MOERT_ERROR_FORMAT, "", "truncated");
     }
 }
 
@@ -165,7 +121,7 @@ static void test_thousands_of_damaged_headers_never_crash(void **state) {
     (void)state;
     static const char alphabet[] = "0123456789-+.eE[]{}\",:\\ FIUB_au\n";
     unsigned char sound[1024], image[1024], data[28] = {0};
-    size_t bytes = compose(sound, sound_header, data, sizeof data), refused = 0;
+    size_t bytes = compose_tensors(sound, sound_header, data, sizeof data), refused = 0;
     enum { CASES = 4000 };
     for (size_t i = 0; i < CASES; i++) {
         moert_tensors *tensors = NULL;
@@ -178,7 +134,7 @@ static void test_thousands_of_damaged_headers_never_crash(void **state) {
             else if (place >= 8)
                 image[place] = (unsigned char)alphabet[random.word[2] % (sizeof alphabet - 1)];
         }
-        write_bytes(file, image, bytes);
+        const char *file = write_file(CASE, image, bytes);
         if (moert_tensors_open(file, &tensors) == MOERT_OK) {
             touch_all(tensors);
             moert_tensors_close(tensors);
@@ -197,5 +153,6 @@ int main(void) {
         cmocka_unit_test(test_a_file_truncated_anywhere_is_refused),
         cmocka_unit_test(test_thousands_of_damaged_headers_never_crash),
     };
-    return cmocka_run_group_tests_name("hostile_files", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("hostile_files", tests, make_test_folder,
+                                       remove_test_folder);
 }

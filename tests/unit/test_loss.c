@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ops/dense.h"
-#include "support/dense.h"
+#include "support/test.h"
 
 /* -log softmax(logits)[target] in float64. */
 static double reference_loss(const double *logits, size_t vocabulary, size_t target) {
@@ -54,10 +54,10 @@ static void check(size_t tokens, size_t vocabulary, float scale) {
         for (size_t v = 0; v < vocabulary; v++)
             row[v] = (double)logits[t * vocabulary + v];
         double loss = reference_loss(row, vocabulary, chosen);
-        assert_close(&got.loss[t], &loss, 1, 2e-6 * (1.0 + (double)scale), 1e-6);
+        assert_close("loss", &got.loss[t], &loss, 1, 2e-6 * (1.0 + (double)scale), 1e-6);
         for (size_t v = 0; v < vocabulary; v++)
             want[v] = (exp(row[v] - row[chosen] - loss) - (v == chosen)) * (double)factor;
-        assert_close(got.gradient + t * vocabulary, want, vocabulary, 1e-7, 1e-5);
+        assert_close("gradient", got.gradient + t * vocabulary, want, vocabulary, 1e-7, 1e-5);
     }
     free(row);
     free(want);
@@ -97,7 +97,7 @@ static void test_gradient_matches_differences(void **state) {
         row[v] = middle;
     }
     outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
-    assert_close(got.gradient, want, VOCABULARY, 1e-6, 1e-5);
+    assert_close("gradient", got.gradient, want, VOCABULARY, 1e-6, 1e-5);
     free(logits);
     release(got);
 }
@@ -109,8 +109,8 @@ static void test_factor_zero_leaves_the_logits_alone(void **state) {
     float *logits = random_floats(TOKENS * VOCABULARY, 3.0f, 10);
     outcome read_only = run(TOKENS, VOCABULARY, target, logits, 0.0f);
     outcome full = run(TOKENS, VOCABULARY, target, logits, 1.0f);
-    assert_same_bits(read_only.gradient, logits, TOKENS * VOCABULARY);
-    assert_same_bits(read_only.loss, full.loss, TOKENS);
+    assert_same_bits("gradient", read_only.gradient, logits, TOKENS * VOCABULARY);
+    assert_same_bits("loss", read_only.loss, full.loss, TOKENS);
     free(logits);
     release(read_only);
     release(full);
@@ -122,8 +122,8 @@ static void test_ignored_target_has_no_loss_and_no_gradient(void **state) {
     const int32_t target[2] = {-1, 3};
     float *logits = random_floats(2 * VOCABULARY, 3.0f, 11), zero[VOCABULARY] = {0};
     outcome got = run(2, VOCABULARY, target, logits, 1.0f);
-    assert_same_bits(got.loss, zero, 1);
-    assert_same_bits(got.gradient, zero, VOCABULARY);
+    assert_same_bits("loss", got.loss, zero, 1);
+    assert_same_bits("gradient", got.gradient, zero, VOCABULARY);
     assert_true(got.loss[1] > 0.0f);
     free(logits);
     release(got);
@@ -141,8 +141,8 @@ static void test_bits_do_not_depend_on_the_place_of_the_row(void **state) {
     }
     outcome got = run(TOKENS, VOCABULARY, target, logits, 0.37f);
     for (size_t t = 1; t < TOKENS; t++) {
-        assert_same_bits(got.loss, got.loss + t, 1);
-        assert_same_bits(got.gradient, got.gradient + t * VOCABULARY, VOCABULARY);
+        assert_same_bits("loss", got.loss, got.loss + t, 1);
+        assert_same_bits("gradient", got.gradient, got.gradient + t * VOCABULARY, VOCABULARY);
     }
     free(row);
     free(logits);
@@ -158,7 +158,7 @@ static void test_equal_logits_have_equal_gradients_in_every_lane(void **state) {
         logits[v] = 0.3f;
     outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
     for (size_t v = 1; v < VOCABULARY - 1; v++)
-        assert_same_bits(got.gradient, got.gradient + v, 1);
+        assert_same_bits("gradient", got.gradient, got.gradient + v, 1);
     release(got);
 }
 

@@ -1,40 +1,19 @@
 // run: np=1 sanitize=1
 /* config.json of every family: read and written; the names of expert tensors. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "io/durable.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
-
-static char folder[] = "/tmp/moert-config-XXXXXX";
-static char file[sizeof folder + 16];
-
-static int make_folder(void **state) {
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return 1;
-    snprintf(file, sizeof file, "%s/config.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
-}
+#include "support/files.h"
 
 static moert_status read_config(const char *text, moert_model_config *config) {
-    assert_int_equal(moert_durable_write(file, text), MOERT_OK);
-    return moert_model_config_read(folder, config);
+    write_text("config.json", text);
+    return moert_model_config_read(test_folder, config);
 }
 
 /* ---- golden configs ---- */
@@ -91,7 +70,7 @@ static const char *golden_path(const char *name) {
 
 static void read_golden(size_t index, moert_model_config *config) {
     const char *path = golden_path(goldens[index].path);
-    assert_int_equal(moert_model_config_read(path, config), MOERT_OK);
+    ASSERT_OK(moert_model_config_read(path, config));
 }
 
 static void assert_golden(const struct golden_config *golden, const moert_model_config *config) {
@@ -161,9 +140,8 @@ static void assert_expert_tensors(const moert_model_config *config, const moert_
         size_t whole[] = {E, down ? I : H, down ? H : 2 * I};
         moert_expert_tensor_name(config, 0, expert == E ? SIZE_MAX : expert,
                                  (moert_expert_part)part, name, sizeof name);
-        assert_int_equal(
-            moert_tensors_get(tensors, name, fused ? 3 : 2, fused ? whole : separate, &tensor),
-            MOERT_OK);
+        ASSERT_OK(
+            moert_tensors_get(tensors, name, fused ? 3 : 2, fused ? whole : separate, &tensor));
     }
 }
 
@@ -173,7 +151,7 @@ static void test_every_expert_tensor_of_the_golden_files_has_its_name(void **sta
         moert_model_config config;
         moert_tensors *tensors;
         read_golden(i, &config);
-        assert_int_equal(moert_tensors_open(golden_path(goldens[i].path), &tensors), MOERT_OK);
+        ASSERT_OK(moert_tensors_open(golden_path(goldens[i].path), &tensors));
         size_t count = config.router.experts + (config.shared_intermediate > 0 ? 1 : 0);
         for (size_t e = 0; e < count; e++)
             assert_expert_tensors(&config, tensors, e);
@@ -228,13 +206,13 @@ static void test_a_written_config_reads_back_equal_and_has_fixed_bytes(void **st
         read_golden(i, &first);
         first.aux_coefficient = 0.0123f;
         first.tied_embeddings = true;
-        assert_int_equal(moert_model_config_text(&first, &text), MOERT_OK);
-        assert_int_equal(read_config(text, &second), MOERT_OK);
+        ASSERT_OK(moert_model_config_text(&first, &text));
+        ASSERT_OK(read_config(text, &second));
         assert_golden(&goldens[i], &second);
         assert_true(second.aux_coefficient == 0.0123f && second.tied_embeddings);
         assert_int_equal(second.max_positions, first.max_positions);
         assert_string_equal(second.text, text);
-        assert_int_equal(moert_model_config_text(&second, &again), MOERT_OK);
+        ASSERT_OK(moert_model_config_text(&second, &again));
         assert_string_equal(again, text);
         free(text);
         free(again);
@@ -264,7 +242,7 @@ static void test_a_written_config_has_the_keys_that_transformers_writes(void **s
         if (strncmp(goldens[i].path, "model/", 6) != 0)
             continue;
         read_golden(i, &config);
-        assert_int_equal(moert_model_config_text(&config, &text), MOERT_OK);
+        ASSERT_OK(moert_model_config_text(&config, &text));
         assert_keys_within(text, config.text);
         assert_keys_within(config.text, text);
         free(text);
@@ -283,5 +261,5 @@ int main(void) {
         cmocka_unit_test(test_a_written_config_reads_back_equal_and_has_fixed_bytes),
         cmocka_unit_test(test_a_written_config_has_the_keys_that_transformers_writes),
     };
-    return cmocka_run_group_tests_name("model_config", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("model_config", tests, make_test_folder, remove_test_folder);
 }

@@ -1,38 +1,17 @@
 // run: np=1 sanitize=1
 /* Keys of config.json: defaults, other spellings, broken values. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "io/durable.h"
 #include "io/model_config.h"
-
-static char folder[] = "/tmp/moert-fields-XXXXXX";
-static char file[sizeof folder + 16];
-
-static int make_folder(void **state) {
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return 1;
-    snprintf(file, sizeof file, "%s/config.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
-}
+#include "support/files.h"
 
 static moert_status read_config(const char *text, moert_model_config *config) {
-    assert_int_equal(moert_durable_write(file, text), MOERT_OK);
-    return moert_model_config_read(folder, config);
+    write_text("config.json", text);
+    return moert_model_config_read(test_folder, config);
 }
 
 #define SIZES                                                                                      \
@@ -49,23 +28,22 @@ static moert_status read_config(const char *text, moert_model_config *config) {
 static void test_defaults_of_a_family_hold_where_keys_are_absent(void **state) {
     (void)state;
     moert_model_config config;
-    assert_int_equal(read_config(MIXTRAL EXPERTS "}", &config), MOERT_OK);
+    ASSERT_OK(read_config(MIXTRAL EXPERTS "}", &config));
     assert_int_equal(config.kv_heads, 4);
     assert_int_equal(config.head_size, 16);
     assert_int_equal(config.max_positions, 131072);
     assert_true(config.rope_theta == 1e6f && config.norm_epsilon == 1e-5f);
     assert_true(config.router.renormalise);
     moert_model_config_free(&config);
-    assert_int_equal(read_config(QWEN3 "\"moe_intermediate_size\":32,\"rope_theta\":5e6,"
-                                       "\"head_dim\":null,\"sliding_window\":4096}",
-                                 &config),
-                     MOERT_OK);
+    ASSERT_OK(read_config(QWEN3 "\"moe_intermediate_size\":32,\"rope_theta\":5e6,"
+                                "\"head_dim\":null,\"sliding_window\":4096}",
+                          &config));
     assert_int_equal(config.intermediate, 32);
     assert_true(config.rope_theta == 5e6f);
     assert_false(config.router.renormalise);
     assert_int_equal(config.sliding_window, 0); /* use_sliding_window is not set */
     moert_model_config_free(&config);
-    assert_int_equal(read_config(GPT_OSS "\"swiglu_limit\":5.5}", &config), MOERT_OK);
+    ASSERT_OK(read_config(GPT_OSS "\"swiglu_limit\":5.5}", &config));
     assert_true(config.glu.limit == 5.5f && config.glu.alpha == 1.702f && config.glu.offset == 1);
     moert_model_config_free(&config);
 }
@@ -73,16 +51,15 @@ static void test_defaults_of_a_family_hold_where_keys_are_absent(void **state) {
 static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **state) {
     (void)state;
     moert_model_config config;
-    assert_int_equal(read_config(DEEPSEEK "\"n_shared_experts\":2}", &config), MOERT_OK);
+    ASSERT_OK(read_config(DEEPSEEK "\"n_shared_experts\":2}", &config));
     assert_int_equal(config.shared_intermediate, 2 * 96);
     assert_int_equal(config.router.groups, 8);
     assert_int_equal(config.router.kept_groups, 4);
     assert_true(config.router.scale == 2.5f && config.router.renormalise);
     moert_model_config_free(&config);
-    assert_int_equal(read_config(DEEPSEEK "\"n_group\":null,\"n_shared_experts\":0,"
-                                          "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40}}",
-                                 &config),
-                     MOERT_OK);
+    ASSERT_OK(read_config(DEEPSEEK "\"n_group\":null,\"n_shared_experts\":0,"
+                                   "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40}}",
+                          &config));
     assert_int_equal(config.router.groups, 1);
     assert_int_equal(config.shared_intermediate, 0);
     assert_true(config.rope_scaled);
@@ -139,12 +116,12 @@ static void test_broken_configs_are_refused_with_key_and_file(void **state) {
         moert_status status = read_config(broken[i].text, &config);
         const char *message = moert_last_error();
         if (status != broken[i].status || strstr(message, broken[i].part) == NULL ||
-            strstr(message, file) == NULL)
+            strstr(message, in_folder("config.json")) == NULL)
             fail_msg("row %zu: %s: %s", i, moert_status_name(status), message);
         assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a); /* untouched on failure */
     }
-    assert_int_equal(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO);
-    assert_non_null(strstr(moert_last_error(), "/tmp/absent-moert.json"));
+    ASSERT_FAILS(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO,
+                 "/tmp/absent-moert.json");
 }
 
 static const refused_config no_models[] = {
@@ -167,7 +144,7 @@ static void test_what_a_model_cannot_have_is_refused_by_the_model_check(void **s
     (void)state;
     for (size_t i = 0; i < sizeof no_models / sizeof no_models[0]; i++) {
         moert_model_config config;
-        assert_int_equal(read_config(no_models[i].text, &config), MOERT_OK);
+        ASSERT_OK(read_config(no_models[i].text, &config));
         moert_status status = moert_model_config_check_model(&config);
         if (status != no_models[i].status || strstr(moert_last_error(), no_models[i].part) == NULL)
             fail_msg("row %zu: %s: %s", i, moert_status_name(status), moert_last_error());
@@ -182,5 +159,5 @@ int main(void) {
         cmocka_unit_test(test_broken_configs_are_refused_with_key_and_file),
         cmocka_unit_test(test_what_a_model_cannot_have_is_refused_by_the_model_check),
     };
-    return cmocka_run_group_tests_name("model_fields", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("model_fields", tests, make_test_folder, remove_test_folder);
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ops/dense.h"
-#include "support/dense.h"
+#include "support/test.h"
 
 enum { STEPS = 5 };
 
@@ -63,9 +63,9 @@ static void test_steps_match_float64(void **state) {
             }
         }
         run(n, parameter, gradient, got);
-        assert_close(got[0], want[0], n, 1e-6, 1e-6);
-        assert_close(got[1], want[1], n, 1e-8, 1e-6);
-        assert_close(got[2], want[2], n, 1e-10, 1e-6);
+        assert_close("state", got[0], want[0], n, 1e-6, 1e-6);
+        assert_close("state", got[1], want[1], n, 1e-8, 1e-6);
+        assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
         for (size_t k = 0; k < 3; k++) {
             free(want[k]);
             free(got[k]);
@@ -86,7 +86,7 @@ static void test_bits_do_not_depend_on_the_place(void **state) {
     run(LONG, parameter, gradient, whole);
     run(N, parameter + SHIFT, part, shifted);
     for (size_t k = 0; k < 3; k++) {
-        assert_same_bits(whole[k] + SHIFT, shifted[k], N);
+        assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
         free(whole[k]);
         free(shifted[k]);
     }
@@ -102,7 +102,7 @@ static void test_zero_padding_stays_zero(void **state) {
     float *got[3];
     run(N, zero, zero, got);
     for (size_t k = 0; k < 3; k++) {
-        assert_same_bits(got[k], zero, N);
+        assert_same_bits("state", got[k], zero, N);
         free(got[k]);
     }
 }

@@ -1,14 +1,9 @@
 // run: np=1 sanitize=1
 /* Long options from a table: every type, every way to get one wrong. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "support/test.h"
 #include "tools/options.h"
 
 static struct values {
@@ -144,7 +139,7 @@ static void test_help_is_noticed_and_prints_the_table(void **state) {
     bool help = false;
     char *text = NULL;
     size_t bytes = 0;
-    assert_int_equal(parse(WORDS("--steps", "3", "--help", "--nonsense"), &help), MOERT_OK);
+    ASSERT_OK(parse(WORDS("--steps", "3", "--help", "--nonsense"), &help));
     assert_true(help);
     FILE *file = open_memstream(&text, &bytes);
     moert_options_usage(file, "program [OPTION...]", "Does things.", table, COUNT);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ops/dense.h"
-#include "support/dense.h"
+#include "support/test.h"
 
 /* The tree by its definition: node (first, width) = left half + right half, if there is one. */
 static float tree_value(const float *leaf, size_t stride, size_t total, size_t first,
@@ -42,7 +42,7 @@ static void check_span(moert_span span, size_t n, const float *leaf, bool accumu
                                             .accumulate = accumulate};
     ASSERT_OK(moert_tree_reduce(&reduction));
     float *got = download(target_buffer, size * sizeof *got);
-    assert_same_bits(got, want, size);
+    assert_same_bits("target", got, want, size);
     free(got);
     free(target);
     free(want);
@@ -106,7 +106,7 @@ static void test_tree_of_any_split_has_the_same_bits(void **state) {
         }
         float sum[N];
         moert_tree_join(TOTAL, nodes, rows, at, sum, N);
-        assert_same_bits(sum, whole, N);
+        assert_same_bits("sum", sum, whole, N);
     }
     free(leaf);
 }
@@ -186,7 +186,7 @@ static void test_add_and_scale_take_any_length(void **state) {
         float *got = download(y_buffer, n * sizeof *got);
         for (size_t j = 0; j < n; j++)
             y[j] = (y[j] + x[j]) * 0.3f;
-        assert_same_bits(got, y, n);
+        assert_same_bits("target", got, y, n);
         moert_buffer_destroy(x_buffer);
         moert_buffer_destroy(y_buffer);
         free(x);

@@ -1,15 +1,10 @@
 // run: np=1 sanitize=1
 /* Rotary positions against float64. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "ops/dense.h"
-#include "support/vectors.h"
+#include "support/test.h"
 
 typedef struct rope_case {
     size_t sequences, length, heads, head_size;
@@ -22,8 +17,7 @@ static const float theta = 10000.0f;
 
 static double *rotate(rope_case shape, const double *x) {
     const size_t half = shape.head_size / 2, size = shape.head_size;
-    double *y = calloc(shape.sequences * shape.length * shape.heads * size + 1, sizeof *y);
-    assert_non_null(y);
+    double *y = test_alloc(shape.sequences * shape.length * shape.heads * size * sizeof *y);
     for (size_t row = 0; row < shape.sequences * shape.length * shape.heads; row++)
         for (size_t i = 0; i < half; i++) {
             const size_t t = row / shape.heads % shape.length, at = row * size + i;
@@ -35,22 +29,21 @@ static double *rotate(rope_case shape, const double *x) {
 }
 
 static void test_rope_agrees_with_float64_and_its_inverse_restores(void **state) {
+    (void)state;
     for (size_t i = 0; i < CASES; i++) {
         const rope_case shape = cases[i];
         const size_t tokens = shape.sequences * shape.length,
                      n = tokens * shape.heads * shape.head_size;
-        double *values = vectors_random("x", n), *want = rotate(shape, values);
-        moert_buffer *x = vectors_upload(*state, values, n), *table;
-        vectors_expect_ok(
-            moert_rope_table_create(*state, shape.length + i, shape.head_size, theta, &table));
-        vectors_expect_ok(
-            moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, false, x));
-        float *got = vectors_download(x, n);
-        vectors_expect_near("x", got, want, n, 1e-5);
-        vectors_expect_ok(
-            moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, true, x));
-        float *restored = vectors_download(x, n);
-        vectors_expect_near("restored x", restored, values, n, 1e-6);
+        double *values = random_doubles("x", n), *want = rotate(shape, values);
+        moert_buffer *x = upload_doubles(values, n), *table;
+        ASSERT_OK(
+            moert_rope_table_create(test_device, shape.length + i, shape.head_size, theta, &table));
+        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, false, x));
+        float *got = download(x, n * sizeof(float));
+        assert_near("x", got, want, n, 1e-5);
+        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, true, x));
+        float *restored = download(x, n * sizeof(float));
+        assert_near("restored x", restored, values, n, 1e-6);
         free(values);
         free(want);
         free(got);
@@ -61,15 +54,16 @@ static void test_rope_agrees_with_float64_and_its_inverse_restores(void **state)
 }
 
 static void test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
+    (void)state;
     const size_t length = 19, n = length * 2 * 20;
-    double *values = vectors_random("x", 3 * n);
-    moert_buffer *batch = vectors_upload(*state, values, 3 * n), *table;
-    moert_buffer *alone = vectors_upload(*state, values + n, n);
-    vectors_expect_ok(moert_rope_table_create(*state, length, 20, theta, &table));
-    vectors_expect_ok(moert_rope(3 * length, length, 2, 20, table, false, batch));
-    vectors_expect_ok(moert_rope(length, length, 2, 20, table, false, alone));
-    float *all = vectors_download(batch, 3 * n), *one = vectors_download(alone, n);
-    vectors_expect_same("x", one, all + n, n);
+    double *values = random_doubles("x", 3 * n);
+    moert_buffer *batch = upload_doubles(values, 3 * n), *table;
+    moert_buffer *alone = upload_doubles(values + n, n);
+    ASSERT_OK(moert_rope_table_create(test_device, length, 20, theta, &table));
+    ASSERT_OK(moert_rope(3 * length, length, 2, 20, table, false, batch));
+    ASSERT_OK(moert_rope(length, length, 2, 20, table, false, alone));
+    float *all = download(batch, 3 * n * sizeof(float)), *one = download(alone, n * sizeof(float));
+    assert_same_bits("x", one, all + n, n);
     free(values);
     free(all);
     free(one);
@@ -80,6 +74,7 @@ static void test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void 
 
 /* Far positions differ visibly when the angle is not rounded to float32 first. */
 static void test_rope_table_rounds_the_angle_to_float32(void **state) {
+    (void)state;
     static const struct {
         size_t t, i;
         float cosine, sine;
@@ -90,24 +85,24 @@ static void test_rope_table_rounds_the_angle_to_float32(void **state) {
     };
     const size_t length = 5000, half = 16;
     moert_buffer *table;
-    vectors_expect_ok(moert_rope_table_create(*state, length, 2 * half, theta, &table));
-    float *values = calloc(length * 2 * half, sizeof *values);
-    assert_non_null(values);
-    vectors_expect_ok(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
+    ASSERT_OK(moert_rope_table_create(test_device, length, 2 * half, theta, &table));
+    float *values = test_alloc(length * 2 * half * sizeof *values);
+    ASSERT_OK(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
     for (size_t n = 0; n < sizeof known / sizeof *known; n++) {
         const float *row = values + known[n].t * 2 * half + known[n].i;
-        vectors_expect_same("cos", row, &known[n].cosine, 1);
-        vectors_expect_same("sin", row + half, &known[n].sine, 1);
+        assert_same_bits("cos", row, &known[n].cosine, 1);
+        assert_same_bits("sin", row + half, &known[n].sine, 1);
     }
     free(values);
     moert_buffer_destroy(table);
 }
 
 static void test_rope_refuses_odd_heads_and_short_tables(void **state) {
-    moert_buffer *table, *x = vectors_upload(*state, NULL, 64);
-    assert_int_equal(moert_rope_table_create(*state, 4, 7, theta, &table), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_rope_table_create(*state, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
-    vectors_expect_ok(moert_rope_table_create(*state, 4, 8, theta, &table));
+    (void)state;
+    moert_buffer *table, *x = unset_floats(64);
+    assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_rope_table_create(test_device, 4, 8, theta, &table));
     assert_int_equal(moert_rope(8, 8, 1, 8, table, false, x), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope(4, 0, 1, 8, table, false, x), MOERT_ERROR_USAGE);
     moert_buffer_destroy(table);
@@ -121,5 +116,5 @@ int main(void) {
         cmocka_unit_test(test_rope_table_rounds_the_angle_to_float32),
         cmocka_unit_test(test_rope_refuses_odd_heads_and_short_tables),
     };
-    return cmocka_run_group_tests(tests, vectors_open_device, vectors_close_device);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

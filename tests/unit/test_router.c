@@ -1,17 +1,13 @@
 // run: np=1 sanitize=1
 /* Options and forward of the router, against float64. The backward is in test_router_backward.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-#include <math.h>
 
 #include "base/rng.h"
 #include "support/router_oracle.h"
 #include "support/router_run.h"
+#include "support/test.h"
 
 enum { MOST_FLOATS = 64 * 1024 };
 
@@ -29,15 +25,10 @@ static moert_router_options grouped(moert_router_options options, size_t groups,
     return options;
 }
 
-static void assert_close(double actual, double expected, double tolerance) {
-    if (!(fabs(actual - expected) <= tolerance))
-        fail_msg("%.9g instead of %.9g", actual, expected);
-}
-
 static void compare_token(const moert_router_options *options, const float *logits,
                           const float *bias, const router_run *run, size_t t) {
     const size_t experts = options->experts, topk = options->topk;
-    double row[1024], scores[1024], weight[1024];
+    double row[1024] = {0}, scores[1024], weight[1024];
     int32_t index[1024];
     for (size_t e = 0; e < experts; e++)
         row[e] = (double)logits[t * experts + e];
@@ -45,13 +36,13 @@ static void compare_token(const moert_router_options *options, const float *logi
     oracle_weights(options, row, index, weight);
     for (size_t k = 0; k < topk; k++) {
         assert_int_equal(run->index[t * topk + k], index[k]);
-        assert_close((double)run->weight[t * topk + k], weight[k],
-                     1e-6 * fmax(1.0, (double)options->scale));
+        assert_within((double)run->weight[t * topk + k], weight[k],
+                      1e-6 * fmax(1.0, (double)options->scale));
     }
-    assert_close((double)run->lse[t], oracle_softmax(row, experts, scores), 2e-6);
+    assert_within((double)run->lse[t], oracle_softmax(row, experts, scores), 2e-6);
     oracle_scores(options, row, scores);
     for (size_t e = 0; e < experts; e++)
-        assert_close((double)run->scores[t * experts + e], scores[e], 1e-6);
+        assert_within((double)run->scores[t * experts + e], scores[e], 1e-6);
 }
 
 /* Random logits (and bias) through the device and the oracle. */
@@ -152,8 +143,8 @@ static void test_a_bias_selects_but_does_not_weigh(void **state) {
     router_run run = router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL});
     assert_int_equal(run.index[0], 0);
     assert_int_equal(run.index[1], 1);
-    assert_close((double)run.weight[0], 0.5, 1e-6);
-    assert_close((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
+    assert_within((double)run.weight[0], 0.5, 1e-6);
+    assert_within((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
     router_run_free(&run);
 }
 
@@ -266,16 +257,14 @@ static void test_a_token_has_the_same_bits_at_any_place(void **state) {
 }
 
 static void expect_refusal(moert_router_options options, moert_status status, const char *text) {
-    assert_int_equal(moert_router_check(&options), status);
-    if (strstr(moert_last_error(), text) == NULL)
-        fail_msg("'%s' does not say '%s'", moert_last_error(), text);
+    ASSERT_FAILS(moert_router_check(&options), status, text);
 }
 
 static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
     (void)state;
     const moert_router_options good = make(16, 4, MOERT_SCORE_SIGMOID);
     moert_router_options bad = good;
-    assert_int_equal(moert_router_check(&good), MOERT_OK);
+    ASSERT_OK(moert_router_check(&good));
     bad.size = 8;
     expect_refusal(bad, MOERT_ERROR_USAGE, "MOERT_ROUTER_OPTIONS_INIT");
     expect_refusal(make(0, 1, good.score), MOERT_ERROR_USAGE, "at least one expert");
@@ -299,17 +288,19 @@ static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
 static void test_forward_refuses_buffers_that_are_too_small(void **state) {
     (void)state;
     const moert_router_options options = make(16, 4, MOERT_SCORE_SOFTMAX);
-    moert_buffer *large = router_output(2 * 16 * 4), *small = router_upload("abcdefg", 8);
+    const char eight[8] = "abcdefg";
+    moert_buffer *large = unset_floats(2 * 16), *small;
+    ASSERT_OK(moert_buffer_create(test_device, sizeof eight, &small));
+    ASSERT_OK(moert_buffer_write(small, 0, eight, sizeof eight));
     moert_routing routing = {large, small, large, large};
-    assert_int_equal(moert_router_forward(router_device(), &options, 2, large, NULL, &routing),
-                     MOERT_ERROR_USAGE);
-    assert_non_null(strstr(moert_last_error(), "index has 8 bytes, too few for [2, 4]"));
+    ASSERT_FAILS(moert_router_forward(test_device, &options, 2, large, NULL, &routing),
+                 MOERT_ERROR_USAGE, "index has 8 bytes, too few for [2, 4]");
     routing.index = NULL;
-    assert_int_equal(moert_router_forward(router_device(), &options, 2, large, NULL, &routing),
-                     MOERT_ERROR_USAGE);
-    assert_non_null(strstr(moert_last_error(), "no buffer for index"));
+    ASSERT_FAILS(moert_router_forward(test_device, &options, 2, large, NULL, &routing),
+                 MOERT_ERROR_USAGE, "no buffer for index");
     moert_buffer_destroy(small);
-    free(router_download(large, 2 * 16 * 4));
+    free(download(large, 2 * 16 * 4));
+    moert_buffer_destroy(large);
 }
 
 int main(void) {
@@ -329,5 +320,5 @@ int main(void) {
         cmocka_unit_test(test_a_token_has_the_same_bits_at_any_place),
         cmocka_unit_test(test_forward_refuses_buffers_that_are_too_small),
     };
-    return cmocka_run_group_tests(tests, router_device_open, router_device_close);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

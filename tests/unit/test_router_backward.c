@@ -3,25 +3,16 @@
  * Backward of the router against float64 central differences with the choice held fixed, and the
  * host side of the losses.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-#include <math.h>
 
 #include "base/rng.h"
 #include "support/router_oracle.h"
 #include "support/router_run.h"
+#include "support/test.h"
 
 enum { MOST_EXPERTS = 64, MOST_TOKENS = 40 };
-
-static void assert_close(double actual, double expected, double tolerance) {
-    if (!(fabs(actual - expected) <= tolerance))
-        fail_msg("%.9g instead of %.9g", actual, expected);
-}
 
 static void fill_normal(float *x, size_t n, uint64_t stream) {
     for (size_t i = 0; i < n; i++)
@@ -57,8 +48,8 @@ static void check_gradient(const router_input *input) {
                 row[e] = (double)input->logits[t * experts + e] + (side ? step : -step);
                 loss[side] = token_loss(input, t, row, run.index + t * topk);
             }
-            assert_close((double)run.dlogits[t * experts + e], (loss[1] - loss[0]) / (2.0 * step),
-                         3e-6);
+            assert_within((double)run.dlogits[t * experts + e], (loss[1] - loss[0]) / (2.0 * step),
+                          3e-6);
         }
     router_run_free(&run);
 }
@@ -187,7 +178,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
             value[side] = moert_router_aux_loss(form, &input.options, counts, mass, T, 1, ignored);
         }
         logits[i] = (double)values[i];
-        assert_close((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
+        assert_within((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
     }
     router_run_free(&forward);
     router_run_free(&run);
@@ -210,23 +201,23 @@ static void test_aux_loss_has_the_values_of_the_formulas(void **state) {
     const double even[4] = {2.5, 2.5, 2.5, 2.5}, uneven[4] = {6, 3, 1, 0};
     float gradient[4];
     /* balanced routing gives K in one form, 1 in the other */
-    assert_close(
+    assert_within(
         moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, balanced, even, 10, 1, gradient),
         2.0, 1e-14);
-    assert_close((double)gradient[3], 4.0 * 5 / 100, 1e-8);
-    assert_close(
+    assert_within((double)gradient[3], 4.0 * 5 / 100, 1e-8);
+    assert_within(
         moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, balanced, even, 10, 1, gradient), 1.0,
         1e-14);
     /* 4 * (10/10 * 6/10 + 10/10 * 3/10) */
-    assert_close(
+    assert_within(
         moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, skewed, uneven, 10, 0.01, gradient),
         3.6, 1e-14);
-    assert_close((double)gradient[0], 0.01 * 4 * 10 / 100, 1e-9);
+    assert_within((double)gradient[0], 0.01 * 4 * 10 / 100, 1e-9);
     assert_true(gradient[2] == 0.0f);
-    assert_close(
+    assert_within(
         moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, skewed, uneven, 10, 0.01, gradient),
         1.8, 1e-14);
-    assert_close((double)gradient[1], 0.01 * 4 * 10 / 200, 1e-9);
+    assert_within((double)gradient[1], 0.01 * 4 * 10 / 200, 1e-9);
 }
 
 static void test_aux_loss_of_no_rows_is_zero(void **state) {
@@ -252,15 +243,15 @@ static void test_update_bias_helps_the_experts_below_the_mean(void **state) {
 /* mass of the sequences [ends[s-1], ends[s]) from the device. */
 static float *mass_of(const moert_router_options *options, size_t tokens, const float *scores,
                       const uint32_t *ends, size_t sequences) {
-    moert_buffer *in = router_upload(scores, tokens * options->experts * 4);
-    moert_buffer *device_ends = router_upload(ends, sequences * 4);
-    moert_buffer *mass = router_output(sequences * options->experts * 4);
-    assert_int_equal(
-        moert_router_mass(router_device(), options, tokens, in, device_ends, sequences, mass),
-        MOERT_OK);
+    moert_buffer *in = upload(scores, tokens * options->experts * 4);
+    moert_buffer *device_ends = upload(ends, sequences * 4);
+    moert_buffer *mass = unset_floats(sequences * options->experts);
+    ASSERT_OK(moert_router_mass(test_device, options, tokens, in, device_ends, sequences, mass));
     moert_buffer_destroy(in);
     moert_buffer_destroy(device_ends);
-    return router_download(mass, sequences * options->experts * 4);
+    float *values = download(mass, sequences * options->experts * 4);
+    moert_buffer_destroy(mass);
+    return values;
 }
 
 static void test_mass_sums_the_shares_of_each_sequence(void **state) {
@@ -287,7 +278,7 @@ static void test_mass_sums_the_shares_of_each_sequence(void **state) {
                     sum[e] += r[e];
             }
             for (size_t e = 0; e < E; e++)
-                assert_close((double)mass[s * E + e], sum[e], 5e-6);
+                assert_within((double)mass[s * E + e], sum[e], 5e-6);
         }
         /* the last sequence alone has the same bits */
         float *alone = mass_of(&input.options, 6, run.scores + 17 * E, last, 1);
@@ -321,5 +312,5 @@ int main(void) {
         cmocka_unit_test(test_mass_sums_the_shares_of_each_sequence),
         cmocka_unit_test(test_mass_of_no_tokens_is_zero),
     };
-    return cmocka_run_group_tests(tests, router_device_open, router_device_close);
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

@@ -2,59 +2,14 @@
 /* Reading safetensors: the golden files, lookup and conversions. */
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "io/durable.h"
 #include "io/safetensors.h"
-
-static char folder[] = "/tmp/moert-tensors-XXXXXX";
-static char file[PATH_MAX];
-
-static int make_folder(void **state) {
-    (void)state;
-    if (mkdtemp(folder) == NULL)
-        return 1;
-    snprintf(file, sizeof file, "%s/case.safetensors", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
-}
-
-static void write_bytes(const char *path, const void *bytes, size_t count) {
-    FILE *out = fopen(path, "w");
-    assert_non_null(out);
-    assert_int_equal(fwrite(bytes, 1, count, out), count);
-    fclose(out);
-}
-
-/* A file of this header and this data; returns its bytes in `image`. */
-static size_t compose(unsigned char *image, const char *header, const void *data, size_t bytes) {
-    size_t length = strlen(header);
-    for (int i = 0; i < 8; i++)
-        image[i] = (unsigned char)(length >> 8 * i);
-    memcpy(image + 8, header, length);
-    if (bytes > 0)
-        memcpy(image + 8 + length, data, bytes);
-    return 8 + length + bytes;
-}
-
-static void write_case(const char *path, const char *header, const void *data, size_t bytes) {
-    unsigned char image[4096];
-    assert_true(8 + strlen(header) + bytes <= sizeof image);
-    write_bytes(path, image, compose(image, header, data, bytes));
-}
+#include "support/files.h"
 
 /* ---- golden files ---- */
 
@@ -122,7 +77,7 @@ static void test_golden_files_open_with_their_names_and_shapes(void **state) {
         moert_tensors *tensors;
         const moert_tensor *tensor;
         snprintf(path, sizeof path, "tests/golden/%s", golden_files[i].path);
-        assert_int_equal(moert_tensors_open(path, &tensors), MOERT_OK);
+        ASSERT_OK(moert_tensors_open(path, &tensors));
         assert_int_equal(moert_tensors_count(tensors), golden_files[i].count);
         moert_status status = moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
                                                 golden_files[i].shape, &tensor);
@@ -141,11 +96,11 @@ static void test_golden_files_open_with_their_names_and_shapes(void **state) {
 static void test_metadata_is_found_by_key(void **state) {
     (void)state;
     moert_tensors *tensors;
-    assert_int_equal(moert_tensors_open("tests/golden/model/qwen3-tiny", &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open("tests/golden/model/qwen3-tiny", &tensors));
     assert_string_equal(moert_tensors_metadata(tensors, "format"), "pt");
     assert_null(moert_tensors_metadata(tensors, "absent"));
     moert_tensors_close(tensors);
-    assert_int_equal(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors));
     assert_null(moert_tensors_metadata(tensors, "format"));
     moert_tensors_close(tensors);
     moert_tensors_close(NULL);
@@ -156,16 +111,12 @@ static void test_get_names_the_nearest_tensor_or_both_shapes(void **state) {
     moert_tensors *tensors;
     const moert_tensor *tensor;
     size_t shape[] = {64, 96};
-    assert_int_equal(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors));
     assert_null(moert_tensors_find(tensors, "model.layers.0.mlp.gates.weight"));
-    assert_int_equal(
-        moert_tensors_get(tensors, "model.layers.0.mlp.gates.weight", 2, shape, &tensor),
-        MOERT_ERROR_MISMATCH);
-    assert_non_null(strstr(moert_last_error(), "'model.layers.0.mlp.gate.weight'"));
-    assert_int_equal(
-        moert_tensors_get(tensors, "model.layers.0.mlp.gate.weight", 2, shape, &tensor),
-        MOERT_ERROR_MISMATCH);
-    assert_non_null(strstr(moert_last_error(), "[8, 64], not [64, 96]"));
+    ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gates.weight", 2, shape, &tensor),
+                 MOERT_ERROR_MISMATCH, "'model.layers.0.mlp.gate.weight'");
+    ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gate.weight", 2, shape, &tensor),
+                 MOERT_ERROR_MISMATCH, "[8, 64], not [64, 96]");
     moert_tensors_close(tensors);
 }
 
@@ -189,24 +140,24 @@ static void test_floats_of_every_type_are_read_unaligned(void **state) {
     memcpy(data + 33, floats, 8);
     memcpy(data + 41, halves, 16);
     memcpy(data + 57, brains, 6);
-    write_case(file, header, data, sizeof data);
+    const char *file = write_tensors("case.safetensors", header, data, sizeof data);
     moert_tensors *tensors;
     float out[8];
-    assert_int_equal(moert_tensors_open(file, &tensors), MOERT_OK);
-    assert_int_equal(moert_tensor_read_f32(moert_tensors_find(tensors, "d"), 0, 4, out), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(file, &tensors));
+    ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "d"), 0, 4, out));
     assert_true(out[0] == 1.0f && out[1] == 1.0f + 0x1p-22f); /* ties go to the even one */
     assert_true(out[2] == 0.0f && signbit(out[2]) && isinf(out[3]));
-    assert_int_equal(moert_tensor_read_f32(moert_tensors_find(tensors, "f"), 1, 1, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "f"), 1, 1, out));
     assert_true(out[0] == 0.0f && signbit(out[0]));
     const moert_tensor *half = moert_tensors_find(tensors, "h");
-    assert_int_equal(moert_tensor_read_f32(half, 0, 8, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_f32(half, 0, 8, out));
     assert_true(out[0] == 1.0f && out[1] == 0x1p-24f && out[2] == -0x3ffp-24f);
     assert_true(out[3] == 65504.0f && out[4] == -INFINITY && isnan(out[5]));
     assert_true(out[6] == 0.0f && signbit(out[6]) && out[7] == 0x1p-14f);
     const moert_tensor *brain = moert_tensors_find(tensors, "b");
-    assert_int_equal(moert_tensor_read_f32(brain, 0, 3, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_f32(brain, 0, 3, out));
     assert_true(out[0] == 1.0f && out[1] == 0x1p-133f && out[2] == -INFINITY);
-    assert_int_equal(moert_tensor_read_f32(brain, 3, 0, NULL), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_f32(brain, 3, 0, NULL));
     assert_int_equal(moert_tensor_read_f32(brain, 2, 2, out), MOERT_ERROR_USAGE);
     assert_int_equal(moert_tensor_read_f32(brain, 4, SIZE_MAX, out), MOERT_ERROR_USAGE);
     assert_int_equal(moert_tensor_read_f32(moert_tensors_find(tensors, "a"), 0, 1, out),
@@ -229,23 +180,23 @@ static void test_integers_are_read_where_they_fit(void **state) {
     memset(data, 0xff, sizeof data);
     memcpy(data + 1, longs, 24);
     memcpy(data + 25, words, 16);
-    write_case(file, header, data, sizeof data);
+    const char *file = write_tensors("case.safetensors", header, data, sizeof data);
     moert_tensors *tensors;
     int32_t out[3] = {5, 5, 5};
-    assert_int_equal(moert_tensors_open(file, &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(file, &tensors));
     const moert_tensor *tensor = moert_tensors_find(tensors, "l");
-    assert_int_equal(moert_tensor_read_i32(tensor, 0, 3, out), MOERT_ERROR_FORMAT);
-    assert_non_null(strstr(moert_last_error(), "element 2 is 2147483648"));
+    ASSERT_FAILS(moert_tensor_read_i32(tensor, 0, 3, out), MOERT_ERROR_FORMAT,
+                 "element 2 is 2147483648");
     assert_int_equal(out[0], 5); /* untouched on failure */
-    assert_int_equal(moert_tensor_read_i32(tensor, 0, 2, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_i32(tensor, 0, 2, out));
     assert_true(out[0] == INT32_MIN && out[1] == INT32_MAX);
     tensor = moert_tensors_find(tensors, "u");
     assert_int_equal(moert_tensor_read_i32(tensor, 1, 1, out), MOERT_ERROR_FORMAT);
-    assert_int_equal(moert_tensor_read_i32(tensor, 0, 1, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_i32(tensor, 0, 1, out));
     assert_int_equal(out[0], 7);
-    assert_int_equal(moert_tensor_read_i32(moert_tensors_find(tensors, "b"), 0, 1, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_i32(moert_tensors_find(tensors, "b"), 0, 1, out));
     assert_int_equal(out[0], -1);
-    assert_int_equal(moert_tensor_read_i32(moert_tensors_find(tensors, "s"), 0, 1, out), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_i32(moert_tensors_find(tensors, "s"), 0, 1, out));
     assert_int_equal(out[0], 65535);
     tensor = moert_tensors_find(tensors, "w");
     assert_int_equal(moert_tensor_read_i32(tensor, 0, 1, out), MOERT_ERROR_FORMAT);
@@ -254,21 +205,22 @@ static void test_integers_are_read_where_they_fit(void **state) {
 
 static void test_empty_tensors_and_scalars_are_legal(void **state) {
     (void)state;
-    write_case(file,
-               "{\"none\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[0,0]},"
-               "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
-               "\"last\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}  ",
-               "abcd", 4);
+    const char *file =
+        write_tensors("case.safetensors",
+                      "{\"none\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[0,0]},"
+                      "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
+                      "\"last\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}  ",
+                      "abcd", 4);
     moert_tensors *tensors;
     const moert_tensor *tensor;
-    assert_int_equal(moert_tensors_open(file, &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(file, &tensors));
     assert_int_equal(moert_tensors_find(tensors, "none")->elements, 0);
-    assert_int_equal(moert_tensors_get(tensors, "one", 0, NULL, &tensor), MOERT_OK);
+    ASSERT_OK(moert_tensors_get(tensors, "one", 0, NULL, &tensor));
     assert_int_equal(tensor->elements, 1);
     assert_null(moert_tensors_at(tensors, 3));
     moert_tensors_close(tensors);
-    write_case(file, "{}", NULL, 0);
-    assert_int_equal(moert_tensors_open(file, &tensors), MOERT_OK);
+    file = write_tensors("case.safetensors", "{}", NULL, 0);
+    ASSERT_OK(moert_tensors_open(file, &tensors));
     assert_int_equal(moert_tensors_count(tensors), 0);
     assert_int_equal(moert_tensors_get(tensors, "one", 0, NULL, &tensor), MOERT_ERROR_MISMATCH);
     moert_tensors_close(tensors);
@@ -283,5 +235,5 @@ int main(void) {
         cmocka_unit_test(test_integers_are_read_where_they_fit),
         cmocka_unit_test(test_empty_tensors_and_scalars_are_legal),
     };
-    return cmocka_run_group_tests_name("safetensors", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("safetensors", tests, make_test_folder, remove_test_folder);
 }

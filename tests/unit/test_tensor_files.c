@@ -2,62 +2,26 @@
 /* Writing safetensors in pieces, and reading sharded directories. */
 #include <errno.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "io/durable.h"
 #include "io/safetensors.h"
+#include "support/files.h"
 
-static char folder[] = "/tmp/moert-writer-XXXXXX";
-
-static const char *in_folder(const char *name) {
-    static char paths[4][PATH_MAX];
-    static size_t next;
-    char *path = paths[next++ % 4];
-    snprintf(path, PATH_MAX, "%s/%s", folder, name);
-    return path;
-}
-
-static int make_folder(void **state) {
-    (void)state;
+/* The folder, and no signal when a file grows past its limit. */
+static int make_limited_folder(void **state) {
     signal(SIGXFSZ, SIG_IGN);
-    return mkdtemp(folder) == NULL;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return moert_remove_tree(folder) != MOERT_OK;
-}
-
-static void assert_failed(moert_status status, moert_status expected, const char *part) {
-    if (status != expected || strstr(moert_last_error(), part) == NULL)
-        fail_msg("%s: '%s' does not say '%s'", moert_status_name(status), moert_last_error(), part);
-}
-
-/* The bytes of a file, to be freed. */
-static char *slurp(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    char *content = malloc(1 << 16);
-    assert_non_null(content);
-    *bytes = fread(content, 1, 1 << 16, file);
-    fclose(file);
-    return content;
+    return make_test_folder(state);
 }
 
 static void assert_same_file(const char *left, const char *right) {
     size_t left_bytes, right_bytes;
-    char *a = slurp(left, &left_bytes), *b = slurp(right, &right_bytes);
+    char *a = read_file(left, &left_bytes), *b = read_file(right, &right_bytes);
     assert_int_equal(left_bytes, right_bytes);
     assert_memory_equal(a, b, left_bytes);
     free(a);
@@ -89,12 +53,12 @@ static const float *weight(void) {
 
 static void write_whole(const char *path) {
     moert_tensor_writer *writer;
-    assert_int_equal(moert_writer_open(path, specs, 4, metadata, true, &writer), MOERT_OK);
-    assert_int_equal(moert_writer_put(writer, "w", 0, 24, weight()), MOERT_OK);
-    assert_int_equal(moert_writer_put(writer, specs[1].name, 0, 3, bias), MOERT_OK);
-    assert_int_equal(moert_writer_put(writer, "scalar", 0, 1, &scalar), MOERT_OK);
-    assert_int_equal(moert_writer_put(writer, "none", 0, 0, NULL), MOERT_OK);
-    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    ASSERT_OK(moert_writer_open(path, specs, 4, metadata, true, &writer));
+    ASSERT_OK(moert_writer_put(writer, "w", 0, 24, weight()));
+    ASSERT_OK(moert_writer_put(writer, specs[1].name, 0, 3, bias));
+    ASSERT_OK(moert_writer_put(writer, "scalar", 0, 1, &scalar));
+    ASSERT_OK(moert_writer_put(writer, "none", 0, 0, NULL));
+    ASSERT_OK(moert_writer_close(writer));
 }
 
 static void test_what_is_written_is_read_back(void **state) {
@@ -104,17 +68,16 @@ static void test_what_is_written_is_read_back(void **state) {
     float values[24];
     const char *path = in_folder("whole.safetensors");
     write_whole(path);
-    assert_int_equal(moert_tensors_open(path, &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(path, &tensors));
     assert_int_equal(moert_tensors_count(tensors), 4);
     assert_string_equal(moert_tensors_metadata(tensors, "step"), "12");
     for (size_t i = 0; i < 4; i++) {
-        assert_int_equal(
-            moert_tensors_get(tensors, specs[i].name, specs[i].rank, specs[i].shape, &tensor),
-            MOERT_OK);
+        ASSERT_OK(
+            moert_tensors_get(tensors, specs[i].name, specs[i].rank, specs[i].shape, &tensor));
         assert_int_equal(tensor->type, specs[i].type);
     }
     tensor = moert_tensors_find(tensors, "w");
-    assert_int_equal(moert_tensor_read_f32(tensor, 0, 24, values), MOERT_OK);
+    ASSERT_OK(moert_tensor_read_f32(tensor, 0, 24, values));
     assert_memory_equal(values, weight(), sizeof values);
     assert_memory_equal(moert_tensors_find(tensors, specs[1].name)->data, bias, sizeof bias);
     assert_memory_equal(moert_tensors_find(tensors, "scalar")->data, &scalar, sizeof scalar);
@@ -127,17 +90,16 @@ static void test_two_writers_of_pieces_give_the_bytes_of_one(void **state) {
     const char *whole = in_folder("one.safetensors"), *pieces = in_folder("two.safetensors");
     moert_tensor_writer *first, *second;
     write_whole(whole);
-    assert_int_equal(moert_writer_open(pieces, specs_reversed, 4, metadata, true, &first),
-                     MOERT_OK);
-    assert_int_equal(moert_writer_open(pieces, specs, 4, metadata, false, &second), MOERT_OK);
-    assert_int_equal(moert_writer_put(second, "w", 17, 7, weight() + 17), MOERT_OK);
-    assert_int_equal(moert_writer_put(first, "w", 0, 5, weight()), MOERT_OK);
-    assert_int_equal(moert_writer_put(second, "scalar", 0, 1, &scalar), MOERT_OK);
-    assert_int_equal(moert_writer_put(first, specs[1].name, 1, 2, bias + 1), MOERT_OK);
-    assert_int_equal(moert_writer_close(first), MOERT_OK);
-    assert_int_equal(moert_writer_put(second, "w", 5, 12, weight() + 5), MOERT_OK);
-    assert_int_equal(moert_writer_put(second, specs[1].name, 0, 1, bias), MOERT_OK);
-    assert_int_equal(moert_writer_close(second), MOERT_OK);
+    ASSERT_OK(moert_writer_open(pieces, specs_reversed, 4, metadata, true, &first));
+    ASSERT_OK(moert_writer_open(pieces, specs, 4, metadata, false, &second));
+    ASSERT_OK(moert_writer_put(second, "w", 17, 7, weight() + 17));
+    ASSERT_OK(moert_writer_put(first, "w", 0, 5, weight()));
+    ASSERT_OK(moert_writer_put(second, "scalar", 0, 1, &scalar));
+    ASSERT_OK(moert_writer_put(first, specs[1].name, 1, 2, bias + 1));
+    ASSERT_OK(moert_writer_close(first));
+    ASSERT_OK(moert_writer_put(second, "w", 5, 12, weight() + 5));
+    ASSERT_OK(moert_writer_put(second, specs[1].name, 0, 1, bias));
+    ASSERT_OK(moert_writer_close(second));
     assert_same_file(whole, pieces);
 }
 
@@ -151,9 +113,9 @@ static void test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names(void 
     moert_tensor_writer *writer;
     size_t bytes;
     const char *path = in_folder("order.safetensors");
-    assert_int_equal(moert_writer_open(path, two, 2, NULL, true, &writer), MOERT_OK);
-    assert_int_equal(moert_writer_close(writer), MOERT_OK);
-    char *content = slurp(path, &bytes);
+    ASSERT_OK(moert_writer_open(path, two, 2, NULL, true, &writer));
+    ASSERT_OK(moert_writer_close(writer));
+    char *content = read_file(path, &bytes);
     size_t header = (unsigned char)content[0];
     assert_int_equal(header % 8, 0);
     assert_int_equal(bytes, 8 + header + 7);
@@ -169,9 +131,9 @@ static void test_a_writer_replaces_a_file_that_is_still_mapped(void **state) {
     moert_tensor_writer *writer;
     const char *path = in_folder("mapped.safetensors");
     write_whole(path);
-    assert_int_equal(moert_tensors_open(path, &tensors), MOERT_OK);
-    assert_int_equal(moert_writer_open(path, specs, 1, NULL, true, &writer), MOERT_OK);
-    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(path, &tensors));
+    ASSERT_OK(moert_writer_open(path, specs, 1, NULL, true, &writer));
+    ASSERT_OK(moert_writer_close(writer));
     assert_memory_equal(moert_tensors_find(tensors, "w")->data, weight(), 24 * sizeof(float));
     moert_tensors_close(tensors);
 }
@@ -193,21 +155,20 @@ static void test_wrong_specs_and_pieces_are_refused(void **state) {
     moert_tensor_writer *writer;
     const char *path = in_folder("wrong.safetensors");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        assert_failed(moert_writer_open(path, rows[i].specs, 2, NULL, true, &writer),
-                      MOERT_ERROR_USAGE, rows[i].part);
-    assert_failed(moert_writer_open(path, specs, 1, twice, true, &writer), MOERT_ERROR_USAGE,
-                  "'k'");
-    assert_failed(moert_writer_open(path, specs, 4, NULL, false, &writer), MOERT_ERROR_IO, path);
-    assert_failed(moert_writer_open(in_folder("no/x"), specs, 4, NULL, true, &writer),
-                  MOERT_ERROR_IO, strerror(ENOENT));
+        ASSERT_FAILS(moert_writer_open(path, rows[i].specs, 2, NULL, true, &writer),
+                     MOERT_ERROR_USAGE, rows[i].part);
+    ASSERT_FAILS(moert_writer_open(path, specs, 1, twice, true, &writer), MOERT_ERROR_USAGE, "'k'");
+    ASSERT_FAILS(moert_writer_open(path, specs, 4, NULL, false, &writer), MOERT_ERROR_IO, path);
+    ASSERT_FAILS(moert_writer_open(in_folder("no/x"), specs, 4, NULL, true, &writer),
+                 MOERT_ERROR_IO, strerror(ENOENT));
     write_whole(path);
-    assert_failed(moert_writer_open(path, specs, 3, metadata, false, &writer), MOERT_ERROR_MISMATCH,
-                  path);
-    assert_int_equal(moert_writer_open(path, specs, 4, metadata, false, &writer), MOERT_OK);
-    assert_failed(moert_writer_put(writer, "v", 0, 1, &scalar), MOERT_ERROR_USAGE, "'v'");
-    assert_failed(moert_writer_put(writer, "w", 23, 2, weight()), MOERT_ERROR_USAGE, "its 24");
-    assert_failed(moert_writer_put(writer, "w", 25, SIZE_MAX, weight()), MOERT_ERROR_USAGE, "its");
-    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    ASSERT_FAILS(moert_writer_open(path, specs, 3, metadata, false, &writer), MOERT_ERROR_MISMATCH,
+                 path);
+    ASSERT_OK(moert_writer_open(path, specs, 4, metadata, false, &writer));
+    ASSERT_FAILS(moert_writer_put(writer, "v", 0, 1, &scalar), MOERT_ERROR_USAGE, "'v'");
+    ASSERT_FAILS(moert_writer_put(writer, "w", 23, 2, weight()), MOERT_ERROR_USAGE, "its 24");
+    ASSERT_FAILS(moert_writer_put(writer, "w", 25, SIZE_MAX, weight()), MOERT_ERROR_USAGE, "its");
+    ASSERT_OK(moert_writer_close(writer));
 }
 
 static void test_a_file_that_does_not_fit_is_an_error_with_its_reason(void **state) {
@@ -221,7 +182,7 @@ static void test_a_file_that_does_not_fit_is_an_error_with_its_reason(void **sta
     moert_status status =
         moert_writer_open(in_folder("big.safetensors"), specs, 4, metadata, true, &writer);
     setrlimit(RLIMIT_FSIZE, &before);
-    assert_failed(status, MOERT_ERROR_IO, strerror(EFBIG));
+    ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
 }
 
 /* ---- shards ---- */
@@ -231,16 +192,16 @@ static void test_a_file_that_does_not_fit_is_an_error_with_its_reason(void **sta
 static void write_shard(const char *path, const char *name, float value) {
     moert_tensor_spec spec = {name, MOERT_FILE_F32, 1, {1}};
     moert_tensor_writer *writer;
-    assert_int_equal(moert_writer_open(path, &spec, 1, NULL, true, &writer), MOERT_OK);
-    assert_int_equal(moert_writer_put(writer, name, 0, 1, &value), MOERT_OK);
-    assert_int_equal(moert_writer_close(writer), MOERT_OK);
+    ASSERT_OK(moert_writer_open(path, &spec, 1, NULL, true, &writer));
+    ASSERT_OK(moert_writer_put(writer, name, 0, 1, &value));
+    ASSERT_OK(moert_writer_close(writer));
 }
 
 static void write_shards(const char *index) {
-    assert_int_equal(moert_make_folders(in_folder("sharded")), MOERT_OK);
+    ASSERT_OK(moert_make_folders(in_folder("sharded")));
     write_shard(in_folder("sharded/1.safetensors"), "a", 1.0f);
     write_shard(in_folder("sharded/2.safetensors"), "b", 2.0f);
-    assert_int_equal(moert_durable_write(in_folder(INDEX_NAME), index), MOERT_OK);
+    ASSERT_OK(moert_durable_write(in_folder(INDEX_NAME), index));
 }
 
 static void test_a_sharded_directory_gives_the_tensors_of_its_index(void **state) {
@@ -251,17 +212,17 @@ static void test_a_sharded_directory_gives_the_tensors_of_its_index(void **state
     const char *paths[] = {in_folder("sharded"), in_folder(INDEX_NAME)};
     for (size_t i = 0; i < 2; i++) {
         float value;
-        assert_int_equal(moert_tensors_open(paths[i], &tensors), MOERT_OK);
+        ASSERT_OK(moert_tensors_open(paths[i], &tensors));
         assert_int_equal(moert_tensors_count(tensors), 2);
         const moert_tensor *tensor = moert_tensors_find(tensors, "b");
         assert_non_null(strstr(tensor->file, "sharded/2.safetensors"));
-        assert_int_equal(moert_tensor_read_f32(tensor, 0, 1, &value), MOERT_OK);
+        ASSERT_OK(moert_tensor_read_f32(tensor, 0, 1, &value));
         assert_true(value == 2.0f);
         assert_string_equal(moert_tensors_at(tensors, 0)->name, "a");
         moert_tensors_close(tensors);
     }
     write_shards("{\"weight_map\":{\"b\":\"2.safetensors\"}}");
-    assert_int_equal(moert_tensors_open(in_folder("sharded"), &tensors), MOERT_OK);
+    ASSERT_OK(moert_tensors_open(in_folder("sharded"), &tensors));
     assert_int_equal(moert_tensors_count(tensors), 1);
     moert_tensors_close(tensors);
 }
@@ -290,8 +251,8 @@ static void test_a_wrong_index_is_refused_with_tensor_and_shard(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         moert_tensors *tensors;
         write_shards(rows[i].index);
-        assert_failed(moert_tensors_open(in_folder("sharded"), &tensors), rows[i].status,
-                      rows[i].part);
+        ASSERT_FAILS(moert_tensors_open(in_folder("sharded"), &tensors), rows[i].status,
+                     rows[i].part);
         assert_non_null(strstr(moert_last_error(), in_folder("sharded")));
     }
 }
@@ -299,11 +260,11 @@ static void test_a_wrong_index_is_refused_with_tensor_and_shard(void **state) {
 static void test_a_directory_without_tensors_is_refused(void **state) {
     (void)state;
     moert_tensors *tensors;
-    assert_int_equal(moert_make_folders(in_folder("empty")), MOERT_OK);
-    assert_failed(moert_tensors_open(in_folder("empty"), &tensors), MOERT_ERROR_IO,
-                  in_folder("empty"));
-    assert_failed(moert_tensors_open(in_folder("absent.safetensors"), &tensors), MOERT_ERROR_IO,
-                  strerror(ENOENT));
+    ASSERT_OK(moert_make_folders(in_folder("empty")));
+    ASSERT_FAILS(moert_tensors_open(in_folder("empty"), &tensors), MOERT_ERROR_IO,
+                 in_folder("empty"));
+    ASSERT_FAILS(moert_tensors_open(in_folder("absent.safetensors"), &tensors), MOERT_ERROR_IO,
+                 strerror(ENOENT));
 }
 
 int main(void) {
@@ -318,5 +279,6 @@ int main(void) {
         cmocka_unit_test(test_a_wrong_index_is_refused_with_tensor_and_shard),
         cmocka_unit_test(test_a_directory_without_tensors_is_refused),
     };
-    return cmocka_run_group_tests_name("tensor_files", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("tensor_files", tests, make_limited_folder,
+                                       remove_test_folder);
 }

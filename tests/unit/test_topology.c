@@ -2,32 +2,25 @@
 /* Placement on synthetic topologies, and binding and pinning on the machine that runs the test. */
 #include <dirent.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "device/device.h"
+#include "support/test.h"
 #include "topology/topology.h"
 
 enum { MAX_TASKS = 1024 };
 
 static moert_topology *make(const char *text) {
     moert_topology *topology = NULL;
-    if (moert_topology_create(text, &topology) != MOERT_OK)
-        fail_msg("%s", moert_last_error());
+    ASSERT_OK(moert_topology_create(text, &topology));
     return topology;
 }
 
 static moert_placement place(const moert_topology *topology, size_t rank, size_t size, bool gpus) {
     moert_placement placement;
-    if (moert_topology_place(topology, rank, size, NULL, gpus, &placement) != MOERT_OK)
-        fail_msg("%s", moert_last_error());
+    ASSERT_OK(moert_topology_place(topology, rank, size, NULL, gpus, &placement));
     return placement;
 }
 
@@ -118,7 +111,7 @@ static void test_only_ranks_with_the_same_mask_divide_it(void **state) {
     for (size_t rank = 0; rank < 4; rank++) {
         moert_placement placement;
         const char(*all)[MOERT_CPUS_BYTES] = (const char(*)[MOERT_CPUS_BYTES])masks;
-        assert_int_equal(moert_topology_place(topology, rank, 4, all, false, &placement), MOERT_OK);
+        ASSERT_OK(moert_topology_place(topology, rank, 4, all, false, &placement));
         assert_string_equal(placement.cpus, expected[rank]);
         assert_false(placement.shared);
     }
@@ -189,15 +182,15 @@ static void test_a_synthetic_topology_binds_nothing(void **state) {
     moert_placement placement = place(topology, 1, 2, false);
     cpu_set_t before, after;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
-    assert_int_equal(moert_topology_bind(topology, &placement), MOERT_OK);
+    ASSERT_OK(moert_topology_bind(topology, &placement));
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
     assert_true(CPU_EQUAL(&before, &after));
 
     moert_thread_snapshot snapshot = {0};
     size_t pinned = 1;
-    assert_int_equal(moert_threads_snapshot(&snapshot), MOERT_OK);
+    ASSERT_OK(moert_threads_snapshot(&snapshot));
     assert_int_equal(snapshot.count, 1);
-    assert_int_equal(moert_threads_pin_new(topology, &placement, &snapshot, &pinned), MOERT_OK);
+    ASSERT_OK(moert_threads_pin_new(topology, &placement, &snapshot, &pinned));
     assert_int_equal(pinned, 0);
     assert_null(snapshot.ids);
     moert_topology_destroy(topology);
@@ -225,7 +218,7 @@ static void test_this_machine_is_bound_within_the_mask_of_the_process(void **sta
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     moert_topology *topology = make(NULL);
     char mask[MOERT_CPUS_BYTES], small[1];
-    assert_int_equal(moert_topology_mask_text(topology, mask, sizeof mask), MOERT_OK);
+    ASSERT_OK(moert_topology_mask_text(topology, mask, sizeof mask));
     assert_int_equal(moert_topology_mask_text(topology, small, sizeof small),
                      MOERT_ERROR_UNSUPPORTED);
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
@@ -233,7 +226,7 @@ static void test_this_machine_is_bound_within_the_mask_of_the_process(void **sta
 
     moert_placement half = place(topology, 1, 2, false), whole = place(topology, 0, 1, false);
     assert_string_equal(whole.cpus, mask);
-    assert_int_equal(moert_topology_bind(topology, &half), MOERT_OK);
+    ASSERT_OK(moert_topology_bind(topology, &half));
     check_bound(&half);
 
     /* a launcher's mask: the next topology sees half a machine, and stays within it */
@@ -244,7 +237,7 @@ static void test_this_machine_is_bound_within_the_mask_of_the_process(void **sta
     assert_int_equal(again.confined, whole.confined || strcmp(half.cpus, whole.cpus) != 0);
     moert_topology_destroy(second);
 
-    assert_int_equal(moert_topology_bind(topology, &whole), MOERT_OK);
+    ASSERT_OK(moert_topology_bind(topology, &whole));
     check_bound(&whole);
     moert_topology_destroy(topology);
 }
@@ -265,7 +258,7 @@ static void test_workers_of_opencl_get_a_core_each(void **state) {
     (void)state;
     moert_topology *topology = make(NULL);
     moert_placement placement = place(topology, 0, 1, false);
-    assert_int_equal(moert_topology_bind(topology, &placement), MOERT_OK);
+    ASSERT_OK(moert_topology_bind(topology, &placement));
     char count_text[16];
     snprintf(count_text, sizeof count_text, "%u", placement.cpu_count);
     setenv("POCL_MAX_PTHREAD_COUNT", count_text, 1);
@@ -273,12 +266,11 @@ static void test_workers_of_opencl_get_a_core_each(void **state) {
     moert_thread_snapshot snapshot;
     int before[MAX_TASKS], after[MAX_TASKS];
     size_t before_count = list_tasks(before), pinned = 0;
-    assert_int_equal(moert_threads_snapshot(&snapshot), MOERT_OK);
+    ASSERT_OK(moert_threads_snapshot(&snapshot));
     assert_int_equal(snapshot.count, before_count);
     moert_device *device = NULL;
-    if (moert_device_open("cpu", NULL, 0, &device) != MOERT_OK)
-        fail_msg("%s", moert_last_error());
-    assert_int_equal(moert_threads_pin_new(topology, &placement, &snapshot, &pinned), MOERT_OK);
+    ASSERT_OK(moert_device_open("cpu", NULL, 0, &device));
+    ASSERT_OK(moert_threads_pin_new(topology, &placement, &snapshot, &pinned));
     assert_true(pinned >= placement.cpu_count); /* other drivers start threads too */
 
     cpu_set_t taken, whole = parse(placement.cpus);

@@ -1,76 +1,48 @@
 // run: np=1 sanitize=1
 /* Learning-rate schedules, metrics files and plots. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/files.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
 
-static char folder[64], path[96];
+static const char run[] = "it's a run.jsonl";
 
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/moert-test-train-XXXXXX");
-    if (mkdtemp(folder) == NULL)
-        return -1;
-    snprintf(path, sizeof path, "%s/it's a run.jsonl", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
-
-#define ASSERT_OK(call)                                                                            \
-    do {                                                                                           \
-        if ((call) != MOERT_OK)                                                                    \
-            fail_msg("%s: %s", #call, moert_last_error());                                         \
-    } while (0)
-
-static void assert_near(double got, double want) {
-    if (!(fabs(got - want) <= 1e-6 * fabs(want)))
-        fail_msg("%.9g is not %.9g", got, want);
+static void assert_rate(double got, double want) {
+    assert_within(got, want, 1e-6 * fabs(want));
 }
 
 static void test_rate_warms_up_and_stays(void **state) {
     (void)state;
     const moert_schedule schedule = {.kind = MOERT_SCHEDULE_CONSTANT, .rate = 1.0, .warmup = 4};
-    assert_near(moert_schedule_rate(&schedule, 0, 100), 0.25);
-    assert_near(moert_schedule_rate(&schedule, 3, 100), 1.0);
-    assert_near(moert_schedule_rate(&schedule, 99, 100), 1.0);
+    assert_rate(moert_schedule_rate(&schedule, 0, 100), 0.25);
+    assert_rate(moert_schedule_rate(&schedule, 3, 100), 1.0);
+    assert_rate(moert_schedule_rate(&schedule, 99, 100), 1.0);
 }
 
 static void test_rate_falls_as_a_cosine_to_the_floor(void **state) {
     (void)state;
     moert_schedule schedule = {
         .kind = MOERT_SCHEDULE_COSINE, .rate = 2.0, .floor_fraction = 0.1, .warmup = 10};
-    assert_near(moert_schedule_rate(&schedule, 4, 110), 1.0);
-    assert_near(moert_schedule_rate(&schedule, 10, 110), 2.0);
-    assert_near(moert_schedule_rate(&schedule, 60, 110), 1.1);
-    assert_near(moert_schedule_rate(&schedule, 110, 110), 0.2);
-    assert_near(moert_schedule_rate(&schedule, 5000, 110), 0.2);
+    assert_rate(moert_schedule_rate(&schedule, 4, 110), 1.0);
+    assert_rate(moert_schedule_rate(&schedule, 10, 110), 2.0);
+    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
+    assert_rate(moert_schedule_rate(&schedule, 110, 110), 0.2);
+    assert_rate(moert_schedule_rate(&schedule, 5000, 110), 0.2);
     for (uint64_t step = 11; step < 112; step++)
         assert_true(moert_schedule_rate(&schedule, step, 110) <=
                     moert_schedule_rate(&schedule, step - 1, 110));
     schedule.warmup = 0;
-    assert_near(moert_schedule_rate(&schedule, 0, 1), 2.0);
+    assert_rate(moert_schedule_rate(&schedule, 0, 1), 2.0);
     schedule.warmup = 200; /* longer than the run */
-    assert_near(moert_schedule_rate(&schedule, 109, 110), 1.1);
+    assert_rate(moert_schedule_rate(&schedule, 109, 110), 1.1);
 }
 
 static void write_run(uint64_t start, uint64_t end) {
-    const moert_metrics_options options = {.path = path, .start = start, .total = end};
+    const moert_metrics_options options = {.path = in_folder(run), .start = start, .total = end};
     moert_metrics *metrics = NULL;
     ASSERT_OK(moert_metrics_open(&options, &metrics));
     for (uint64_t step = start; step < end; step++) {
@@ -89,17 +61,8 @@ static void write_run(uint64_t start, uint64_t end) {
     ASSERT_OK(moert_metrics_close(metrics));
 }
 
-static char *read_text(const char *name) {
-    char *text = calloc(1, 1 << 16);
-    FILE *file = fopen(name, "r");
-    assert_non_null(file);
-    assert_true(fread(text, 1, (1 << 16) - 1, file) > 0);
-    fclose(file);
-    return text;
-}
-
 static void assert_steps(size_t count) {
-    char *text = read_text(path), *line = text;
+    char *text = read_file(in_folder(run), NULL), *line = text;
     for (size_t i = 0; i < count; i++, line = strchr(line, '\n') + 1) {
         double step;
         assert_true(moert_metrics_field(line, "step", &step));
@@ -112,7 +75,7 @@ static void assert_steps(size_t count) {
 static void test_lines_are_json_with_null_for_what_is_not_finite(void **state) {
     (void)state;
     write_run(0, 2);
-    char *text = read_text(path);
+    char *text = read_file(in_folder(run), NULL);
     assert_string_equal(
         text, "{\"step\": 0, \"loss\": 5, \"aux_loss\": 2, \"grad_norm\": 0.33333333333333331, "
               "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, "
@@ -129,7 +92,7 @@ static void test_lines_are_json_with_null_for_what_is_not_finite(void **state) {
 static void test_resuming_drops_the_lines_it_will_write_again(void **state) {
     (void)state;
     write_run(0, 10);
-    FILE *file = fopen(path, "a"); /* a line cut short by a crash */
+    FILE *file = fopen(in_folder(run), "a"); /* a line cut short by a crash */
     fputs("{\"step\": 3, \"loss\"", file);
     fclose(file);
     write_run(6, 8);
@@ -138,9 +101,9 @@ static void test_resuming_drops_the_lines_it_will_write_again(void **state) {
     assert_steps(12);
     write_run(0, 3);
     assert_steps(3);
-    unlink(path);
+    unlink(in_folder(run));
     write_run(5, 6); /* there need not be a file */
-    unlink(path);
+    unlink(in_folder(run));
 }
 
 static void test_console_lines_come_as_often_as_asked(void **state) {
@@ -164,12 +127,10 @@ static void test_console_lines_come_as_often_as_asked(void **state) {
 
 static void test_a_path_that_cannot_be_written_is_an_error(void **state) {
     (void)state;
-    char bad[128];
+    const char *bad = in_folder("no/such/folder");
     moert_metrics *metrics = NULL;
-    snprintf(bad, sizeof bad, "%s/no/such/folder", folder);
-    assert_int_equal(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
-                     MOERT_ERROR_IO);
-    assert_non_null(strstr(moert_last_error(), bad));
+    ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
+                 MOERT_ERROR_IO, bad);
     assert_int_equal(moert_metrics_plot(bad), MOERT_ERROR_IO);
     assert_null(metrics);
     ASSERT_OK(moert_metrics_close(NULL));
@@ -178,14 +139,14 @@ static void test_a_path_that_cannot_be_written_is_an_error(void **state) {
 static void test_plots_are_svg_when_gnuplot_is_there(void **state) {
     (void)state;
     write_run(0, 20);
-    ASSERT_OK(moert_metrics_plot(path));
+    ASSERT_OK(moert_metrics_plot(in_folder(run)));
     if (system("command -v gnuplot >/dev/null") != 0)
         skip();
     static const char *const kinds[] = {"loss", "load"};
     for (size_t i = 0; i < 2; i++) {
-        char name[128];
-        snprintf(name, sizeof name, "%s/it's a run-%s.svg", folder, kinds[i]);
-        char *text = read_text(name);
+        char name[64];
+        snprintf(name, sizeof name, "it's a run-%s.svg", kinds[i]);
+        char *text = read_file(in_folder(name), NULL);
         assert_non_null(strstr(text, "<svg"));
         free(text);
     }
@@ -195,11 +156,11 @@ static void test_a_missing_gnuplot_is_only_a_warning(void **state) {
     (void)state;
     char *saved = strdup(getenv("PATH"));
     write_run(0, 3);
-    setenv("PATH", folder, 1);
-    moert_status status = moert_metrics_plot(path);
+    setenv("PATH", test_folder, 1);
+    moert_status status = moert_metrics_plot(in_folder(run));
     setenv("PATH", saved, 1);
     free(saved);
-    assert_int_equal(status, MOERT_OK);
+    ASSERT_OK(status);
 }
 
 int main(void) {
@@ -213,5 +174,5 @@ int main(void) {
         cmocka_unit_test(test_plots_are_svg_when_gnuplot_is_there),
         cmocka_unit_test(test_a_missing_gnuplot_is_only_a_warning),
     };
-    return cmocka_run_group_tests_name("train_parts", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("train_parts", tests, make_test_folder, remove_test_folder);
 }

@@ -1,16 +1,11 @@
 // run: np=1 sanitize=1
 /* The fixed tree of sums: any partition of the leaves gives the bits of the full tree. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "base/tree.h"
+#include "support/test.h"
 
 enum { MOST_LEAVES = 33, N = 3 };
 

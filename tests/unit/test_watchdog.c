@@ -3,11 +3,7 @@
  * The watchdog's judgement, in one process. With the arguments `victim kill|stop|late|mixed|report`
  * the program is one rank of a job that hangs, for tests/e2e/watchdog.sh.
  */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/phase.h"
 #include "comm/watch.h"
 #include "comm/watchdog.h"
+#include "support/mpi.h"
 
 static const uint64_t second = 1000000000u;
 
@@ -170,17 +165,19 @@ static void test_a_verdict_is_described_with_step_and_phase(void **state) {
 }
 
 static void test_a_watchdog_starts_and_stops(void **state) {
+    (void)state;
     moert_watchdog *watchdog = NULL;
     for (unsigned timeout = 0; timeout < 2; timeout++) {
-        assert_int_equal(moert_watchdog_start(*state, timeout, &watchdog), MOERT_OK);
+        ASSERT_OK(moert_watchdog_start(test_comm, timeout, &watchdog));
         moert_watchdog_stop(watchdog);
     }
     moert_watchdog_stop(NULL);
 }
 
 static void test_a_rank_that_only_computes_is_left_alone(void **state) {
+    (void)state;
     moert_watchdog *watchdog = NULL;
-    assert_int_equal(moert_watchdog_start(*state, 1, &watchdog), MOERT_OK);
+    ASSERT_OK(moert_watchdog_start(test_comm, 1, &watchdog));
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 800000000}, NULL);
     moert_watchdog_stop(watchdog);
 }
@@ -194,14 +191,14 @@ static void report(moert_comm *comm, moert_watchdog *watchdog) {
 }
 
 /* The last rank fails in the given way at step 12; the others wait for it. */
-static int be_victim(moert_comm *comm, const char *way) {
+static int be_victim(const char *way) {
     moert_watchdog *watchdog = NULL;
-    if (moert_watchdog_start(comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
+    if (moert_watchdog_start(test_comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
         return 1;
-    bool last = moert_comm_rank(comm) + 1 == moert_comm_size(comm);
+    bool last = test_rank + 1 == test_ranks;
     moert_phase_set_step(12);
     moert_phase_set(last ? "dispatch" : "combine");
-    moert_comm_barrier(comm);
+    moert_comm_barrier(test_comm);
     if (last) /* long enough for a beat of the heart, which tells the others step and phase */
         nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
     if (last && strcmp(way, "kill") == 0)
@@ -216,21 +213,17 @@ static int be_victim(moert_comm *comm, const char *way) {
         moert_phase_wait_begin();
         sleep(60);
     }
-    moert_comm_barrier(comm);
+    moert_comm_barrier(test_comm);
     moert_watchdog_stop(watchdog);
-    moert_comm_destroy(comm);
-    moert_comm_finalize();
     return 0;
 }
 
 int main(int count, char **arguments) {
     const char *way = count == 3 && strcmp(arguments[1], "victim") == 0 ? arguments[2] : NULL;
-    moert_comm *comm = NULL;
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_comm_create(moert_comm_world(), &comm) != MOERT_OK)
+    if (!mpi_tests_begin(count, arguments))
         return 1;
     if (way != NULL)
-        return be_victim(comm, way);
+        return mpi_tests_end(be_victim(way));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_entry_says_step_and_phase),
         cmocka_unit_test(test_waiting_is_fine_and_computing_is_late),
@@ -240,11 +233,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_another_process_of_the_same_number_is_not_the_old_one),
         cmocka_unit_test(test_the_gravest_and_then_the_longest_idle_is_blamed),
         cmocka_unit_test(test_a_verdict_is_described_with_step_and_phase),
-        cmocka_unit_test_prestate(test_a_watchdog_starts_and_stops, comm),
-        cmocka_unit_test_prestate(test_a_rank_that_only_computes_is_left_alone, comm),
+        cmocka_unit_test(test_a_watchdog_starts_and_stops),
+        cmocka_unit_test(test_a_rank_that_only_computes_is_left_alone),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    moert_comm_destroy(comm);
-    moert_comm_finalize();
-    return failed;
+    return mpi_tests_end(cmocka_run_group_tests_name("watchdog", tests, NULL, NULL));
 }

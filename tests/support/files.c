@@ -1,0 +1,73 @@
+/* The temporary folder of a test program and what is in it. */
+#include "support/files.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/durable.h"
+
+char test_folder[] = "/tmp/moert-test-XXXXXX";
+
+int make_test_folder(void **state) {
+    (void)state;
+    return mkdtemp(test_folder) != NULL ? 0 : -1;
+}
+
+int remove_test_folder(void **state) {
+    (void)state;
+    return moert_remove_tree(test_folder) == MOERT_OK ? 0 : -1;
+}
+
+const char *in_folder(const char *name) {
+    static char paths[8][PATH_MAX];
+    static size_t next;
+    char *path = paths[next++ % 8];
+    snprintf(path, PATH_MAX, "%s/%s", test_folder, name);
+    return path;
+}
+
+const char *write_file(const char *name, const void *content, size_t bytes) {
+    const char *path = in_folder(name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(content, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    return path;
+}
+
+const char *write_text(const char *name, const char *text) {
+    return write_file(name, text, strlen(text));
+}
+
+char *read_file(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        fail_msg("no file %s", path);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    const size_t size = (size_t)ftell(file);
+    char *content = test_alloc(size + 1);
+    rewind(file);
+    assert_int_equal(fread(content, 1, size, file), size);
+    fclose(file);
+    if (bytes != NULL)
+        *bytes = size;
+    return content;
+}
+
+size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes) {
+    const size_t length = strlen(header);
+    for (int i = 0; i < 8; i++)
+        image[i] = (unsigned char)(length >> 8 * i);
+    memcpy(image + 8, header, length);
+    if (bytes > 0)
+        memcpy(image + 8 + length, data, bytes);
+    return 8 + length + bytes;
+}
+
+const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes) {
+    unsigned char image[4096];
+    assert_true(8 + strlen(header) + bytes <= sizeof image);
+    return write_file(name, image, compose_tensors(image, header, data, bytes));
+}

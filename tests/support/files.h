@@ -1,0 +1,27 @@
+/* Files of tests: one temporary folder per program, whole files, safetensors by their bytes. */
+#ifndef MOERT_TESTS_FILES_H
+#define MOERT_TESTS_FILES_H
+
+#include "support/test.h"
+
+/* Group fixture: an empty folder, gone with all its content at the end. */
+extern char test_folder[];
+int make_test_folder(void **state);
+int remove_test_folder(void **state);
+
+/* test_folder/name; valid until the eighth call from now. */
+const char *in_folder(const char *name);
+
+/* Writes a whole file into the folder; returns its path as in_folder() does. */
+const char *write_file(const char *name, const void *content, size_t bytes);
+const char *write_text(const char *name, const char *text);
+
+/* A whole file with a zero byte behind it, to be freed; `bytes` may be NULL. */
+char *read_file(const char *path, size_t *bytes);
+
+/* The bytes of a safetensors file of this header and this data; returns their number. */
+size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
+/* Writes them (at most 4096) into the folder; returns the path. */
+const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes);
+
+#endif

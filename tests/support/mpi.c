@@ -1,0 +1,46 @@
+/* Begin, end and verdicts of tests on several ranks. */
+#include "support/mpi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_RANKS = 256 };
+
+moert_comm *test_comm;
+size_t test_rank, test_ranks;
+
+/* cmocka's plain format has failures on stderr and the rest on stdout. */
+static bool be_quiet(void) {
+    cmocka_set_message_output(CM_OUTPUT_STDOUT);
+    return unsetenv("CMOCKA_MESSAGE_OUTPUT") == 0 && freopen("/dev/null", "w", stdout) != NULL;
+}
+
+bool mpi_tests_begin(int count, char **arguments) {
+    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
+        moert_comm_create(moert_comm_world(), &test_comm) != MOERT_OK) {
+        fprintf(stderr, "%s\n", moert_last_error());
+        return false;
+    }
+    test_rank = moert_comm_rank(test_comm);
+    test_ranks = moert_comm_size(test_comm);
+    return test_rank == 0 || be_quiet();
+}
+
+int mpi_tests_end(int failed) {
+    moert_comm_destroy(test_comm);
+    moert_comm_finalize();
+    return failed;
+}
+
+bool on_all(bool mine) {
+    bool all[MOST_RANKS] = {false}, verdict = test_ranks <= MOST_RANKS;
+    if (!verdict || moert_comm_allgather(test_comm, &mine, sizeof mine, all) != MOERT_OK)
+        return false;
+    for (size_t r = 0; r < test_ranks; r++)
+        verdict = verdict && all[r];
+    return verdict;
+}
+
+moert_status agreed(moert_status mine) {
+    return moert_comm_agree(test_comm, mine);
+}

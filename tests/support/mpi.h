@@ -1,0 +1,37 @@
+/*
+ * Tests on several ranks. An assertion that fails on one rank alone would leave the others in their
+ * next collective: between collectives, verdicts are reduced first and then asserted by all.
+ */
+#ifndef MOERT_TESTS_MPI_H
+#define MOERT_TESTS_MPI_H
+
+#include "comm/comm.h"
+#include "support/test.h"
+
+/* All ranks of the job, from mpi_tests_begin() on. */
+extern moert_comm *test_comm;
+extern size_t test_rank, test_ranks;
+
+/*
+ *     if (!mpi_tests_begin(count, arguments))
+ *         return 1;
+ *     return mpi_tests_end(cmocka_run_group_tests_name("comm", tests, NULL, NULL));
+ *
+ * Rank 0 prints the results; the others only their failures, on stderr.
+ */
+bool mpi_tests_begin(int count, char **arguments);
+int mpi_tests_end(int failed);
+
+/* True if `mine` is true on all ranks. Collective. */
+bool on_all(bool mine);
+
+/* The assertions of test.h with the verdict of all ranks. Collective. */
+#define ASSERT_ON_ALL(condition) assert_true(on_all(condition))
+#define ASSERT_OK_ON_ALL(call)   ASSERT_OK(agreed(call))
+#define ASSERT_FAILS_ON_ALL(call, status, text)                                                    \
+    assert_true(on_all(failed_with((call), (status), (text))))
+
+/* The failure of the lowest rank that failed, on all ranks. Collective. */
+moert_status agreed(moert_status mine);
+
+#endif

@@ -1,0 +1,98 @@
+/* Values and comparisons of test.h. */
+#include "support/test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/rng.h"
+
+enum { SEED = 17 };
+static const double gradient_tolerance = 2e-5;
+static const double least_magnitude = 0.01; /* inputs are of magnitude 1; less may cancel to 0 */
+
+bool failed_with(moert_status got, moert_status wanted, const char *text) {
+    if (got == wanted && strstr(moert_last_error(), text) != NULL)
+        return true;
+    print_error("%s, not %s with '%s': %s\n", moert_status_name(got), moert_status_name(wanted),
+                text, moert_last_error());
+    return false;
+}
+
+void set_variable(const char *name, const char *value) {
+    if (value != NULL)
+        assert_int_equal(setenv(name, value, 1), 0);
+    else
+        assert_int_equal(unsetenv(name), 0);
+    moert_config_reload();
+}
+
+void *test_alloc(size_t bytes) {
+    void *memory = calloc(1, bytes > 0 ? bytes : 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+float *random_floats(size_t n, float scale, uint64_t stream) {
+    float *values = test_alloc(n * sizeof *values);
+    for (size_t i = 0; i < n; i++)
+        values[i] = scale * (float)(2.0 * moert_rng_uniform(SEED, stream, i) - 1.0);
+    return values;
+}
+
+double *random_doubles(const char *name, size_t n) {
+    double *values = test_alloc(n * sizeof *values);
+    for (size_t i = 0; i < n; i++)
+        values[i] = (float)moert_rng_normal(SEED, moert_rng_stream(name), i);
+    return values;
+}
+
+void assert_within(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance))
+        fail_msg("%.9g is not %.9g within %.3g", got, want, tolerance);
+}
+
+void assert_close(const char *what, const float *got, const double *want, size_t n, double absolute,
+                  double relative) {
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= fmax(absolute, relative * fabs(want[i]))))
+            fail_msg("%s[%zu of %zu] is %.9g, not %.9g", what, i, n, (double)got[i], want[i]);
+}
+
+void assert_near(const char *what, const float *got, const double *want, size_t n,
+                 double tolerance) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++)
+        squares += want[i] * want[i];
+    const double typical = fmax(least_magnitude, n > 0 ? sqrt(squares / (double)n) : 0);
+    assert_close(what, got, want, n, tolerance * typical, tolerance);
+}
+
+void assert_same_bits(const char *what, const float *got, const float *want, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0)
+            fail_msg("%s[%zu of %zu] is %.9g (%a), not bit for bit %.9g (%a)", what, i, n,
+                     (double)got[i], (double)got[i], (double)want[i], (double)want[i]);
+}
+
+void assert_gradient(const char *what, const float *gradient, double *value, size_t n,
+                     size_t stride, double (*loss)(void *context), void *context) {
+    const double step = 1e-4;
+    const size_t samples = (n + stride - 1) / stride;
+    float *got = test_alloc(samples * sizeof *got);
+    double *want = test_alloc(samples * sizeof *want);
+    for (size_t i = 0; i < samples; i++) {
+        const double kept = value[i * stride];
+        value[i * stride] = kept + step;
+        const double above = loss(context);
+        value[i * stride] = kept - step;
+        const double below = loss(context);
+        value[i * stride] = kept;
+        got[i] = gradient[i * stride];
+        want[i] = (above - below) / (2 * step);
+    }
+    assert_near(what, got, want, samples, gradient_tolerance);
+    free(got);
+    free(want);
+}

@@ -1,0 +1,95 @@
+/*
+ * What all tests share: assertions that print the library's message, one device with guarded
+ * buffers, random values, comparisons with float64 oracles. Files are in files.h, ranks in mpi.h.
+ *
+ * A failing assertion ends the running cmocka test.
+ */
+#ifndef MOERT_TESTS_TEST_H
+#define MOERT_TESTS_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+
+/* The call succeeds. */
+#define ASSERT_OK(call)                                                                            \
+    do {                                                                                           \
+        if ((call) != MOERT_OK)                                                                    \
+            fail_msg("%s: %s", #call, moert_last_error());                                         \
+    } while (0)
+
+/* The call fails with this status, and its message has this text in it. */
+#define ASSERT_FAILS(call, status, text)                                                           \
+    do {                                                                                           \
+        if (!failed_with((call), (status), (text)))                                                \
+            fail_msg("%s does not fail with '%s'", #call, (text));                                 \
+    } while (0)
+
+/* True if `got` is `wanted` and the last error has `text` in it; says what differs. */
+bool failed_with(moert_status got, moert_status wanted, const char *text);
+
+/* ---- settings ---- */
+
+/* Sets a variable of the environment (NULL: unsets it) for what reads the configuration next. */
+void set_variable(const char *name, const char *value);
+
+/* ---- the device ---- */
+
+/* Group fixture: the device that MOERT_DEVICE names, for all tests of a program. */
+extern moert_device *test_device;
+int open_test_device(void **state);
+int close_test_device(void **state);
+
+/* A buffer with a copy of `bytes` of host memory, followed by a guard. */
+moert_buffer *upload(const void *source, size_t bytes);
+/* The same of n doubles, as floats. */
+moert_buffer *upload_doubles(const double *source, size_t n);
+/* A guarded buffer of n floats, all NaN. */
+moert_buffer *unset_floats(size_t n);
+
+/* The content of a guarded buffer as a new array, to be freed; fails if the guard has changed. */
+void *download(const moert_buffer *buffer, size_t bytes);
+/* The same into an array of the caller. */
+void download_into(const moert_buffer *buffer, void *target, size_t bytes);
+
+/* ---- values ---- */
+
+/* Zeroed memory; never NULL. */
+void *test_alloc(size_t bytes);
+
+/* n floats, uniform in [-scale, scale), of stream `stream`; to be freed. */
+float *random_floats(size_t n, float scale, uint64_t stream);
+
+/* n normally distributed numbers of stream `name`, exact in float32; to be freed. */
+double *random_doubles(const char *name, size_t n);
+
+/* ---- comparisons; NaN equals nothing, except in assert_same_bits ---- */
+
+/* |got - want| <= tolerance */
+void assert_within(double got, double want, double tolerance);
+
+/* |got - want| <= max(absolute, relative * |want|), element by element */
+void assert_close(const char *what, const float *got, const double *want, size_t n, double absolute,
+                  double relative);
+
+/* |got - want| <= tolerance * max(|want|, root mean square of all want, 0.01) */
+void assert_near(const char *what, const float *got, const double *want, size_t n,
+                 double tolerance);
+
+/* The n floats are the same bit for bit. */
+void assert_same_bits(const char *what, const float *got, const float *want, size_t n);
+
+/*
+ * gradient[n] is near the central differences in float64 of loss(context) with respect to
+ * value[n], at every `stride`-th element.
+ */
+void assert_gradient(const char *what, const float *gradient, double *value, size_t n,
+                     size_t stride, double (*loss)(void *context), void *context);
+
+#endif
