@@ -97,7 +97,7 @@ static void warn_unknown(const char *entry) {
 
 moert_status moert_config_check(void) {
     for (char **entry = environ; *entry != NULL; entry++)
-        if (strncmp(*entry, "MOERT_", 6) == 0)
+        if (strncmp(*entry, "MOERT_", 6) == 0 && moert_log_is_first())
             warn_unknown(*entry);
     for (size_t i = 0; i < ROWS; i++) {
         const char *text = getenv(rows[i].name);

@@ -59,8 +59,8 @@ typedef struct moert_variable {
  * moert_config_check says so. */
 const moert_config *moert_config_get(void);
 
-/* ERROR_USAGE if a variable's value is not legal. Warns of unknown MOERT_* names, with the nearest
- * match. */
+/* ERROR_USAGE if a variable's value is not legal. Rank 0 warns of unknown MOERT_* names, with the
+ * nearest match. */
 moert_status moert_config_check(void);
 
 /* Forgets what was read, so that the next use reads the environment again (tests, and tools that

@@ -3,6 +3,8 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 
@@ -35,6 +37,16 @@ const char *moert_last_error(void) {
 
 void moert_error_set(const char *text) {
     snprintf(last_error, sizeof last_error, "%s", text);
+}
+
+char *moert_error_keep(void) {
+    return strdup(last_error);
+}
+
+void moert_error_restore(char *kept) {
+    if (kept != NULL)
+        moert_error_set(kept);
+    free(kept);
 }
 
 moert_status moert_error_record(moert_status code, const char *function, int line,

@@ -13,6 +13,10 @@ void moert_log_set_rank(int rank, int size) {
     log_size = size;
 }
 
+int moert_log_is_first(void) {
+    return log_rank == 0;
+}
+
 int moert_log_enabled(moert_log_level level) {
     moert_log_level limit = (moert_log_level)moert_config_get()->log_level;
     if (level == MOERT_LOG_INFO && log_rank != 0 && limit < MOERT_LOG_DEBUG)

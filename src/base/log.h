@@ -28,8 +28,10 @@ int moert_log_enabled(moert_log_level level);
 void moert_log_write(moert_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Every line is marked with the rank from now on; lines below `error` are written by rank 0 only
- * unless at debug. */
+/* Every line is marked with the rank from now on; lines at info are written by rank 0 only, unless
+ * at debug. */
 void moert_log_set_rank(int rank, int size);
+/* 1 on rank 0: for warnings that all ranks would give alike. */
+int moert_log_is_first(void);
 
 #endif

@@ -3,7 +3,8 @@
  *
  * The table is POSIX shared memory, unlinked as soon as all have opened it, not an MPI window: it
  * works with any MPI, and the thread makes no MPI call. Every rank of the host decides alone; the
- * first to set `reported` speaks, and lower ranks decide a little earlier.
+ * first to set `reported` speaks, and lower ranks decide a little earlier. Once it is set, the job is
+ * ending: every rank of the host leaves.
  */
 #include "comm/watchdog.h"
 
@@ -27,8 +28,8 @@
 enum { BEAT_MS = 200, NAME_BYTES = 64 };
 
 static const uint64_t second_ns = 1000000000u;
-static const uint64_t early_ns =
-    2 * (uint64_t)1000000000u; /* wait after which the dead are named */
+static const uint64_t early_ns = 500000000u;    /* wait after which the dead are named */
+static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
 
 struct moert_watchdog {
     moert_comm *comm;
@@ -42,6 +43,8 @@ struct moert_watchdog {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     bool stopping;
+    atomic_bool claimed; /* this rank has reported a failure itself */
+    uint64_t ending_ns;  /* when to follow a rank that has reported one; 0: none has */
 };
 
 /* ---- what it says ---- */
@@ -124,16 +127,17 @@ static bool lower_rank_waits(const moert_watchdog *watchdog) {
 static void inspect(const moert_watchdog *watchdog, uint64_t now_ns) {
     const moert_watch_entry *entries = watchdog->table->entries, *mine = &entries[watchdog->me];
     uint64_t waited_ns = now_ns - atomic_load(&mine->progress_ns);
-    uint64_t patience_ns = lower_rank_waits(watchdog) ? second_ns : 0;
     if (!atomic_load(&mine->waiting) || watchdog->timeout_s == 0 ||
-        waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns) + patience_ns)
+        waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns))
         return;
     moert_watch_verdict verdict;
     size_t culprit = moert_watch_blame(entries, watchdog->visible, watchdog->count, watchdog->me,
                                        now_ns, &verdict);
+    uint64_t limit_ns = watchdog->timeout_s * second_ns;
+    limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
     if (verdict == MOERT_WATCH_FINE) /* the culprit's host knows more, and speaks before */
-        patience_ns += 2 * second_ns;
-    bool late = waited_ns >= watchdog->timeout_s * second_ns + patience_ns;
+        limit_ns += 2 * patience_ns;
+    bool late = waited_ns >= limit_ns;
     if (!late && verdict != MOERT_WATCH_GONE)
         return;
     char explanation[896];
@@ -144,12 +148,23 @@ static void inspect(const moert_watchdog *watchdog, uint64_t now_ns) {
     end_process(watchdog, explanation, late);
 }
 
+/* Leaves with the others when one has reported a failure; its own words need a moment. */
+static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
+    if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
+        return;
+    if (watchdog->ending_ns == 0)
+        watchdog->ending_ns = now_ns + second_ns;
+    if (now_ns >= watchdog->ending_ns)
+        _exit(1);
+}
+
 static void *keep_watch(void *argument) {
     moert_watchdog *watchdog = argument;
     pthread_mutex_lock(&watchdog->mutex);
     while (!watchdog->stopping) {
         uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + BEAT_MS * (uint64_t)1000000;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
+        follow(watchdog, now_ns);
         inspect(watchdog, now_ns);
         struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
                                 .tv_nsec = (long)(next_ns % second_ns)};
@@ -295,6 +310,13 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
 undo:
     release(watchdog);
     return status;
+}
+
+bool moert_watchdog_claim(moert_watchdog *watchdog) {
+    if (watchdog == NULL || watchdog->table == NULL)
+        return true;
+    atomic_store(&watchdog->claimed, true);
+    return atomic_exchange(&watchdog->table->reported, 1) == 0;
 }
 
 void moert_watchdog_stop(moert_watchdog *watchdog) {

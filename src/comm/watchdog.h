@@ -4,8 +4,9 @@
  * A thread per process publishes a heartbeat and what the rank does (base/phase.h) to the ranks of
  * its host through shared memory. A rank that has waited in one collective call for `timeout_s`
  * looks who is missing: a process that is gone, stopped (no heartbeat), or alive but not waiting,
- * and names rank, host, step and phase of it on stderr. Then it ends the process with status 1;
- * mpirun ends the rest. A process that is gone is named after a wait of 2 s already.
+ * and names rank, host, step and phase of it on stderr. Then it ends the process with status 1; the
+ * watchdogs of the other ranks of the host end theirs. A process that is gone is named after a wait
+ * of half a second already, before mpirun ends the rest.
  *
  * The table covers one host. When all of its ranks wait, the message lists the ranks of the others.
  * Where ranks of a host share no POSIX shared memory, the watchdog warns and is off.
@@ -19,6 +20,13 @@ typedef struct moert_watchdog moert_watchdog;
 
 /* timeout_s = 0 gives a watchdog that never ends anything. Collective. */
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
+/*
+ * To be called by a rank that is about to report a failure and to abort: true for the first of its
+ * host, which is to speak; the others would only repeat it. Within two seconds the watchdogs of the
+ * host end all ranks that are then still there, also those that ignore SIGTERM. True without a
+ * table. Not collective. NULL is legal.
+ */
+bool moert_watchdog_claim(moert_watchdog *watchdog);
 /* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);
 

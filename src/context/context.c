@@ -167,3 +167,8 @@ const char *moert_context_topology(const moert_context *context)
 {
     return context->topology;
 }
+
+bool moert_context_claim_report(moert_context *context)
+{
+    return context == NULL || moert_watchdog_claim(context->watchdog);
+}

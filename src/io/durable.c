@@ -116,18 +116,22 @@ static moert_status write_flushed(const char *path, const char *text) {
     return MOERT_OK;
 }
 
+moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status) {
+    if (status == MOERT_OK)
+        status = rename_path(temporary, path);
+    if (status == MOERT_OK)
+        return flush_parent(path);
+    unlink(temporary);
+    return status;
+}
+
 moert_status moert_durable_write(const char *path, const char *text) {
     moert_status status = MOERT_OK;
     char *temporary = moert_text_format("%s.tmp", path);
     if (temporary == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
     MOERT_TRY_OR(free_path, write_flushed(temporary, text));
-    status = rename_path(temporary, path);
-    if (status != MOERT_OK) {
-        unlink(temporary);
-        goto free_path;
-    }
-    MOERT_TRY_OR(free_path, flush_parent(path));
+    status = moert_durable_settle(temporary, path, MOERT_OK);
 free_path:
     free(temporary);
     return status;

@@ -28,6 +28,13 @@ moert_status moert_durable_write(const char *path, const char *text);
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 
+/*
+ * Ends the writing of one file under a temporary name, flushed by its writer: renames it to `path`
+ * when `status` is MOERT_OK, else removes it. Returns `status`, or the failure of the renaming
+ * (ERROR_IO).
+ */
+moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
+
 /* Removes a file or a directory with all it holds; links are removed, not followed. An absent path
  * is fine. ERROR_IO. */
 moert_status moert_remove_tree(const char *path);

@@ -22,7 +22,7 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
     moert_mesh *made;
     moert_status status;
-    MOERT_TRY(moert_mesh_group(size, ep, &ep));
+    MOERT_TRY(moert_comm_agree(world, moert_mesh_group(size, ep, &ep)));
     MOERT_TRY(MOERT_NEW(&made));
     made->context = context;
     made->device = moert_context_device(context);

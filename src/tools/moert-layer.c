@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/durable.h"
 #include "layer/block.h"
 #include "model/layer_files.h"
 #include "model/model.h"
@@ -202,12 +203,8 @@ static moert_status write_output(job *j)
         status = status != MOERT_OK ? status : closed;
     }
     status = moert_comm_agree(j->world, status);
-    if (first && temporary != NULL) {
-        if (status == MOERT_OK && rename(temporary, output_path) != 0)
-            status = MOERT_FAIL(ERROR_IO, "cannot rename %s to %s", temporary, output_path);
-        if (status != MOERT_OK)
-            remove(temporary);
-    }
+    if (first && temporary != NULL)
+        status = moert_durable_settle(temporary, output_path, status);
     free(names);
     free(specs);
     free(temporary);

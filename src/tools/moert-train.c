@@ -4,7 +4,6 @@
 
 #include "base/memory.h"
 #include "base/text.h"
-#include "io/durable.h"
 #include "tools/program.h"
 #include "tools/train_inputs.h"
 #include "train/trainer.h"
@@ -92,13 +91,15 @@ static moert_status check(void)
     trainer.log_every = log_every;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
+    if (sample_bytes > 0 && prompt[0] == '\0')
+        return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
     if (trainer.metrics == NULL && trainer.out != NULL)
         trainer.metrics = default_metrics = moert_text_format("%s/metrics.jsonl", trainer.out);
     return MOERT_OK;
 }
 
 /* The model's config and the data, each rank for itself. */
-static moert_status open_inputs(moert_context *context, moert_model_config *config, moert_train_data *data)
+static moert_status open_inputs(moert_model_config *config, moert_train_data *data)
 {
     MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
     moert_data_info info = moert_data_describe(data->data);
@@ -111,7 +112,7 @@ static moert_status open_inputs(moert_context *context, moert_model_config *conf
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config) : moert_config_from_sizes(&sizes, config));
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
     trainer.config_text = config->text;
-    return trainer.out != NULL && moert_context_rank(context) == 0 ? moert_make_folders(trainer.out) : MOERT_OK;
+    return MOERT_OK;
 }
 
 static moert_status show_sample(moert_context *context, moert_model *model)
@@ -170,7 +171,8 @@ static moert_status train(moert_context *context, moert_mesh *mesh, const moert_
     if (status == MOERT_OK && !only_looks)
         status = moert_train(model, data, &trainer, &interrupted);
     if (status == MOERT_OK && interrupted)
-        moert_program_say(context, "stopped by SIGTERM; continue with --resume auto\n");
+        moert_program_say(context, "stopped by a signal; %s\n",
+                          trainer.out != NULL ? "continue with --resume auto" : "without --out nothing is saved");
     else if (status == MOERT_OK && !only_looks)
         status = finish(context, model);
     moert_model_destroy(model);
@@ -182,7 +184,7 @@ static moert_status run(moert_context *context)
     moert_model_config config = {0};
     moert_train_data data = {0};
     moert_mesh *mesh = NULL;
-    moert_status status = moert_comm_agree(moert_context_comm(context), open_inputs(context, &config, &data));
+    moert_status status = moert_comm_agree(moert_context_comm(context), open_inputs(&config, &data));
     if (status == MOERT_OK)
         status = moert_mesh_create(context, ep, &mesh);
     if (status == MOERT_OK)

@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-
 static int exit_code(moert_status status)
 {
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
@@ -31,7 +30,8 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     if (status == MOERT_OK)
         status = program->run(context);
     if (status != MOERT_OK && !moert_comm_failure_is_shared()) {
-        complain(name, status);
+        if (moert_context_claim_report(context))
+            complain(name, status);
         moert_comm_abort(world, exit_code(status));
     }
     moert_context_destroy(context);

@@ -94,6 +94,19 @@ static moert_status write_part(moert_model *model, const moert_optimizer *optimi
     return MOERT_OK;
 }
 
+/* Closes; a failure before counts more than one of the flush. */
+static moert_status close_writer(moert_tensor_writer *writer, moert_status status)
+{
+    char *message = moert_error_keep();
+    moert_status closed = moert_writer_close(writer);
+    if (status == MOERT_OK) {
+        free(message);
+        return closed;
+    }
+    moert_error_restore(message);
+    return status;
+}
+
 /* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it holds. Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
                                size_t set_count, const char *path)
@@ -109,10 +122,8 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
     status = moert_comm_agree(world, status);
     if (status == MOERT_OK && !first)
         status = write_part(model, optimizer, sets, specs, set_count, path, false, &writer);
-    if (writer != NULL) {
-        moert_status closed = moert_writer_close(writer);
-        status = status != MOERT_OK ? status : closed;
-    }
+    if (writer != NULL)
+        status = close_writer(writer, status);
     if (specs != NULL)
         free_specs(specs, count);
     return moert_comm_agree(world, status);
@@ -184,11 +195,9 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer, c
     if (status == MOERT_OK)
         status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
     if (status != MOERT_OK && first && temporary != NULL) {
-        char *message = strdup(moert_last_error()); /* the removal must not hide why */
+        char *message = moert_error_keep();
         moert_remove_tree(temporary);
-        if (message != NULL)
-            moert_error_set(message);
-        free(message);
+        moert_error_restore(message);
     }
     free(temporary);
     return status;
@@ -207,7 +216,17 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
 
 moert_status moert_gradients_save(moert_model *model, const char *path)
 {
-    return write_file(model, NULL, gradient_set, 1, path);
+    moert_comm *world = moert_model_mesh(model)->world;
+    bool first = moert_comm_rank(world) == 0;
+    char *temporary = moert_text_format("%s.tmp", path);
+    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    status = moert_comm_agree(world, status);
+    if (status == MOERT_OK)
+        status = write_file(model, NULL, gradient_set, 1, temporary);
+    if (first && temporary != NULL)
+        status = moert_durable_settle(temporary, path, status);
+    free(temporary);
+    return moert_comm_agree(world, status);
 }
 
 /* ---- reading ---- */

@@ -134,10 +134,10 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
     if (data->kind == ARRAY)
         return length + 1 == data->row
                    ? MOERT_OK
-                   : MOERT_FAIL(ERROR_USAGE, "%s holds sequences of %zu tokens, not %zu",
+                   : MOERT_FAIL(ERROR_MISMATCH, "%s holds sequences of %zu tokens, not %zu",
                                 data->name, data->row - 1, length);
     if (data->tokens < length + 1 || data->tokens - (length + 1) < heldout_tokens(data, length))
-        return MOERT_FAIL(ERROR_USAGE,
+        return MOERT_FAIL(ERROR_MISMATCH,
                           "%zu tokens of data are too few for sequences of %zu (%zu are held out, "
                           "and one more sequence needs %zu)",
                           data->tokens, length, heldout_tokens(data, length), length + 1);

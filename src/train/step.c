@@ -1,9 +1,12 @@
 /* Batches of a training run, forward and backward, and two ways to look into a model. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/text.h"
+#include "io/durable.h"
 #include "io/safetensors.h"
 #include "train/internal.h"
 
@@ -21,12 +24,14 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
         return MOERT_FAIL(ERROR_USAGE, "a batch of %zu sequences cannot be cut into %zu micro-batches", o->batch,
                           o->micro_batches);
     if (info.steps > 0 && o->batch != info.batch)
-        return MOERT_FAIL(ERROR_USAGE, "the token file has batches of %zu sequences, not %zu", info.batch, o->batch);
+        return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu", info.batch, o->batch);
     if (info.steps > 0 && o->steps > info.steps)
-        return MOERT_FAIL(ERROR_USAGE, "%llu steps, but the token file holds %zu batches", (unsigned long long)o->steps,
+        return MOERT_FAIL(ERROR_MISMATCH, "%llu steps, but the token file holds %zu batches", (unsigned long long)o->steps,
                           info.steps);
     if (o->save_every > 0 && o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "checkpoints need a folder; give --out DIR");
+        return MOERT_FAIL(ERROR_USAGE, "--save-every needs a folder for the checkpoints; give --out DIR");
+    if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
     return moert_data_check_length(data, o->length);
 }
 
@@ -137,6 +142,23 @@ static moert_status put_logits(moert_trainer *t, size_t count, const char *path,
     return status != MOERT_OK ? status : closed;
 }
 
+/* The file by all ranks, under a temporary name until it is whole. Collective. */
+static moert_status save_logits(moert_trainer *t, size_t count, const char *path)
+{
+    char *temporary = moert_text_format("%s.tmp", path);
+    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK && t->first)
+        status = put_logits(t, count, temporary, true);
+    status = moert_comm_agree(t->world, status);
+    if (status == MOERT_OK && !t->first)
+        status = put_logits(t, count, temporary, false);
+    status = moert_comm_agree(t->world, status);
+    if (t->first && temporary != NULL)
+        status = moert_durable_settle(temporary, path, status);
+    free(temporary);
+    return moert_comm_agree(t->world, status);
+}
+
 moert_status moert_train_logits(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                                 const char *path)
 {
@@ -146,9 +168,7 @@ moert_status moert_train_logits(moert_model *model, const moert_data *data, cons
     if (status == MOERT_OK)
         status = moert_trainer_forward(&t, false, 0, count);
     if (status == MOERT_OK)
-        status = moert_comm_agree(t.world, t.first ? put_logits(&t, count, path, true) : MOERT_OK);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(t.world, t.first ? MOERT_OK : put_logits(&t, count, path, false));
+        status = save_logits(&t, count, path);
     moert_trainer_free(&t);
     return status;
 }

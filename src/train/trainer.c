@@ -11,10 +11,11 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
+#include "io/durable.h"
 
 static volatile sig_atomic_t terminated;
 
-static void on_sigterm(int number)
+static void on_signal(int number)
 {
     (void)number;
     terminated = 1;
@@ -91,7 +92,7 @@ static moert_status save_checkpoint(moert_trainer *t)
     return status;
 }
 
-/* True on all ranks when any of them got SIGTERM. Collective. */
+/* True on all ranks when any of them got a signal to stop. Collective. */
 static moert_status any_terminated(moert_trainer *t, bool *any)
 {
     unsigned char mine = terminated != 0, *all;
@@ -110,8 +111,8 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted)
     while (t->state.step < o->steps && !*interrupted) {
         MOERT_TRY(step(t));
         MOERT_TRY(any_terminated(t, interrupted));
-        bool last = t->state.step == o->steps;
-        if (o->out != NULL && ((*interrupted && !last) || due(o->save_every, t->state.step, o->steps)))
+        *interrupted &= t->state.step < o->steps; /* the last step ends the run anyway */
+        if (o->out != NULL && (*interrupted || due(o->save_every, t->state.step, o->steps)))
             MOERT_TRY(save_checkpoint(t));
     }
     return MOERT_OK;
@@ -130,7 +131,7 @@ static moert_status check_state(const moert_trainer *t, const char *path, const 
         if (rows[i].saved != rows[i].given)
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path, rows[i].what,
                               (unsigned long long)rows[i].saved, (unsigned long long)rows[i].given);
-    if (s->data_tokens != t->state.data_tokens)
+    if (s->data_tokens != t->state.data_tokens && t->first)
         MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path, (unsigned long long)s->data_tokens,
                    (unsigned long long)t->state.data_tokens);
     return MOERT_OK;
@@ -147,10 +148,10 @@ static moert_status find_checkpoint(moert_trainer *t, char **path)
         *path = strdup(o->resume);
         return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     }
-    if (o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
     char *folder = moert_text_format("%s/checkpoints", o->out);
-    moert_status status = t->first && folder != NULL ? moert_checkpoint_latest(folder, path) : MOERT_OK;
+    moert_status status = folder != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK && t->first)
+        status = moert_checkpoint_latest(folder, path);
     uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
     free(folder);
     MOERT_TRY(moert_comm_agree(t->world, status));
@@ -180,35 +181,63 @@ static moert_status resume(moert_trainer *t)
     return status;
 }
 
+/* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
+static moert_status open_outputs(moert_trainer *t)
+{
+    const moert_trainer_options *o = t->options;
+    const moert_metrics_options metrics = {
+        .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
+    if (o->out != NULL)
+        MOERT_TRY(moert_make_folders(o->out));
+    return moert_metrics_open(&metrics, &t->metrics);
+}
+
 static moert_status begin(moert_trainer *t)
 {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, moert_trainer_prepare(t)));
     MOERT_TRY(moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(resume(t));
-    const moert_metrics_options metrics = {
-        .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
-    return moert_comm_agree(t->world, t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
+    return moert_comm_agree(t->world, t->first ? open_outputs(t) : MOERT_OK);
+}
+
+/* The signals that end a run in order: what schedulers send some time before they kill (Slurm: --signal=USR1@120). */
+static const int stop_signals[] = {SIGTERM, SIGUSR1};
+enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+
+static void catch_signals(struct sigaction before[STOP_SIGNALS])
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second one ends the process */
+    terminated = 0;
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &action, &before[i]);
+}
+
+static moert_status close_metrics(moert_trainer *t, moert_status status)
+{
+    if (status == MOERT_OK)
+        return moert_metrics_close(t->metrics);
+    char *message = moert_error_keep();
+    moert_metrics_close(t->metrics);
+    moert_error_restore(message);
+    return status;
 }
 
 moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
                          bool *interrupted)
 {
     moert_trainer t = moert_trainer_make(model, data, options);
-    struct sigaction action = {.sa_handler = on_sigterm}, before;
+    struct sigaction before[STOP_SIGNALS];
     moert_status status;
     *interrupted = false;
-    terminated = 0;
-    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second SIGTERM ends the process */
-    sigaction(SIGTERM, &action, &before);
+    catch_signals(before);
     MOERT_TRY_OR(done, begin(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
 done:
-    sigaction(SIGTERM, &before, NULL);
-    if (t.first) {
-        moert_status closed = moert_metrics_close(t.metrics);
-        status = status != MOERT_OK ? status : closed;
-    }
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        sigaction(stop_signals[i], &before[i], NULL);
+    status = close_metrics(&t, status);
     moert_optimizer_destroy(t.optimizer);
     moert_trainer_free(&t);
     return status;

@@ -30,8 +30,8 @@ typedef struct moert_trainer_options {
 } moert_trainer_options;
 
 /*
- * Trains `model` on `data`. On SIGTERM it finishes the step, writes a checkpoint (with `out`) and returns MOERT_OK with
- * *interrupted. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
+ * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the step, writes a checkpoint (with `out`) and
+ * returns MOERT_OK with *interrupted. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
  * Collective.
  */
 moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,

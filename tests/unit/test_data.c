@@ -141,8 +141,8 @@ static void test_too_little_data_is_refused(void **state) {
     assert_int_equal(input[0], '0');
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 1, 4, input, target));
     assert_int_equal(input[0], '5');
-    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_USAGE, "10 tokens");
-    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target), MOERT_ERROR_USAGE, "few");
+    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
+    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target), MOERT_ERROR_MISMATCH, "few");
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
     ASSERT_FAILS(moert_data_heldout_sequence(data, 1, 1, 4, input, target), MOERT_ERROR_USAGE,
                  "1 of 1");
@@ -205,7 +205,7 @@ static void test_an_array_is_replayed_and_ends(void **state) {
                  MOERT_ERROR_USAGE, "the file holds 3 batches");
     ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.index = 2}, LENGTH, input, target),
                  MOERT_ERROR_USAGE, "2 sequences");
-    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_USAGE, "4 tokens, not 5");
+    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "4 tokens, not 5");
     ASSERT_OK(moert_data_check_vocabulary(data, 30));
     tokens[7] = -1;
     ASSERT_FAILS(moert_data_check_vocabulary(data, 30), MOERT_ERROR_MISMATCH,

@@ -67,6 +67,26 @@ static void test_write_over_a_folder_fails_and_cleans_up(void **state) {
     assert_false(exists(in_folder("taken.tmp")));
 }
 
+static void test_settle_gives_a_file_its_name_or_removes_it(void **state) {
+    (void)state;
+    char *temporary = strdup(in_folder("settled.tmp")), *path = strdup(in_folder("settled"));
+    char *target = strdup(in_folder("a-target"));
+    ASSERT_OK(moert_make_folders(target));
+    ASSERT_OK(moert_durable_write(temporary, "one"));
+    ASSERT_OK(moert_durable_settle(temporary, path, MOERT_OK));
+    assert_text(path, "one");
+    ASSERT_OK(moert_durable_write(temporary, "two"));
+    assert_int_equal(moert_durable_settle(temporary, path, MOERT_ERROR_COMM), MOERT_ERROR_COMM);
+    assert_text(path, "one");
+    assert_false(exists(temporary));
+    ASSERT_OK(moert_durable_write(temporary, "two"));
+    ASSERT_FAILS(moert_durable_settle(temporary, target, MOERT_OK), MOERT_ERROR_IO, target);
+    assert_false(exists(temporary));
+    free(target);
+    free(path);
+    free(temporary);
+}
+
 static void test_read_refuses_what_is_no_short_text(void **state) {
     (void)state;
     char *text;
@@ -144,6 +164,7 @@ int main(void) {
         cmocka_unit_test(test_write_into_an_absent_folder_says_what_failed),
         cmocka_unit_test(test_a_write_that_does_not_fit_keeps_the_older_text),
         cmocka_unit_test(test_write_over_a_folder_fails_and_cleans_up),
+        cmocka_unit_test(test_settle_gives_a_file_its_name_or_removes_it),
         cmocka_unit_test(test_read_refuses_what_is_no_short_text),
         cmocka_unit_test(test_folders_are_made_with_their_parents),
         cmocka_unit_test(test_a_tree_is_removed_but_not_what_its_links_lead_to),

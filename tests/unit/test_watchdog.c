@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
 /*
- * The watchdog's judgement, in one process. With the arguments `victim kill|stop|late|mixed`
+ * The watchdog's judgement, in one process. With the arguments `victim kill|stop|late|mixed|report`
  * the program is one rank of a job that hangs, for tests/e2e/watchdog.sh.
  */
 #include <signal.h>
@@ -182,6 +182,14 @@ static void test_a_rank_that_only_computes_is_left_alone(void **state) {
     moert_watchdog_stop(watchdog);
 }
 
+/* All ranks but the first have failed, alike: one speaks. They stay, and ignore SIGTERM. */
+static void report(moert_watchdog *watchdog) {
+    signal(SIGTERM, SIG_IGN);
+    if (moert_watchdog_claim(watchdog))
+        fprintf(stderr, "moert: rank %zu reports a failure\n", test_rank);
+    sleep(60);
+}
+
 /* The last rank fails in the given way at step 12; the others wait for it. */
 static int be_victim(const char *way) {
     moert_watchdog *watchdog = NULL;
@@ -199,6 +207,8 @@ static int be_victim(const char *way) {
         raise(SIGSTOP);
     if (last && strcmp(way, "late") == 0)
         sleep(60);
+    if (strcmp(way, "report") == 0 && test_rank > 0)
+        report(watchdog);
     if (last && strcmp(way, "mixed") == 0) { /* waits, but in a call that no other rank makes */
         moert_phase_wait_begin();
         sleep(60);

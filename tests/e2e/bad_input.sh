@@ -1,0 +1,292 @@
+#!/usr/bin/env bash
+# Bad input ends every program at once, on any number of ranks: with status 2 for what the command line or a variable gets
+# wrong and 1 for everything else, with one message that names what, where and which value, and with nothing half-written.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. launch/environment
+export LC_ALL=C
+bin=${MOERT_BUILD:-build}/bin
+export -n MOERT_BUILD MOERT_TEST_ALL # no variables of the programs
+work=$(mktemp -d)
+mount=$work/mount
+leave() {
+    wait
+    mountpoint -q "$mount" && umount "$mount"
+    rm -rf "$work"
+}
+trap leave EXIT
+layer=tests/golden/layer/mixtral-a model=tests/golden/model/mixtral-tiny
+text=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --batch 4 --length 32 --steps 2)
+
+# ---- running cases, some at a time ----
+
+number=0 slots=6 # mpirun sleeps for two seconds when a program fails
+mkdir "$work/results"
+
+verdict() { # NUMBER, 0 or 1, TITLE, LOG...: a TAP line, with the logs when it fails
+    local result=$work/results/$(printf %04d "$1") ok=$2 title=$3
+    shift 3
+    {
+        [ "$ok" -eq 0 ] || printf 'not '
+        echo "ok ${result##*/} - $title"
+        [ "$ok" -eq 0 ] || sed 's/^/# /' "$@"
+    } >"$result"
+}
+
+next() { # a number and a free slot
+    number=$((number + 1))
+    while [ "$(jobs -pr | wc -l)" -ge "$slots" ]; do wait -n; done
+}
+
+# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|train ARGUMENT..., with OUT in the words replaced by DIR/out
+job() {
+    local ranks=$1 dir=$2 settings=() word
+    shift 2
+    while [[ $1 == *=* ]]; do
+        settings+=("$1")
+        shift
+    done
+    local program=$bin/moert-$1 arguments=()
+    shift
+    for word in "$@"; do arguments+=("${word//OUT/$dir/out}"); done
+    env "${settings[@]}" timeout -k 5 60 "${MOERT_MPIRUN[@]}" -n "$ranks" "$program" "${arguments[@]}" \
+        >"$dir/stdout" 2>"$dir/stderr"
+    local status=$?
+    echo "status $status" >>"$dir/stdout"
+    return $status
+}
+
+judge() { # NUMBER RANKS STATUS PATTERN WORD...
+    local me=$1 ranks=$2 expected=$3 pattern=$4 dir=$work/case$1 status ok=0
+    shift 4
+    mkdir -p "$dir/out"
+    job "$ranks" "$dir" "$@"
+    status=$?
+    [ "$status" -eq "$expected" ] || ok=1
+    [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] || ok=1
+    grep -E '^moert-(layer|train): ' "$dir/stderr" | grep -Eq -- "$pattern" || ok=1
+    find "$dir/out" -mindepth 1 >>"$dir/left"
+    [ -s "$dir/left" ] && ok=1
+    verdict "$me" $ok "status $expected, $ranks ranks: $*" "$dir/stdout" "$dir/stderr" "$dir/left"
+}
+
+# bad RANKS STATUS PATTERN WORD...: one case for each of RANKS
+bad() {
+    local ranks
+    for ranks in $1; do
+        next
+        judge "$number" "$ranks" "${@:2}" &
+    done
+}
+
+# ---- making broken files ----
+
+copy() { # NAME FROM: a model to break; prints its folder
+    mkdir -p "$work/$1"
+    cp "$2"/* "$work/$1"
+    echo "$work/$1"
+}
+
+config() { # NAME SED: a layer whose config.json is changed
+    sed -i "$2" "$(copy "$1" $layer)/config.json"
+}
+
+cut_short() { # NAME BYTES
+    truncate -s "$2" "$(copy "$1" $layer)/model.safetensors"
+}
+
+rename_in_header() { # NAME FROM TO: of the same length
+    sed -i "s/$2/$3/" "$(copy "$1" $layer)/model.safetensors"
+}
+
+# tensors FILE JSON [BYTE...]: a safetensors file; the header's length is below 256
+tensors() {
+    local file=$1 json=$2
+    printf "\\x$(printf %x ${#json})\\0\\0\\0\\0\\0\\0\\0%s" "$json" >"$file"
+    [ $# -lt 3 ] || printf "${@:3}" >>"$file"
+}
+
+# ---- options and variables ----
+
+both="1 2"
+bad "1 2 4" 2 'unknown option --stepz; did you mean --steps\?' train "${text[@]}" --stepz 3
+bad "$both" 2 '--held-out 0\.95: expected a number 0\.\.0\.9' train "${text[@]}" --held-out 0.95
+bad 1 2 '--hidden x: expected an integer 2\.\.65536' train "${text[@]}" --hidden x
+bad 1 2 '--lr needs a value' train "${text[@]}" --lr
+bad "$both" 2 '--data .* or by --tokens' train --steps 1
+bad 1 2 '--model, --input and --output are needed' layer --model $layer
+bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
+bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
+bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
+bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1
+bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
+bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
+bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
+bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run
+bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|staged' MOERT_EXCHANGE=bogus train "${text[@]}"
+bad "$both" 2 'MOERT_BACKEND=bogus .*auto\|reference\|portable' MOERT_BACKEND=bogus train "${text[@]}"
+bad "$both" 2 'MOERT_TIMEOUT_S=abc .*0-86400' MOERT_TIMEOUT_S=abc train "${text[@]}"
+bad "$both" 2 'MOERT_DEVICE=nosuch matches no OpenCL device; there are: 0:0' MOERT_DEVICE=nosuch train "${text[@]}"
+mkdir "$work/none"
+bad "$both" 1 'no OpenCL platform .*OCL_ICD_VENDORS' "OCL_ICD_VENDORS=$work/none/" train "${text[@]}"
+bad 2 1 'local exchange .* one rank, not 2' MOERT_EXCHANGE=local train "${text[@]}" --out OUT/run
+
+# ---- models ----
+
+io=(--input $layer/input.safetensors --output OUT/y.safetensors)
+bad "1 2 4" 1 '/nosuch: .*No such file' layer --model "$work/nosuch" "${io[@]}"
+rm "$(copy noconfig $layer)/config.json"
+bad "$both" 1 'noconfig/config\.json: .*No such file' layer --model "$work/noconfig" "${io[@]}"
+config notjson '5s/.*/ "bad" 3,/'
+bad "$both" 1 'notjson/config\.json: .*line 5' layer --model "$work/notjson" "${io[@]}"
+config wordy 's/"hidden_size": 64/"hidden_size": "64"/'
+bad "$both" 1 'wordy/config\.json: .*hidden_size' layer --model "$work/wordy" "${io[@]}"
+config keyless '/"hidden_size"/d'
+bad "$both" 1 'keyless/config\.json: .*hidden_size' layer --model "$work/keyless" "${io[@]}"
+config greedy 's/"num_experts_per_tok": 2/"num_experts_per_tok": 9/'
+bad "$both" 1 'greedy/config\.json: num_experts_per_tok is 9, .*8' layer --model "$work/greedy" "${io[@]}"
+config strange 's/"model_type": "mixtral"/"model_type": "llama"/'
+bad "$both" 1 "strange/config\\.json: model_type is 'llama'; supported are mixtral" layer --model "$work/strange" "${io[@]}"
+sed -i 's/"sliding_window": null/"sliding_window": 16/' "$(copy window $model)/config.json"
+bad "$both" 1 'sliding.window.*16' train --model "$work/window" "${text[@]:0:2}" --out OUT/run
+
+rm "$(copy noweights $layer)/model.safetensors"
+bad "$both" 1 'noweights: .*model\.safetensors' layer --model "$work/noweights" "${io[@]}"
+for bytes in 0 7 100 300000; do
+    cut_short cut$bytes $bytes
+    bad "$both" 1 "cut$bytes/model\\.safetensors" layer --model "$work/cut$bytes" "${io[@]}"
+done
+printf '\377\377\377\377' | dd of="$(copy header $layer)/model.safetensors" conv=notrunc status=none
+bad "$both" 1 'header/model\.safetensors: .*header' layer --model "$work/header" "${io[@]}"
+rename_in_header absent 'experts.3.w2.weight' 'experts.3.w2.weighs'
+bad "1 2 4" 1 "has no tensor '.*experts\\.3\\.w2\\.weight'.*nearest" layer --model "$work/absent" "${io[@]}"
+rename_in_header shape '\[64,96\]' '[96,64]'
+bad "$both" 1 'shape/model\.safetensors: .*\[96, ?64\], not \[64, ?96\]' layer --model "$work/shape" "${io[@]}"
+sed -i 's/model.norm.weight/model.norm.weighs/' "$(copy normless $model)/model.safetensors"
+bad "$both" 1 "normless: .*'model\\.norm\\.weight'" train --model "$work/normless" "${text[@]:0:2}" --out OUT/run
+rm "$(copy shards $layer)/model.safetensors"
+echo '{"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}' \
+    >"$work/shards/model.safetensors.index.json"
+bad "$both" 1 'model-00002-of-00002\.safetensors: .*No such file' layer --model "$work/shards" "${io[@]}"
+bad 1 1 'layer 7 is not a MoE layer' layer --model $layer --layer 7 "${io[@]}"
+
+# ---- data ----
+
+bad "$both" 1 '/nosuch: No such file' train --data "$work/nosuch" --out OUT/run
+: >"$work/empty"
+bad "$both" 1 'no text .*/empty' train --data "$work/empty" --out OUT/run
+bad "$both" 1 'no text in 0 files .*/none' train --data "$work/none" --out OUT/run
+head -c 60 LICENSE >"$work/short"
+bad "$both" 1 '60 tokens .*sequences of 32' train "${text[@]:2}" --data "$work/short" --out OUT/run
+head -c 8192 /dev/zero | tr '\0' '\1' >"$work/high.bin"
+bad "1 2 4" 1 'high\.bin, position 0: token 257 .*vocabulary of 256' train --tokens "$work/high.bin" --out OUT/run
+printf '\1\0\2' >"$work/odd.bin"
+bad 1 1 'odd\.bin: 3 bytes .*16-bit' train --tokens "$work/odd.bin" --out OUT/run
+bad "$both" 1 'input\.safetensors .*no tensor tokens\[' train --tokens $layer/input.safetensors --out OUT/run
+tensors "$work/flat.safetensors" '{"tokens":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}' '\1\0\0\0\2\0\0\0'
+bad "$both" 1 'flat\.safetensors .*no tensor tokens\[steps,B,S\+1\]' train --tokens "$work/flat.safetensors" --out OUT/run
+replay=(--model $model --tokens $model/expected.safetensors)
+bad "$both" 1 '21 steps, .*20 batches' train "${replay[@]}" --steps 21 --out OUT/run
+bad 1 1 'sequences of 48 tokens, not 32' train "${replay[@]}" --steps 1 --length 32 --out OUT/run
+bad 1 1 'batches of 2 sequences, not 4' train "${replay[@]}" --steps 1 --batch 4 --out OUT/run
+
+cp $layer/input.safetensors "$work/nan.safetensors"
+start=$((8 + $(od -An -tu8 -N8 $layer/input.safetensors))) # of the data, in which dy[48,64] is before x[48,64]
+printf '\0\0\300\177' | dd of="$work/nan.safetensors" bs=1 seek=$((start + 4 * 64 * (48 + 41))) conv=notrunc status=none
+nan=(layer --model $layer --input "$work/nan.safetensors" --output OUT/y.safetensors)
+bad 1 1 'token 41 has non-finite' "${nan[@]}"
+bad 2 1 'rank 1 .*: token 17 has non-finite' "${nan[@]}" # tokens 24 to 47
+bad 4 1 'rank 3 .*: token 5 has non-finite' "${nan[@]}"  # tokens 36 to 47
+tensors "$work/wide.safetensors" '{"x":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}' '\0\0\0\0\0\0\0\0'
+bad "$both" 1 'wide\.safetensors: x .*64' layer --model $layer --input "$work/wide.safetensors" --output OUT/y.safetensors
+sed 's/"dy":{"dtype":"F32","shape":\[48,64\]/"dy":{"dtype":"F32","shape":[64,48]/' $layer/input.safetensors >"$work/turned.safetensors"
+bad 1 1 'turned\.safetensors: dy .*64' layer --model $layer --input "$work/turned.safetensors" --output OUT/y.safetensors
+tensors "$work/rows.safetensors" \
+    '{"dy":{"dtype":"F32","shape":[1,64],"data_offsets":[0,256]},"x":{"dtype":"F32","shape":[2,64],"data_offsets":[256,768]}}' \
+    '%768s' ''
+bad "$both" 1 'rows\.safetensors: x has 2 rows, dy 1' layer --model $layer --input "$work/rows.safetensors" --output OUT/y.safetensors
+
+# ---- checkpoints ----
+
+mkdir "$work/run"
+job 1 "$work/run" train "${text[@]}" --save-every 1 --out "$work/run"
+next
+[ -e "$work/run/checkpoints/step-00000002/state.json" ]
+verdict $number $? "a healthy run leaves checkpoints" "$work/run/stdout" "$work/run/stderr"
+last=$work/run/checkpoints/step-00000002
+go_on=("${text[@]}" --steps 3 --out OUT/run)
+bad "$both" 1 'nosuch/state\.json: .*No such file' train "${go_on[@]}" --resume "$work/nosuch"
+truncate -s 100000 "$(copy moments "$last")/optimizer.safetensors"
+bad "$both" 1 'moments/optimizer\.safetensors' train "${go_on[@]}" --resume "$work/moments"
+truncate -s 100000 "$(copy weights "$last")/model.safetensors"
+bad 2 1 'weights/model\.safetensors' train "${go_on[@]}" --resume "$work/weights"
+sed -i '3d' "$(copy stateless "$last")/state.json"
+bad "$both" 1 "stateless/state\\.json: '[a-z_]+' is missing" train "${go_on[@]}" --resume "$work/stateless"
+echo '{' >"$(copy brace "$last")/state.json"
+bad 1 1 'brace/state\.json: not JSON' train "${go_on[@]}" --resume "$work/brace"
+bad "$both" 1 'step-00000002.*shape .*32.*64' train "${go_on[@]}" --hidden 64 --resume "$last"
+bad "$both" 1 'step-00000002 was made with seed 1, this run has 2' train "${go_on[@]}" --seed 2 --resume "$last"
+bad "$both" 1 'step-00000002 was made with batch 4, this run has 8' train "${go_on[@]}" --batch 8 --resume "$last"
+
+# ---- places that cannot be written ----
+
+bad "$both" 1 '/proc/run: .*cannot be created' train "${text[@]}" --out /proc/run
+bad "$both" 1 '/empty: .*File exists' train "${text[@]}" --out "$work/empty/run"
+bad "$both" 1 'nosuch/m\.jsonl: No such file' train "${text[@]}" --metrics "$work/nosuch/m.jsonl"
+bad "$both" 1 'nosuch/y\.safetensors.*No such file' layer --model $layer --input $layer/input.safetensors \
+    --output "$work/nosuch/y.safetensors"
+bad "$both" 1 '/none: .*directory' layer --model $layer --input $layer/input.safetensors --output "$work/none"
+bad "$both" 1 '/none: .*directory' train "${text[@]}" --gradients "$work/none"
+bad "$both" 1 '/none: .*directory' train "${text[@]}" --logits "$work/none"
+
+wait
+verdict $((number += 1)) "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left" /dev/null
+
+# full RANKS DIR PATTERN: a disk with room for one checkpoint and a half fills up; the first checkpoint stays whole
+full() {
+    local ranks=$1 dir=$work/full$1 ok=0
+    mkdir -p "$dir"
+    job "$ranks" "$dir" train "${text[@]}" --save-every 1 --out "$2"
+    [ $? -eq 1 ] || ok=1
+    [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$3" "$dir/stderr" || ok=1
+    diff -r "$work/run/checkpoints/step-00000001" "$2/checkpoints/step-00000001" >>"$dir/stderr" 2>&1 || ok=1
+    [ "$(ls "$2/checkpoints")" = step-00000001 ] || ok=1
+    ls -R "$2" >>"$dir/stdout"
+    job "$ranks" "$dir" train "${text[@]}" --save-every 1 --resume "$2/checkpoints/step-00000001" --out "$dir/more" || ok=1
+    diff -r "$last" "$dir/more/checkpoints/step-00000002" >>"$dir/stderr" 2>&1 || ok=1
+    next
+    verdict $number $ok "full disk, $ranks ranks: the earlier checkpoint is whole and goes on" "$dir/stdout" "$dir/stderr"
+}
+
+size=$(du -sb "$last" | cut -f 1)
+mkdir "$mount"
+if mount -t tmpfs -o size=$((size * 3 / 2)) moert-test "$mount" 2>/dev/null; then
+    for ranks in 1 2; do
+        full $ranks "$mount/run" 'step-00000002\.tmp/.*No space left'
+        rm -rf "$mount/run"
+    done
+else # a limit on file sizes stands in for the full disk; the optimizer's file is the largest
+    (
+        trap '' XFSZ
+        ulimit -f $((size / 2 / 1024))
+        job 1 "$work/run" train "${text[@]}" --save-every 1 --out "$work/limit/run"
+        exit $?
+    )
+    ok=$?
+    [ $ok -eq 1 ] && grep -q 'File too large' "$work/run/stderr" && [ -z "$(ls "$work/limit/run/checkpoints")" ]
+    next
+    verdict $number $? "a file that cannot be written leaves no checkpoint" "$work/run/stdout" "$work/run/stderr"
+fi
+
+# ---- what only warns ----
+
+next
+mkdir "$work/warn"
+job 2 "$work/warn" MOERT_FOO=1 train "${text[@]}" --steps 1
+[ $? -eq 0 ] && [ "$(grep -c '^moert' "$work/warn/stderr")" -eq 1 ] &&
+    grep -q 'warning: unknown variable MOERT_FOO; did you mean' "$work/warn/stderr"
+verdict $number $? "an unknown variable only warns, once" "$work/warn/stdout" "$work/warn/stderr"
+
+cat "$work"/results/*
+echo "1..$number"
+! grep -q '^not ok' "$work"/results/*
