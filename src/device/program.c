@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "device/internal.h"
 
-#define CACHE_FORMAT "1"
+#define CACHE_FORMAT "2"
 
 extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];
