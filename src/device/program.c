@@ -71,9 +71,9 @@ static moert_status program_source(const char *spec, char **source) {
 }
 
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
-    *options = moert_text_format("-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s",
-                                 device->info.is_cpu, device->info.has_fp64,
-                                 spec + strcspn(spec, " "));
+    *options =
+        moert_text_format("-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s", device->info.is_cpu,
+                          device->info.has_fp64, spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
@@ -200,6 +200,8 @@ static moert_status find_program(moert_device *device, const char *spec, moert_p
     moert_status status = obtain(device, spec, &made->handle);
     made->spec = strdup(spec);
     if (status != MOERT_OK || made->spec == NULL) {
+        if (status == MOERT_OK)
+            clReleaseProgram(made->handle);
         free(made->spec);
         free(made);
         return status != MOERT_OK ? status : MOERT_FAIL(ERROR_MEMORY, "no room for a program");
@@ -228,6 +230,8 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         code = clGetKernelInfo(made->handle, CL_KERNEL_NUM_ARGS, sizeof made->arguments,
                                &made->arguments, NULL);
     if (code != CL_SUCCESS || made->name == NULL) {
+        if (made->handle != NULL)
+            clReleaseKernel(made->handle);
         free(made->name);
         free(made);
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
