@@ -2,7 +2,7 @@
 #include "base/log.h"
 #include "device/internal.h"
 
-static moert_status set_argument(moert_device *device, const moert_kernel *kernel, cl_uint index,
+static moert_status set_argument(const moert_kernel *kernel, cl_uint index,
                                  const moert_argument *argument) {
     cl_int code;
     cl_mem memory;
@@ -47,7 +47,7 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
                           kernel->arguments, count);
     MOERT_TRY(check_local(device, kernel, arguments, count));
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(set_argument(device, kernel, (cl_uint)i, &arguments[i]));
+        MOERT_TRY(set_argument(kernel, (cl_uint)i, &arguments[i]));
     const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code =
