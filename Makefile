@@ -33,16 +33,17 @@ TOOLS    := $(MAINS:src/tools/%.c=$(BUILD)/bin/%)
 TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(wildcard src/tools/*.c)))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 TESTS    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(wildcard tests/tools/*.c))
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: $(STATIC) $(SHARED) $(BUILD)/lib/moert.pc $(TOOLS) $(BENCHES) ## library, programs and benches
-tests: $(TESTS) ## test programs
+tests: $(TESTS) $(TESTTOOLS) ## test programs
 
 $(STATIC): $(OBJECTS)
 	$(call say,AR)
@@ -52,7 +53,7 @@ $(SHARED): $(OBJECTS)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
 
-$(BUILD)/lib/moert.pc: Makefile
+$(BUILD)/lib/moert.pc: Makefile FORCE # names PREFIX, which may differ from call to call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: ompi-c OpenCL' 'Requires.private: hwloc jansson libxxhash' \
@@ -79,6 +80,10 @@ $(BUILD)/bin/moert-%: $(BUILD)/src/tools/moert-%.o $(TOOLPART) $(STATIC)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(TOOLPART) $(STATIC)
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/tests/%: $(BUILD)/tests/tools/%.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
@@ -113,7 +118,7 @@ check-layers: ## proves from the includes that lower modules never use higher on
 
 lint: ## clang-tidy and cppcheck
 	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS)
-	$(Q)cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
+	$(Q)cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files
 	$(Q)clang-format -i $(wildcard include/moert/*.h src/*/*.[ch] tests/*/*.[ch] bench/*.[ch] kernels/embed.c)
@@ -144,3 +149,5 @@ clean: ## removes the build folder
 	rm -rf $(BUILD)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+FORCE:

@@ -51,7 +51,7 @@ static inline void put(vec x, global float *p)
 static inline void put_end(void)
 {
 #if MOERT_CPU && defined(__x86_64__)
-    __asm__ volatile("sfence" ::: "memory");
+    __builtin_ia32_sfence();
 #endif
 }
 

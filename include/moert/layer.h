@@ -71,6 +71,12 @@ typedef struct moert_layer_options {
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options, moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
 
+/*
+ * Fresh weights: matrices normal with this standard deviation, biases zero, drawn by (seed, tensor, expert, element), so
+ * that they do not depend on the number of ranks. Not collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ */
+MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
+
 /* y = layer(x); x must stay as it is until backward is done. Errors: ERROR_NUMERIC (non-finite scores), ERROR_MEMORY, ... */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
                                            moert_buffer *y);

@@ -59,6 +59,15 @@ const void *moert_comm_world(void) {
     return &world;
 }
 
+void moert_comm_library(char *text, size_t bytes) {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\n")] =
+        '\0'; /* Open MPI goes on with package, date and report address */
+    snprintf(text, bytes, "%s", version);
+}
+
 static moert_status allocate(moert_comm *comm) {
     MOERT_TRY(MOERT_NEW_ARRAY(&comm->peers, comm->size));
     MOERT_TRY(MOERT_NEW_ARRAY(&comm->counts, comm->size));

@@ -22,6 +22,8 @@ moert_status moert_comm_init(int *count, char ***arguments);
 /* MPI_Finalize, if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
 const void *moert_comm_world(void);
+/* Name and version of the MPI library, such as "Open MPI v5.0.7". */
+void moert_comm_library(char *text, size_t bytes);
 
 /* Duplicates *(const MPI_Comm *)parent, with errors returned. Collective. */
 moert_status moert_comm_create(const void *parent, moert_comm **comm);

@@ -15,6 +15,7 @@ struct moert_context {
     moert_device *device;
     moert_watchdog *watchdog;
     moert_placement placement;
+    char topology[256];
 };
 
 /* The binding masks of this host's ranks, in rank order; *masks is to be freed. Collective. */
@@ -72,6 +73,7 @@ static moert_status place_and_open(moert_context *context)
     bool wants_gpu = strcmp(config->device, "cpu") != 0 && strcasecmp(config->device, "pocl") != 0;
     moert_status status = moert_topology_create(config->topology, &topology);
     MOERT_TRY_OR(done, moert_comm_agree(context->comm, status));
+    moert_topology_describe(topology, context->topology, sizeof context->topology);
     MOERT_TRY_OR(done, gather_masks(context->comm, topology, &masks));
     MOERT_TRY_OR(done, moert_topology_place(topology, moert_comm_node_rank(context->comm),
                                             moert_comm_node_size(context->comm), (const char(*)[MOERT_CPUS_BYTES])masks, wants_gpu,
@@ -159,4 +161,9 @@ moert_comm *moert_context_comm(const moert_context *context)
 const moert_placement *moert_context_placement(const moert_context *context)
 {
     return &context->placement;
+}
+
+const char *moert_context_topology(const moert_context *context)
+{
+    return context->topology;
 }

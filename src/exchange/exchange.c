@@ -18,6 +18,8 @@ static const moert_engine *const engines[] = {
     [MOERT_EXCHANGE_STAGED] = &moert_engine_staged,
 };
 enum { ENGINES = sizeof engines / sizeof engines[0] };
+_Static_assert(ENGINES == MOERT_EXCHANGE_LOCAL + MOERT_EXCHANGE_ENGINES,
+               "a report for each engine");
 
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
     bool *verdicts;
@@ -118,6 +120,22 @@ void moert_exchange_destroy(moert_exchange *exchange) {
 
 const char *moert_exchange_engine(const moert_exchange *exchange) {
     return exchange->engine->name;
+}
+
+void moert_exchange_survey(moert_device *device, moert_comm *comm,
+                           moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]) {
+    bool taken = false;
+    for (unsigned i = 0; i < MOERT_EXCHANGE_ENGINES; i++) {
+        moert_exchange_report *report = &reports[i];
+        moert_exchange exchange = {.device = device, .comm = comm};
+        open_engine(&exchange, MOERT_EXCHANGE_LOCAL + i, report->reason);
+        bool works = report->reason[0] == '\0';
+        if (works)
+            exchange.engine->close(&exchange);
+        report->name = exchange.engine->name;
+        report->automatic = works && !taken;
+        taken = taken || works;
+    }
 }
 
 static moert_status check_buffer(const moert_buffer *buffer, const char *what, size_t floats) {

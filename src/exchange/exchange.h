@@ -46,6 +46,19 @@ void moert_exchange_destroy(moert_exchange *exchange);
 /* "local", "window" or "staged". */
 const char *moert_exchange_engine(const moert_exchange *exchange);
 
+/*
+ * Whether each engine works among these ranks, in the order in which AUTO tries them: opens and
+ * closes each. The same on all ranks. Collective.
+ */
+enum { MOERT_EXCHANGE_ENGINES = 3, MOERT_EXCHANGE_REASON_BYTES = 256 };
+typedef struct moert_exchange_report {
+    const char *name;
+    bool automatic;                           /* AUTO takes this one */
+    char reason[MOERT_EXCHANGE_REASON_BYTES]; /* why it cannot work; "" if it does */
+} moert_exchange_report;
+void moert_exchange_survey(moert_device *device, moert_comm *comm,
+                           moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]);
+
 /* A window for rows of `width` floats, still without rows. Collective. */
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
 void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */

@@ -6,8 +6,6 @@
 
 #include "exchange/exchange.h"
 
-enum { MOERT_EXCHANGE_REASON_BYTES = 256 };
-
 /* The memory behind a window on this rank. */
 typedef struct moert_storage {
     moert_buffer *rows;      /* float32 [capacity, stride] */

@@ -25,6 +25,14 @@ static moert_status make_views(moert_block *block)
     return MOERT_OK;
 }
 
+size_t moert_block_floats(const size_t *elements, size_t count)
+{
+    size_t floats = 0;
+    for (size_t i = 0; i < count; i++)
+        floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
+    return floats;
+}
+
 moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
                                 moert_block **block)
 {
@@ -35,10 +43,9 @@ moert_status moert_block_create(moert_device *device, bool replicated, const siz
     made->replicated = replicated;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
     made->count = count;
-    for (size_t i = 0; i < count; i++) {
-        made->tensor[i] = (moert_block_tensor){elements[i], made->floats, NULL, NULL};
-        made->floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
-    }
+    for (size_t i = 0; i < count; i++)
+        made->tensor[i] = (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
+    made->floats = moert_block_floats(elements, count);
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->weight));
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->gradient));
@@ -78,15 +85,14 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch)
 }
 
 moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
-                                 moert_buffer *partial, bool accumulate)
+                                 moert_buffer *partial)
 {
     return moert_tree_reduce(&(moert_tree_reduction){.span = moert_batch_span(batch),
                                                      .n = n,
                                                      .partial = partial,
                                                      .target = block->nodes,
                                                      .target_stride = block->floats,
-                                                     .target_offset = block->tensor[tensor].offset + first,
-                                                     .accumulate = accumulate});
+                                                     .target_offset = block->tensor[tensor].offset + first});
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch, const moert_gemm *gemm,
@@ -106,7 +112,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         part.y_column = gemm->y_column + row;
         part.weight = *scratch;
         MOERT_TRY(moert_gemm_wgrad(&part));
-        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch, gemm->accumulate));
+        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
     if (!has_bias)
         return MOERT_OK;
@@ -115,7 +121,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     MOERT_TRY(moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;
     MOERT_TRY(moert_gemm_bias_grad(&part));
-    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch, gemm->accumulate);
+    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 
 /* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy. */

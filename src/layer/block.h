@@ -28,6 +28,8 @@ typedef struct moert_block {
     moert_buffer *weight, *gradient, *nodes;
 } moert_block;
 
+/* The floats of a block of these tensors, with their padding. */
+size_t moert_block_floats(const size_t *elements, size_t count);
 /* Tensors of elements[count] floats each (0 is legal); weights and gradients start as zero. */
 moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
                                 moert_block **block);
@@ -37,11 +39,11 @@ void moert_block_destroy(moert_block *block);
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch);
 
 /*
- * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of a tensor; adds to the
- * nodes when `accumulate`.
+ * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of a tensor. Further gradients of
+ * the same tensor must already be in the partials: trees that were summed one by one would depend on the number of ranks.
  */
 moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
-                                 moert_buffer *partial, bool accumulate);
+                                 moert_buffer *partial);
 
 /*
  * The weight gradient (and with gemm->bias != NULL the bias gradient, tensor + 1) of a dense layer y = x weight^T: groups, weight and

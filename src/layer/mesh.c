@@ -6,18 +6,23 @@
 #include "base/config.h"
 #include "base/memory.h"
 
+moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group)
+{
+    *group = ep == 0 ? ranks : ep;
+    if (*group > ranks || ranks % *group != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
+                                       "number of ranks",
+                          ranks, *group);
+    return MOERT_OK;
+}
+
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh)
 {
     moert_comm *world = moert_context_comm(context);
     size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
-    if (ep == 0)
-        ep = size;
-    if (ep > size || size % ep != 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
-                                       "number of ranks",
-                          size, ep);
     moert_mesh *made;
     moert_status status;
+    MOERT_TRY(moert_mesh_group(size, ep, &ep));
     MOERT_TRY(MOERT_NEW(&made));
     made->context = context;
     made->device = moert_context_device(context);

@@ -38,6 +38,9 @@ struct moert_mesh {
     moert_buffer *scratch[MOERT_SCRATCHES];
 };
 
+/* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of moert_mesh_create. */
+moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
+
 /* A scratch buffer of at least `floats`. */
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats, moert_buffer **buffer);
 

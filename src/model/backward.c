@@ -41,7 +41,7 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
                                                          .dx = dx,
                                                          .accumulate = accumulate,
                                                          .partial = partial}));
-    return moert_block_collect(block, index, &model->batch, 0, width, partial, false);
+    return moert_block_collect(block, index, &model->batch, 0, width, partial);
 }
 
 /* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of `block`. */
@@ -55,13 +55,19 @@ static moert_status differentiate_dense(moert_model *model, moert_block *block, 
     return moert_gemm_dgrad(&gemm);
 }
 
-/* d = gradient of the last layer's result, from the gradient of the logits. */
+/* d = gradient of the last layer's result, from that of the logits; a tied head's own gradient comes with the embedding's. */
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x)
 {
     const moert_model_config *c = &model->config;
     moert_phase_set("logits backward");
-    MOERT_TRY(differentiate_dense(model, model->outer, moert_model_head(model), c->vocabulary, c->hidden,
-                                  model->final_normed, model->logits, model->dn, false));
+    if (c->tied_embeddings) {
+        moert_gemm gemm = moert_model_gemm(model, c->vocabulary, c->hidden, model->dn,
+                                           model->outer->tensor[OUTER_EMBED].weight, model->logits);
+        MOERT_TRY(moert_gemm_dgrad(&gemm));
+    } else {
+        MOERT_TRY(differentiate_dense(model, model->outer, OUTER_HEAD, c->vocabulary, c->hidden, model->final_normed,
+                                      model->logits, model->dn, false));
+    }
     return differentiate_norm(model, model->outer, OUTER_NORM, model->batch.tokens, c->hidden, x, model->final_rstd,
                               model->dn, model->d, false);
 }
@@ -117,6 +123,7 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
                               layer->middle, layer->post_rstd, model->dn, model->d, true);
 }
 
+/* The embedding's gradient; a tied head's is added to it within each sequence. */
 static moert_status differentiate_embedding(moert_model *model)
 {
     const moert_model_config *c = &model->config;
@@ -128,8 +135,16 @@ static moert_status differentiate_embedding(moert_model *model)
         size_t count = moert_min(rows, c->vocabulary - row);
         MOERT_TRY(moert_embedding_backward(sequences, model->length, c->hidden, model->tokens, model->d, row, count,
                                            *partial_scratch(model)));
+        if (c->tied_embeddings) {
+            moert_gemm gemm = moert_model_gemm(model, count, c->hidden, model->final_normed, *partial_scratch(model),
+                                               model->logits);
+            gemm.ldy = c->vocabulary;
+            gemm.y_column = row;
+            gemm.accumulate = true;
+            MOERT_TRY(moert_gemm_wgrad(&gemm));
+        }
         MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden, count * c->hidden,
-                                      *partial_scratch(model), c->tied_embeddings));
+                                      *partial_scratch(model)));
     }
     return MOERT_OK;
 }

@@ -1,5 +1,6 @@
 /* Checks the arguments of the grouped operations and hands them to the backend in use. */
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/config.h"
 #include "base/memory.h"
@@ -15,13 +16,60 @@ static const moert_backend backends[] = {
 #undef MOERT_BACKEND_ROW
 };
 
+enum {
+    AUTOMATIC = MOERT_BACKEND_PORTABLE,
+    FIRST_BACKEND = MOERT_BACKEND_AUTO + 1,
+    BACKENDS = sizeof backends / sizeof backends[0],
+};
+
 static const moert_backend *backend(void) {
     unsigned choice = moert_config_get()->backend;
-    return &backends[choice == MOERT_BACKEND_AUTO ? MOERT_BACKEND_PORTABLE : choice];
+    return &backends[choice == MOERT_BACKEND_AUTO ? AUTOMATIC : choice];
 }
 
 const char *moert_backend_name(void) {
     return backend()->name;
+}
+
+/* *product = 2 * 3 by the backend. */
+static moert_status multiply(const moert_backend *by, moert_device *device, float *product) {
+    const float x = 2.0f, weight = 3.0f;
+    const uint32_t end = 1;
+    const void *values[] = {&x, &weight, product, &end};
+    moert_buffer *buffers[4] = {NULL};
+    moert_status status = MOERT_OK;
+    *product = 0.0f;
+    for (size_t i = 0; i < 4; i++) {
+        MOERT_TRY_OR(destroy, moert_buffer_create(device, sizeof(float), &buffers[i]));
+        MOERT_TRY_OR(destroy, moert_buffer_write(buffers[i], 0, values[i], sizeof(float)));
+    }
+    const moert_gemm gemm = {.groups = {.ends = buffers[3], .count = 1, .rows = 1},
+                             .n = 1,
+                             .k = 1,
+                             .x = buffers[0],
+                             .weight = buffers[1],
+                             .y = buffers[2],
+                             .ldx = 1,
+                             .ldy = 1};
+    MOERT_TRY_OR(destroy, by->gemm_forward(&gemm));
+    MOERT_TRY_OR(destroy, moert_buffer_read(buffers[2], 0, product, sizeof *product));
+destroy:
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+    return status;
+}
+
+bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report) {
+    if (index >= BACKENDS - FIRST_BACKEND)
+        return false;
+    float product = 0.0f;
+    *report = (moert_backend_report){.name = backends[FIRST_BACKEND + index].name,
+                                     .automatic = FIRST_BACKEND + index == AUTOMATIC};
+    if (multiply(&backends[FIRST_BACKEND + index], device, &product) != MOERT_OK)
+        snprintf(report->reason, sizeof report->reason, "%s", moert_last_error());
+    else if (product != 6.0f)
+        snprintf(report->reason, sizeof report->reason, "it takes 2 * 3 for %g", (double)product);
+    return true;
 }
 
 /* A buffer holds `lines` lines of `width` floats, the lines `stride` floats apart. */

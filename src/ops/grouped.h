@@ -73,4 +73,15 @@ moert_status moert_glu_backward(const moert_glu *glu);
 /* The backend in use: "reference" or "portable" (MOERT_BACKEND). */
 const char *moert_backend_name(void);
 
+/*
+ * Backend number `index` and whether it works on this device, by a product of two numbers; false
+ * past the last one. Compiles its kernels. Not collective.
+ */
+typedef struct moert_backend_report {
+    const char *name;
+    bool automatic;   /* the one that MOERT_BACKEND=auto takes */
+    char reason[256]; /* why it does not work; "" if it does */
+} moert_backend_report;
+bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report);
+
 #endif

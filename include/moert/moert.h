@@ -1,0 +1,23 @@
+/*
+ * moert: an expert-parallel runtime for Mixture-of-Experts training.
+ *
+ *   status.h   errors                       context.h  rank, cores, device
+ *   device.h   device memory                layer.h    the MoE layer over an EP x EDP mesh of ranks
+ *   router.h   routing options              plan.h     counts, offsets and rows of an exchange
+ *   glu.h      forms of the gated unit
+ *
+ * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K experts per token, R ranks,
+ * EP ranks that share one set of experts, EDP replicas of it, L experts of a rank, M rows that a rank receives.
+ */
+#ifndef MOERT_MOERT_H
+#define MOERT_MOERT_H
+
+#include "moert/context.h"
+#include "moert/device.h"
+#include "moert/glu.h"
+#include "moert/layer.h"
+#include "moert/plan.h"
+#include "moert/router.h"
+#include "moert/status.h"
+
+#endif

@@ -1,0 +1,216 @@
+/* What a rank allocates; each function names the code whose sum it is. Sums are in floats
+ * unless their name says bytes. */
+#include "tools/memory_estimate.h"
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/tree.h"
+#include "layer/block.h"
+#include "model/model.h"
+#include "moert/plan.h"
+
+enum {
+    PARTIAL_FLOATS = 16 * 1024 * 1024, /* of block.c and model/backward.c */
+    ROW_FLOATS = 16,                   /* of exchange_window.c */
+};
+
+/* What the sums are made of. */
+typedef struct shape {
+    const moert_model_config *config;
+    size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
+    size_t length, experts;                                    /* S, L of this rank */
+    size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
+    size_t q, kv;                             /* columns of the projections of attention */
+} shape;
+
+/* A quarter of room to grow: windows, and reserve_block of engine_staged.c. */
+static size_t with_room(size_t count) {
+    return count + count / 4;
+}
+
+/* moert_layer_activation */
+static size_t activation_bytes(size_t floats) {
+    return with_room(floats * sizeof(float));
+}
+
+static moert_status check(const moert_memory_setting *setting) {
+    const moert_model_config *c = setting->config;
+    MOERT_TRY(moert_model_config_check_model(c));
+    if (c->router.experts < setting->ep)
+        return MOERT_FAIL(ERROR_USAGE, "%zu experts cannot be spread over %zu ranks",
+                          c->router.experts, setting->ep);
+    if (setting->length > c->max_positions)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
+                          setting->length, c->max_positions);
+    return MOERT_OK;
+}
+
+static shape make_shape(const moert_memory_setting *setting, size_t rank) {
+    const moert_model_config *c = setting->config;
+    const size_t experts = c->router.experts, topk = c->router.topk;
+    const size_t group = rank - rank % setting->ep;
+    shape s = {.config = c, .total_sequences = setting->batch, .length = setting->length};
+    size_t first, most, last, tokens;
+    moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
+    moert_plan_experts(experts, setting->ep, 0, &first, &most);
+    moert_model_share(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
+    /* shares are contiguous, so those of a group are the share of one larger rank */
+    moert_model_share(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
+                      &tokens);
+    tokens *= setting->length;
+    s.tokens = s.sequences * setting->length;
+    s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
+    s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
+    s.capacity_rows = tokens * moert_min(topk, most);
+    s.q = c->heads * c->head_size;
+    s.kv = c->kv_heads * c->head_size;
+    return s;
+}
+
+/* create_parts and create_attention of model.c, create_blocks of layer.c. */
+static void count_parameters(const shape *s, size_t *replicated, size_t *owned) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
+    const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
+    const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
+    const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,
+                                h * s->q, head_norm, head_norm, h};
+    const size_t dense[] = {experts * h, c->router_bias ? experts : 0,
+                            2 * c->shared_intermediate * h, h * c->shared_intermediate};
+    const size_t in[] = {l * 2 * i * h, c->expert_biases ? l * 2 * i : 0};
+    const size_t out[] = {l * h * i, c->expert_biases ? l * h : 0};
+#define FLOATS(elements) moert_block_floats(elements, sizeof(elements) / sizeof(elements)[0])
+    *replicated = FLOATS(outer) + c->layers * (FLOATS(attention) + FLOATS(dense));
+    *owned = c->layers * (FLOATS(in) + FLOATS(out));
+#undef FLOATS
+}
+
+/* moert_block_begin */
+static size_t count_nodes(const shape *s) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
+    return moert_max(moert_tree_nodes(span, nodes), 1);
+}
+
+/* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
+static size_t layer_bytes(const shape *s, bool packs) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
+    size_t floats = t * (4 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
+    if (c->qk_norm)
+        floats += t * (s->q + s->kv + c->heads + c->kv_heads);
+    floats += experts;                                 /* gradient of the auxiliary loss */
+    floats += s->experts + (packs ? 4 : 2) * t * topk; /* the plan on the device */
+    const size_t with_growth[] = {
+        t * experts,
+        t * experts,
+        t * topk,
+        t * topk,
+        t,
+        s->rows * 2 * c->intermediate,
+        s->rows * c->intermediate,
+        t * 2 * c->shared_intermediate,
+        t * c->shared_intermediate,
+    };
+    size_t bytes = floats * sizeof(float);
+    for (size_t i = 0; i < sizeof with_growth / sizeof with_growth[0]; i++)
+        bytes += activation_bytes(with_growth[i]);
+    return bytes;
+}
+
+/* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
+static size_t outer_activations(const shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t per_token = 2 + 2 * c->hidden + 1 + c->vocabulary + 1;
+    return s->sequences + s->length * c->head_size + s->tokens * per_token;
+}
+
+/* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
+static size_t dense_partial(const shape *s, size_t n, size_t k) {
+    const size_t row = s->sequences * k;
+    return row > 0 ? row * moert_min(n, moert_max(1, PARTIAL_FLOATS / row)) : 0;
+}
+
+/* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
+static size_t largest_partial(const shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const size_t dense[][2] = {
+        {c->vocabulary, h},    {s->q, h}, {s->kv, h}, {h, s->q}, {2 * shared, h}, {h, shared},
+        {c->router.experts, h}};
+    const size_t row = moert_max(s->sequences, 1) * h; /* of the embedding, and of its norms */
+    size_t most = row * moert_min(c->vocabulary, moert_max(1, PARTIAL_FLOATS / row));
+    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+        most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
+    return moert_max(most, s->sequences * c->head_size);
+}
+
+/* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
+static size_t count_scratch(const shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens;
+    size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
+    floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
+    floats += c->shared_intermediate > 0 ? t * c->hidden : 0;
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv);
+}
+
+/* ---- the exchange ---- */
+
+/* moert_window_reserve, for rows of `stride` floats. */
+static size_t window_rows(const moert_memory_setting *setting, const shape *s, size_t stride) {
+    const size_t needed = moert_max(s->largest_rows, 1);
+    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
+    if (setting->engine == MOERT_EXCHANGE_WINDOW)
+        return moert_min(moert_max(s->capacity_rows, needed), limit);
+    return moert_min(with_room(needed), limit);
+}
+
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width H and of width 1. */
+static void count_windows(const moert_memory_setting *setting, const shape *s, size_t *used,
+                          size_t *reserved) {
+    const size_t layers = s->config->layers;
+    const size_t wide = moert_round_up(s->config->hidden, ROW_FLOATS), narrow = ROW_FLOATS;
+    *used = s->rows * ((layers + 2) * wide + (layers + 1) * narrow);
+    *reserved = (layers + 2) * wide * window_rows(setting, s, wide) +
+                (layers + 1) * narrow * window_rows(setting, s, narrow);
+}
+
+/* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
+static size_t count_staging(const shape *s, size_t *arrived) {
+    const size_t slots = s->tokens * s->config->router.topk, rows = moert_max(slots, s->rows);
+    const size_t width = s->config->hidden, wide = moert_round_up(width, ROW_FLOATS);
+    *arrived = slots * wide;
+    return 2 * with_room(rows * width) + with_room(rows * wide) + 2 * with_room(rows) +
+           with_room(rows * ROW_FLOATS);
+}
+
+moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
+                                   moert_memory *memory) {
+    MOERT_TRY(check(setting));
+    const shape s = make_shape(setting, rank);
+    const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
+    size_t replicated, owned, used, reserved, staging = 0, arrived = 0;
+    count_parameters(&s, &replicated, &owned);
+    count_windows(setting, &s, &used, &reserved);
+    if (staged)
+        staging = count_staging(&s, &arrived);
+    const size_t parameters = (replicated + owned) * sizeof(float);
+    *memory = (moert_memory){
+        .weights = parameters,
+        .gradients = parameters,
+        .moments = 2 * parameters,
+        .sums = count_nodes(&s) * replicated * sizeof(float),
+        .activations =
+            s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
+        .scratch = (count_scratch(&s) + arrived) * sizeof(float),
+        .staging = staging * sizeof(float),
+        .windows = used * sizeof(float),
+        .reserved = reserved * sizeof(float),
+    };
+    memory->total = 4 * parameters + memory->sums + memory->activations + memory->scratch +
+                    memory->staging +
+                    (setting->engine == MOERT_EXCHANGE_WINDOW ? memory->windows : memory->reserved);
+    return MOERT_OK;
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# moert-layer against the golden layers of five model families, and against itself: any number of ranks and any engine
+# give the same bytes. MOERT_TEST_ALL=1 runs every case on every engine and rank count.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+golden=tests/golden/layer
+
+# layer CASE RANKS ENGINE BACKEND [OPTION...]: one run, judged by the golden file and by the bytes of the case's first run
+layer() {
+    local case=$1 count=$2 engine=$3 backend=$4 title="$*" status
+    local output=$folder/output.safetensors first=$folder/$1.$4.safetensors
+    shift 4
+    MOERT_EXCHANGE=$engine MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
+        --input "$golden/$case/input.safetensors" --output "$output" "$@" &&
+        "$compare" tensors --expected "$golden/$case/expected.safetensors" --actual "$output" --tolerance 2e-5 \
+            >>"$log" 2>&1
+    status=$?
+    verdict $status "$title: $(tail -n 1 "$log")"
+    [ $status -eq 0 ] && [ $# -eq 0 ] || return
+    if [ ! -e "$first" ]; then
+        mv "$output" "$first"
+        return
+    fi
+    cmp "$first" "$output" >>"$log" 2>&1
+    verdict $? "$title: the bytes of the first run"
+}
+
+all_of() { # CASE
+    local count engine
+    layer "$1" 1 local portable
+    layer "$1" 1 local reference
+    layer "$1" 2 window reference
+    layer "$1" 4 window portable --ep 2
+    layer "$1" 3 staged portable --ep 1
+    for engine in window staged; do
+        for count in 1 2 3 4; do
+            layer "$1" "$count" "$engine" portable
+        done
+    done
+}
+
+for path in "$golden"/*; do
+    case=$(basename "$path")
+    if [ "${MOERT_TEST_ALL:-0}" -eq 1 ]; then
+        all_of "$case"
+        continue
+    fi
+    case $case in
+    *-skew) layer "$case" 3 window portable ;;
+    *) layer "$case" 2 window portable ;;
+    esac
+    case $case in
+    mixtral-a) layer "$case" 4 window portable --ep 2 ;;
+    deepseek_v3-a)
+        layer "$case" 1 local portable
+        layer "$case" 4 window portable
+        layer "$case" 3 staged portable
+        ;;
+    gpt_oss-a)
+        layer "$case" 4 staged portable
+        layer "$case" 1 local reference
+        ;;
+    esac
+done
+finish

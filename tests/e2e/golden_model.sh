@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of a run of
+# AdamW, on up to 4 ranks (of which some have no sequence). MOERT_TEST_ALL=1 adds 3 ranks and every engine.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+golden=tests/golden/model
+
+# train MODEL RANKS OPTION...
+train() {
+    local model=$golden/$1 count=$2
+    shift 2
+    ranks "$count" "$bin/moert-train" --model "$model" --tokens "$model/expected.safetensors" --lr 1e-3 \
+        --lr-schedule constant --weight-decay 0.1 --decay-all --grad-clip 0 --beta2 0.95 \
+        --aux-coef "$(sed -n 's/.*"aux_coef": *\([0-9.e-]*\).*/\1/p' "$model/curve.json")" "$@"
+}
+
+# logits MODEL
+logits() {
+    train "$1" 1 --logits "$folder/logits.safetensors" &&
+        "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
+            --actual "$folder/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
+    verdict $? "$1, logits: $(tail -n 1 "$log")"
+}
+
+# model MODEL RANKS ENGINE
+model() {
+    local metrics=$folder/$1-$2-$3.jsonl gradients=$folder/$1-$2-$3.safetensors aux=()
+    export MOERT_EXCHANGE=$3
+    [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
+    train "$1" "$2" --gradients "$gradients" &&
+        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$gradients" \
+            --tolerance 2e-5 >>"$log" 2>&1
+    verdict $? "$*, gradients: $(tail -n 1 "$log")"
+    train "$1" "$2" --steps 20 --metrics "$metrics" &&
+        "$compare" curve --expected "$golden/$1/curve.json" --metrics "$metrics" --tolerance 1e-4 "${aux[@]}" \
+            >>"$log" 2>&1
+    verdict $? "$*, 20 steps: $(tail -n 1 "$log")"
+    [ "$2-$3" = 1-auto ] && return
+    cmp "$folder/$1-1-auto.safetensors" "$gradients" >>"$log" 2>&1
+    verdict $? "$*: the gradients of 1 rank, byte for byte"
+}
+
+for name in mixtral-tiny mixtral-tiny-aux qwen3-tiny; do
+    counts=(1 2 4)
+    [ "${MOERT_TEST_ALL:-0}" -eq 0 ] && [ $name = mixtral-tiny-aux ] && counts=(1 4)
+    [ "${MOERT_TEST_ALL:-0}" -eq 0 ] && [ $name = qwen3-tiny ] && counts=(1 2)
+    logits "$name"
+    for count in "${counts[@]}"; do
+        model "$name" "$count" auto
+    done
+    [ "${MOERT_TEST_ALL:-0}" -eq 1 ] || continue
+    model "$name" 3 window
+    for count in 1 2 3 4; do
+        model "$name" "$count" staged
+    done
+done
+finish

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# moert-info on 1, 2 and 3 ranks: every part is there, the table of variables is whole, ranks do not share cores when
+# there are enough, the JSON is one object, and a machine without OpenCL gets a message.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. launch/environment
+program=${MOERT_BUILD:-build}/bin/moert-info
+model=tests/golden/model/qwen3-tiny
+unset MOERT_BUILD MOERT_TEST_ALL MOERT_TEST_LIMIT_S # of the tests; moert warns of variables it does not know
+number=0 failed=0
+folder=$(mktemp -d)
+log=$folder/log out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+
+verdict() { # 0 or 1, title
+    number=$((number + 1))
+    if [ "$1" -eq 0 ]; then
+        echo "ok $number - $2"
+    else
+        echo "not ok $number - $2"
+        cat "$log" "$out" | sed 's/^/# /'
+        failed=1
+    fi
+}
+
+info() { # RANKS, OPTION...: fills out, log and `status`
+    local ranks=$1
+    shift
+    timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$ranks" "$program" "$@" >"$out" 2>"$log"
+    status=$?
+}
+
+has_lines() { # PATTERN...
+    local pattern
+    for pattern in "$@"; do
+        grep -Eq -e "$pattern" "$out" || { echo "no line like: $pattern" >>"$log"; return 1; }
+    done
+}
+
+# section TITLE: the lines below a title, up to the next empty one
+section() { sed -n "/^$1/,/^\$/p" "$out" | sed '1d;/^$/d'; }
+
+cpus_of() { # RANK: its logical processors, one a line
+    local part
+    for part in $(section placement | awk -v rank="$1" '$1 == rank { print $NF }' | tr ',' ' '); do
+        seq "${part%-*}" "${part#*-}"
+    done
+}
+
+variables=$(sed -n 's/^ *X([a-z_]*, "\(MOERT_[A-Z_]*\)".*/\1/p' src/base/config.h)
+
+for ranks in 1 2 3; do
+    info "$ranks" --model "$model"
+    [ $status -eq 0 ] && [ ! -s "$log" ] &&
+        has_lines '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
+            '^exchange engines' '^  +[* ] +staged +yes' '^backends' '^  +reference +yes' '^  \*  portable +yes' \
+            '^memory per rank' '^  total '
+    verdict $? "$ranks ranks: every part is there"
+    [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
+    verdict $? "$ranks ranks: each has its line of placement and of memory"
+    [ -n "$variables" ] && [ "$(section variables | grep -o '^[ *]*MOERT_[A-Z_]*' | tr -d ' *')" = "$variables" ]
+    verdict $? "$ranks ranks: the table of variables is whole"
+    [ "$(section 'exchange engines' | grep -c '^  \*')" -eq 1 ]
+    verdict $? "$ranks ranks: auto takes one engine"
+done
+
+info 2
+if section placement | grep -q ' yes  [0-9,-]*$'; then
+    verdict 0 "2 ranks: disjoint cores # SKIP fewer cores than ranks"
+else
+    [ -n "$(cpus_of 0)" ] && [ -n "$(cpus_of 1)" ] && [ -z "$({ cpus_of 0; cpus_of 1; } | sort | uniq -d)" ]
+    verdict $? "2 ranks: disjoint cores"
+fi
+has_lines '^ +local +no +it serves one rank, not 2'
+verdict $? "2 ranks: an engine that cannot work says why"
+
+export MOERT_EXCHANGE=staged MOERT_TIMEOUT_S=77
+info 2 --ep 1 --model "$model" --batch 4 --length 32
+has_lines '^ +\*  MOERT_TIMEOUT_S +77 +60 ' '^4 sequences of 32 tokens, f32, staged exchange' 'in groups of 1 of 2 ranks'
+verdict $? "what is set is shown and used"
+unset MOERT_EXCHANGE MOERT_TIMEOUT_S
+
+info 2 --model "$model" --json
+balance() { [ "$(tr -cd "$1" <"$out" | wc -c)" -eq "$(tr -cd "$2" <"$out" | wc -c)" ]; }
+[ $status -eq 0 ] && [ "$(head -c 1 "$out")" = '{' ] && [ "$(tail -n 1 "$out")" = '}' ] && [ "$(grep -c '^{' "$out")" -eq 1 ] &&
+    balance '{' '}' && balance '[' ']' &&
+    has_lines '"version": "' '"mpi": "' '"ranks": 2' '"topology": "' '"compute_units": [0-9]+' '"fp64": (true|false)' \
+        '"confined": ' '"works": true' '"default": "portable"|"default": "auto"' '"weights": [1-9][0-9]*' '"total": [1-9][0-9]*'
+verdict $? "--json prints one object"
+
+info 3 --ep 2
+[ $status -eq 2 ] && grep -q 'EP must divide' "$log" && [ ! -s "$out" ]
+verdict $? "ranks that cannot form groups are bad usage"
+info 2 --model "$folder/nothing"
+[ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ]
+verdict $? "a model that is not there fails with one message"
+
+export OCL_ICD_VENDORS=$folder/nowhere
+info 2
+[ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ] && grep -q 'no OpenCL platform' "$log"
+verdict $? "without OpenCL it says so"
+info 1 --help
+[ $status -eq 0 ] && has_lines '^usage: ' '--json'
+verdict $? "--help needs no device"
+echo "1..$number"
+exit $failed

@@ -1,0 +1,316 @@
+// run: np=1,2,3,4 sanitize=2
+/* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
+ * which one has no token. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "context/context.h"
+#include "support/layer_run.h"
+
+static moert_context *context;
+static moert_comm *world;
+static size_t rank, size;
+
+static const double tolerance = 5e-6; /* relative, of each tensor */
+
+#define ASSERT_OK(call)                                                                            \
+    do {                                                                                           \
+        if ((call) != MOERT_OK)                                                                    \
+            fail_msg("%s: %s", #call, moert_last_error());                                         \
+    } while (0)
+
+/* True if `mine` is true on all ranks, so that all assert alike. */
+static bool on_all(bool mine) {
+    return moert_comm_agree(world, mine ? MOERT_OK
+                                        : MOERT_FAIL(ERROR_INTERNAL, "false on rank %zu", rank)) ==
+           MOERT_OK;
+}
+
+/* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
+
+static moert_layer_options plain_form(void) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = 20;
+    options.intermediate = 12;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+/* A shared expert, every bias, sigmoid scores with a correction, an interleaved GLU that clamps. */
+static moert_layer_options full_form(void) {
+    const moert_glu_form glu = {true, 1.5f, 1.702f, 1.0f};
+    moert_layer_options options = plain_form();
+    options.shared_intermediate = 7;
+    options.router.score = MOERT_SCORE_SIGMOID;
+    options.router.scale = 1.5f;
+    options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.glu = glu;
+    return options;
+}
+
+/* Every token goes to all experts. */
+static moert_layer_options dense_form(void) {
+    const moert_glu_form glu = MOERT_GLU_GPT_OSS;
+    moert_layer_options options = plain_form();
+    options.router.score = MOERT_SCORE_SOFTMAX_TOPK;
+    options.router.topk = options.router.experts;
+    options.expert_biases = true;
+    options.glu = glu;
+    return options;
+}
+
+/* ---- comparing ---- */
+
+/* Norm of got - factor * want over the norm of that. */
+static double distance(const float *got, const double *want, size_t n, double factor) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - factor * want[i];
+        difference += d * d;
+        norm += factor * want[i] * factor * want[i];
+    }
+    return norm > 0.0 ? sqrt(difference / norm) : difference > 0.0 ? INFINITY : 0.0;
+}
+
+/* What results must be; only rank 0 works it out. */
+typedef struct expectation {
+    double *y, *dx, *gradient[MOERT_LAYER_TENSORS];
+} expectation;
+
+static void expect(oracle_layer *oracle, expectation *expected) {
+    const size_t n = oracle->tokens * oracle->options.hidden;
+    *expected = (expectation){0};
+    if (rank != 0)
+        return;
+    expected->y = calloc(n, sizeof *expected->y);
+    expected->dx = calloc(n, sizeof *expected->dx);
+    oracle_layer_loss(oracle, expected->y);
+    oracle_layer_differentiate(oracle, oracle->x, n, expected->dx);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const size_t elements = oracle->elements[i];
+        if (elements == 0 || i == MOERT_LAYER_CORRECTION)
+            continue;
+        expected->gradient[i] = calloc(elements, sizeof *expected->gradient[i]);
+        oracle_layer_differentiate(oracle, oracle->tensor[i], elements, expected->gradient[i]);
+    }
+}
+
+static void expectation_free(expectation *expected) {
+    free(expected->y);
+    free(expected->dx);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        free(expected->gradient[i]);
+}
+
+/* Rank 0 compares, all ranks assert. `factor`: micro-batches whose gradients add up. */
+static void assert_results(const oracle_layer *oracle, const expectation *expected,
+                           const layer_results *got, double factor) {
+    static const char *const names[] = {
+#define NAME(name) #name,
+        MOERT_LAYER_TENSOR_TABLE(NAME)
+#undef NAME
+            "y",
+        "dx"};
+    const size_t n = oracle->tokens * oracle->options.hidden;
+    double error[MOERT_LAYER_TENSORS + 2] = {0.0};
+    if (rank == 0) {
+        for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+            if (expected->gradient[i] != NULL)
+                error[i] =
+                    distance(got->gradient[i], expected->gradient[i], oracle->elements[i], factor);
+        error[MOERT_LAYER_TENSORS] = distance(got->y, expected->y, n, 1.0);
+        error[MOERT_LAYER_TENSORS + 1] = distance(got->dx, expected->dx, n, 1.0);
+    }
+    ASSERT_OK(moert_comm_broadcast(world, 0, error, sizeof error));
+    for (size_t i = 0; i < sizeof error / sizeof error[0]; i++)
+        if (!(error[i] <= tolerance))
+            fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
+}
+
+/* A layer with `ep` ranks per set of experts, over `batches` micro-batches with the same tokens. */
+static void check_layer(const oracle_layer *oracle, const expectation *expected, size_t ep,
+                        size_t batches) {
+    moert_mesh *mesh;
+    layer_run run;
+    layer_results results;
+    ASSERT_OK(moert_mesh_create(context, ep, &mesh));
+    ASSERT_OK(layer_run_create(context, mesh, oracle, false, &run));
+    for (size_t i = 0; i < batches; i++)
+        ASSERT_OK(layer_run_step(&run, i, batches));
+    ASSERT_OK(layer_run_collect(&run, &results));
+    assert_results(oracle, expected, &results, (double)batches);
+    layer_results_free(&results);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+/* On every arrangement of the ranks that there is. */
+static void check_form(moert_layer_options options) {
+    oracle_layer oracle;
+    expectation expected;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    assert_true(oracle.margin > 1e-4);
+    expect(&oracle, &expected);
+    for (size_t ep = 1; ep <= size; ep++)
+        if (size % ep == 0)
+            check_layer(&oracle, &expected, ep, 1);
+    check_layer(&oracle, &expected, 1, 3);
+    check_layer(&oracle, &expected, size, 2);
+    expectation_free(&expected);
+    oracle_layer_destroy(&oracle);
+}
+
+/* ---- tests ---- */
+
+static void test_gradients_of_a_plain_layer_are_those_of_differences(void **state) {
+    (void)state;
+    check_form(plain_form());
+}
+
+static void test_gradients_of_a_layer_with_everything_are_those_of_differences(void **state) {
+    (void)state;
+    check_form(full_form());
+}
+
+static void test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences(
+    void **state) {
+    (void)state;
+    check_form(dense_form());
+}
+
+static void test_deferred_wgrad_gives_the_same_bits(void **state) {
+    (void)state;
+    moert_layer_options options = full_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run[2];
+    layer_results results[2];
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    for (size_t deferred = 0; deferred < 2; deferred++)
+        ASSERT_OK(layer_run_create(context, mesh, &oracle, deferred == 1, &run[deferred]));
+    for (size_t deferred = 0; deferred < 2; deferred++) {
+        ASSERT_OK(layer_run_step(&run[deferred], 0, 2));
+        ASSERT_OK(layer_run_step(&run[deferred], 1, 2));
+        ASSERT_OK(layer_run_collect(&run[deferred], &results[deferred]));
+    }
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (results[0].gradient[i] != NULL)
+            assert_memory_equal(results[0].gradient[i], results[1].gradient[i],
+                                oracle.elements[i] * sizeof(float));
+    assert_memory_equal(results[0].dx, results[1].dx,
+                        LAYER_TOKENS * options.hidden * sizeof(float));
+    for (size_t deferred = 0; deferred < 2; deferred++) {
+        layer_results_free(&results[deferred]);
+        layer_run_destroy(&run[deferred]);
+    }
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+/* Rank 0's first token becomes NaN; afterwards it is put right again. */
+static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    expectation expected;
+    moert_mesh *mesh;
+    layer_run run;
+    layer_results results;
+    const float bad = NAN;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    expect(&oracle, &expected);
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    ASSERT_OK(layer_run_create(context, mesh, &oracle, false, &run));
+    const float right = (float)oracle.x[0];
+    moert_status wrote = rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
+    moert_status failed = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+    assert_true(on_all(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC));
+    moert_status backward = moert_layer_backward(run.layer, run.dy, NULL, run.dx);
+    assert_true(on_all(backward == MOERT_ERROR_USAGE));
+    wrote = rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
+    assert_true(on_all(wrote == MOERT_OK));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, &results));
+    assert_results(&oracle, &expected, &results, 1.0);
+    layer_results_free(&results);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    expectation_free(&expected);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    ASSERT_OK(layer_run_create(context, mesh, &oracle, false, &run));
+    moert_batch batch = run.batch;
+    if (rank == 0)
+        batch.sequences = 0;
+    moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
+    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_impossible_layers_and_meshes_are_refused(void **state) {
+    (void)state;
+    moert_mesh *mesh;
+    moert_layer *layer;
+    moert_layer_options options = plain_form();
+    moert_status too_many = moert_mesh_create(context, size + 1, &mesh);
+    assert_true(on_all(too_many == MOERT_ERROR_USAGE));
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    options.router.topk = options.router.experts + 1;
+    moert_status status = moert_layer_create(mesh, &options, &layer);
+    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    options = plain_form();
+    options.hidden = 0;
+    status = moert_layer_create(mesh, &options, &layer);
+    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    options = plain_form();
+    options.router.experts = options.router.topk = 1;
+    status = moert_layer_create(mesh, &options, &layer);
+    assert_true(on_all(status == (size > 1 ? MOERT_ERROR_USAGE : MOERT_OK)));
+    if (status == MOERT_OK)
+        moert_layer_destroy(layer);
+    moert_mesh_destroy(mesh);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_of_a_plain_layer_are_those_of_differences),
+        cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
+        cmocka_unit_test(
+            test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
+        cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
+        cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
+        cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
+        cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
+    };
+    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
+        moert_context_create(MPI_COMM_WORLD, NULL, &context) != MOERT_OK)
+        return 1;
+    world = moert_context_comm(context);
+    rank = moert_comm_rank(world);
+    size = moert_comm_size(world);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    moert_context_destroy(context);
+    moert_comm_finalize();
+    return failed;
+}

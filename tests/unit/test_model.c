@@ -1,0 +1,223 @@
+// run: np=1,2,3 sanitize=2
+/* Whole models: logits against golden files, losses, gradients of tied embeddings; also with a rank
+ * that has no sequence. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "context/context.h"
+#include "io/safetensors.h"
+#include "model/model.h"
+
+#define MODELS "tests/golden/model/"
+
+static moert_context *context;
+static moert_comm *world;
+static moert_mesh *mesh;
+
+#define ASSERT_OK(call)                                                                            \
+    do {                                                                                           \
+        if ((call) != MOERT_OK)                                                                    \
+            fail_msg("%s: %s", #call, moert_last_error());                                         \
+    } while (0)
+
+/* The first batch of a golden model, split into inputs and targets, and its logits. */
+typedef struct golden {
+    size_t sequences, length, vocabulary;
+    int32_t *input, *target; /* [sequences,length] */
+    float *logits;           /* [sequences,length,vocabulary] */
+} golden;
+
+static void golden_open(const char *path, golden *g) {
+    moert_tensors *files;
+    char name[256];
+    snprintf(name, sizeof name, "%s/expected.safetensors", path);
+    ASSERT_OK(moert_tensors_open(name, &files));
+    const moert_tensor *tokens = moert_tensors_find(files, "tokens"),
+                       *logits = moert_tensors_find(files, "logits");
+    const size_t row = tokens->shape[2];
+    *g = (golden){.sequences = tokens->shape[1], .length = row - 1, .vocabulary = logits->shape[2]};
+    int32_t *all = calloc(g->sequences * row, sizeof *all);
+    g->input = calloc(g->sequences * g->length, sizeof *g->input);
+    g->target = calloc(g->sequences * g->length, sizeof *g->target);
+    g->logits = calloc(logits->elements, sizeof *g->logits);
+    ASSERT_OK(moert_tensor_read_i32(tokens, 0, g->sequences * row, all));
+    ASSERT_OK(moert_tensor_read_f32(logits, 0, logits->elements, g->logits));
+    for (size_t s = 0; s < g->sequences; s++)
+        for (size_t t = 0; t < g->length; t++) {
+            g->input[s * g->length + t] = all[s * row + t];
+            g->target[s * g->length + t] = all[s * row + t + 1];
+        }
+    free(all);
+    moert_tensors_close(files);
+}
+
+static void golden_close(golden *g) {
+    free(g->input);
+    free(g->target);
+    free(g->logits);
+}
+
+/* This rank's sequences of the batch. */
+static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
+    moert_model_share(g->sequences, moert_comm_rank(world), moert_comm_size(world), first, count);
+    return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
+                               g->target + *first * g->length};
+}
+
+static moert_model *open_model(const char *path, bool tied) {
+    moert_model_config config;
+    moert_model *model;
+    ASSERT_OK(moert_model_config_read(path, &config));
+    config.tied_embeddings = tied;
+    ASSERT_OK(moert_model_create(mesh, &config, &model));
+    ASSERT_OK(moert_model_load(model, path));
+    moert_model_config_free(&config);
+    return model;
+}
+
+/* Relative error of this rank's logits. */
+static double logit_error(moert_model *model, const golden *g, size_t first, size_t count) {
+    double difference = 0.0, norm = 0.0;
+    float *row = calloc(g->vocabulary, sizeof *row);
+    for (size_t t = 0; t < count * g->length; t++) {
+        const float *want = g->logits + (first * g->length + t) * g->vocabulary;
+        if (moert_model_logits(model, t, row) != MOERT_OK)
+            difference = INFINITY;
+        for (size_t v = 0; v < g->vocabulary; v++) {
+            difference += (double)(row[v] - want[v]) * (double)(row[v] - want[v]);
+            norm += (double)want[v] * (double)want[v];
+        }
+    }
+    free(row);
+    return norm > 0.0 ? sqrt(difference / norm) : difference;
+}
+
+static void check_logits(const char *path) {
+    golden g;
+    size_t first, count;
+    golden_open(path, &g);
+    moert_model *model = open_model(path, false);
+    const moert_model_batch batch = share(&g, &first, &count);
+    ASSERT_OK(moert_model_forward(model, &batch));
+    const double error = logit_error(model, &g, first, count);
+    ASSERT_OK(moert_comm_agree(
+        world,
+        error <= 2e-5 ? MOERT_OK : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error)));
+    moert_model_destroy(model);
+    golden_close(&g);
+}
+
+static void test_logits_of_mixtral_are_the_golden_ones(void **state) {
+    (void)state;
+    check_logits(MODELS "mixtral-tiny");
+}
+
+static void test_logits_of_qwen3_are_the_golden_ones(void **state) {
+    (void)state;
+    check_logits(MODELS "qwen3-tiny");
+}
+
+static const moert_model_tensor *find_tensor(const moert_model *model, const char *name) {
+    for (size_t i = 0; i < moert_model_tensor_count(model); i++)
+        if (strcmp(moert_model_tensors(model)[i].name, name) == 0)
+            return &moert_model_tensors(model)[i];
+    fail_msg("no tensor %s", name);
+    return NULL;
+}
+
+/* Weights or gradient of a replicated tensor, to be freed. */
+static float *read_tensor(const moert_model *model, const char *name, bool gradient) {
+    const moert_model_tensor *tensor = find_tensor(model, name);
+    float *values = calloc(tensor->elements, sizeof *values);
+    ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
+                                tensor->offset * sizeof *values, values,
+                                tensor->elements * sizeof *values));
+    return values;
+}
+
+/* Two micro-batches of the same sequences, so that the gradients are those of one. */
+static void differentiate(moert_model *model, const golden *g, moert_model_result *result) {
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
+    size_t first, count;
+    const moert_model_batch batch = share(g, &first, &count);
+    for (size_t i = 0; i < 2; i++) {
+        ASSERT_OK(moert_model_forward(model, &batch));
+        ASSERT_OK(moert_model_loss(model, &losses, 0.5, result));
+        ASSERT_OK(moert_model_backward(model, i, 2));
+    }
+}
+
+static void test_a_tied_embedding_has_the_gradients_of_both_its_uses(void **state) {
+    (void)state;
+    const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
+    golden g;
+    moert_model_result one, both;
+    golden_open(MODELS "mixtral-tiny-aux", &g);
+    moert_model *tied = open_model(MODELS "mixtral-tiny-aux", true),
+                *untied = open_model(MODELS "mixtral-tiny-aux", false);
+    const moert_model_tensor *tensor = find_tensor(untied, head);
+    const size_t n = tensor->elements;
+    float *weights = read_tensor(untied, embed, false);
+    ASSERT_OK(moert_buffer_write(tensor->block->weight, tensor->offset * sizeof *weights, weights,
+                                 n * sizeof *weights));
+    differentiate(tied, &g, &one);
+    differentiate(untied, &g, &both);
+    float *sum = read_tensor(tied, embed, true), *a = read_tensor(untied, embed, true),
+          *b = read_tensor(untied, head, true);
+    double difference = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double want = (double)a[i] + (double)b[i], d = (double)sum[i] - want;
+        difference += d * d;
+        norm += want * want;
+    }
+    assert_true(one.cross_entropy == both.cross_entropy && one.aux == both.aux && one.z == both.z);
+    assert_true(norm > 0.0 && sqrt(difference / norm) < 1e-6);
+    free(weights);
+    free(sum);
+    free(a);
+    free(b);
+    moert_model_destroy(tied);
+    moert_model_destroy(untied);
+    golden_close(&g);
+}
+
+static void test_sequences_that_are_too_long_are_refused(void **state) {
+    (void)state;
+    moert_model *model = open_model(MODELS "mixtral-tiny", false);
+    const size_t length = moert_model_describe(model)->max_positions + 1;
+    int32_t *tokens = calloc(length, sizeof *tokens);
+    const moert_model_batch batch = {1, length, tokens, tokens};
+    moert_status status = moert_model_forward(model, &batch);
+    ASSERT_OK(
+        moert_comm_agree(world, status == MOERT_ERROR_USAGE ? MOERT_OK : MOERT_ERROR_INTERNAL));
+    free(tokens);
+    moert_model_destroy(model);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_logits_of_mixtral_are_the_golden_ones),
+        cmocka_unit_test(test_logits_of_qwen3_are_the_golden_ones),
+        cmocka_unit_test(test_a_tied_embedding_has_the_gradients_of_both_its_uses),
+        cmocka_unit_test(test_sequences_that_are_too_long_are_refused),
+    };
+    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
+        moert_context_create(MPI_COMM_WORLD, NULL, &context) != MOERT_OK ||
+        moert_mesh_create(context, 0, &mesh) != MOERT_OK)
+        return 1;
+    world = moert_context_comm(context);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    moert_mesh_destroy(mesh);
+    moert_context_destroy(context);
+    moert_comm_finalize();
+    return failed;
+}
