@@ -22,7 +22,7 @@ typedef struct moert_buffer moert_buffer;
 
 /*
  * Makes a buffer of `bytes` (0 is legal) with undefined content. The caller owns it.
- * Errors: ERROR_MEMORY, ERROR_DEVICE (above the device's largest allocation, or its call failed).
+ * Errors: ERROR_MEMORY (no room, or above the device's largest allocation), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_create(moert_device *device, size_t bytes,
                                            moert_buffer **buffer);

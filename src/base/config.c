@@ -52,7 +52,8 @@ static int parse_number(const struct row *row, const char *text, unsigned *value
     errno = 0;
     unsigned long number = strtoul(text, &end, 10);
     *value = (unsigned)number;
-    return errno == 0 && end != text && *end == '\0' && text[0] != '-' && number >= low &&
+    /* strtoul would skip blanks and take "-1" for a huge number */
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && number >= low &&
            number <= high;
 }
 

@@ -72,7 +72,7 @@ static moert_status place_and_open(moert_context *context)
     char(*masks)[MOERT_CPUS_BYTES] = NULL;
     bool wants_gpu = strcmp(config->device, "cpu") != 0 && strcasecmp(config->device, "pocl") != 0;
     moert_status status = moert_topology_create(config->topology, &topology);
-    MOERT_TRY(moert_comm_agree(context->comm, status));
+    MOERT_TRY_OR(done, moert_comm_agree(context->comm, status));
     moert_topology_describe(topology, context->topology, sizeof context->topology);
     MOERT_TRY_OR(done, gather_masks(context->comm, topology, &masks));
     MOERT_TRY_OR(done, moert_topology_place(topology, moert_comm_node_rank(context->comm),

@@ -57,7 +57,8 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
     cl_int code;
-    cl_buffer_region region = {offset_bytes, bytes > 0 ? bytes : 4};
+    /* OpenCL has no empty views: some byte of the parent stands in, which nobody may touch */
+    cl_buffer_region region = {bytes > 0 ? offset_bytes : 0, bytes > 0 ? bytes : 1};
     cl_mem memory = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
                                       CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
     if (code != CL_SUCCESS)
@@ -141,7 +142,7 @@ moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
     cl_int code;
     void *pointer = clEnqueueMapBuffer(buffer->device->queue, buffer->memory, CL_TRUE,
                                        CL_MAP_READ | CL_MAP_WRITE, 0,
-                                       buffer->bytes > 0 ? buffer->bytes : 4, 0, NULL, NULL, &code);
+                                       buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, NULL, &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(buffer->device, code, "clEnqueueMapBuffer");
     memcpy(memory, &pointer, sizeof pointer);

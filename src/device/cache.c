@@ -2,6 +2,9 @@
  * The on-disk cache of compiled programs. Whoever locks an entry first builds it; the other
  * processes of the node wait for the lock and then load it. A cache that cannot be used costs time,
  * never correctness.
+ *
+ * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
+ * a full disk or a copy has cut short.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +14,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <xxhash.h>
 
 #include "base/config.h"
 #include "base/log.h"
@@ -42,15 +47,27 @@ static char *cache_folder(void) {
     return NULL;
 }
 
+static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits(data, bytes));
+    return sum;
+}
+
+/* The machine code of an entry that is there and whole; else *data stays NULL. */
 static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     struct stat info;
+    XXH128_canonical_t stored, sum;
     if (file == NULL)
         return;
-    if (fstat(fileno(file), &info) == 0 && info.st_size > 0 &&
-        moert_alloc(data, (size_t)info.st_size, 1) == MOERT_OK) {
-        *bytes = (size_t)info.st_size;
-        if (fread(*data, 1, *bytes, file) != *bytes) {
+    if (fstat(fileno(file), &info) == 0 && (size_t)info.st_size > sizeof stored &&
+        moert_alloc(data, (size_t)info.st_size - sizeof stored, 1) == MOERT_OK) {
+        *bytes = (size_t)info.st_size - sizeof stored;
+        bool whole =
+            fread(&stored, sizeof stored, 1, file) == 1 && fread(*data, 1, *bytes, file) == *bytes;
+        sum = checksum(*data, *bytes);
+        if (!whole || memcmp(&stored, &sum, sizeof sum) != 0) {
+            MOERT_DEBUG("the kernel cache entry %s is damaged", path);
             free(*data);
             *data = NULL;
         }
@@ -89,7 +106,9 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
                           : NULL;
     FILE *file = temporary != NULL ? fopen(temporary, "wb") : NULL;
     if (file != NULL) {
-        int written = fwrite(data, 1, bytes, file) == bytes;
+        const XXH128_canonical_t sum = checksum(data, bytes);
+        int written = fwrite(&sum, sizeof sum, 1, file) == 1;
+        written &= fwrite(data, 1, bytes, file) == bytes;
         written &= fclose(file) == 0;
         if (!written || rename(temporary, entry->path) != 0) {
             MOERT_DEBUG("cannot write the kernel cache entry %s", entry->path);

@@ -223,7 +223,9 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
                           "the queue is out-of-order; moert needs an in-order queue");
     moert_device *made;
     MOERT_TRY(MOERT_NEW(&made));
-    moert_status status = moert_device_query(NULL, -1, id, -1, &made->info);
+    cl_platform_id platform = NULL;
+    clGetDeviceInfo(id, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL);
+    moert_status status = moert_device_query(platform, -1, id, -1, &made->info);
     if (status != MOERT_OK) {
         free(made);
         return status;

@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "device/internal.h"
 
-#define CACHE_FORMAT "1"
+#define CACHE_FORMAT "2"
 
 extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];
@@ -70,10 +70,12 @@ static moert_status program_source(const char *spec, char **source) {
     return status;
 }
 
-static void build_options(const moert_device *device, const char *spec, char *options,
-                          size_t bytes) {
-    snprintf(options, bytes, "-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s", device->info.is_cpu,
-             device->info.has_fp64, spec + strcspn(spec, " "));
+static moert_status build_options(const moert_device *device, const char *spec, char **options) {
+    *options =
+        moert_text_format("-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s", device->info.is_cpu,
+                          device->info.has_fp64, spec + strcspn(spec, " "));
+    return *options != NULL ? MOERT_OK
+                            : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
 
 static char *cache_key(const moert_device *device, const char *source, const char *options) {
@@ -151,14 +153,17 @@ static moert_status read_binary(moert_device *device, cl_program program, unsign
 /* The program of `spec`: from the cache, else built, stored and loaded again (which spares a second
  * compilation). */
 static moert_status obtain(moert_device *device, const char *spec, cl_program *program) {
-    char *source, options[512];
+    char *source, *options;
     MOERT_TRY(program_source(spec, &source));
-    build_options(device, spec, options, sizeof options);
+    moert_status status = build_options(device, spec, &options);
+    if (status != MOERT_OK) {
+        free(source);
+        return status;
+    }
     char *key = cache_key(device, source, options);
     moert_cache_entry entry;
     unsigned char *data = NULL;
     size_t bytes = 0;
-    moert_status status = MOERT_OK;
     moert_cache_open(key, &entry, &data, &bytes);
     *program = data != NULL ? load_binary(device, data, bytes) : NULL;
     free(data);
@@ -179,6 +184,7 @@ static moert_status obtain(moert_device *device, const char *spec, cl_program *p
     moert_cache_close(&entry, data, bytes);
     free(data);
     free(key);
+    free(options);
     free(source);
     return status;
 }
@@ -194,6 +200,8 @@ static moert_status find_program(moert_device *device, const char *spec, moert_p
     moert_status status = obtain(device, spec, &made->handle);
     made->spec = strdup(spec);
     if (status != MOERT_OK || made->spec == NULL) {
+        if (status == MOERT_OK)
+            clReleaseProgram(made->handle);
         free(made->spec);
         free(made);
         return status != MOERT_OK ? status : MOERT_FAIL(ERROR_MEMORY, "no room for a program");
@@ -222,6 +230,8 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         code = clGetKernelInfo(made->handle, CL_KERNEL_NUM_ARGS, sizeof made->arguments,
                                &made->arguments, NULL);
     if (code != CL_SUCCESS || made->name == NULL) {
+        if (made->handle != NULL)
+            clReleaseKernel(made->handle);
         free(made->name);
         free(made);
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,

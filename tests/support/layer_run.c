@@ -25,8 +25,8 @@ static size_t tokens_before(size_t piece) {
     return tokens;
 }
 
-static moert_status upload(moert_device *device, const double *values, size_t n,
-                           moert_buffer **buffer) {
+static moert_status put_values(moert_device *device, const double *values, size_t n,
+                               moert_buffer **buffer) {
     float *narrow;
     MOERT_TRY(moert_alloc(&narrow, n, sizeof *narrow));
     for (size_t i = 0; i < n; i++)
@@ -57,7 +57,7 @@ static moert_status load_weights(const layer_run *run) {
         size_t first, count;
         part_of(run, (moert_layer_tensor)i, &first, &count);
         if (count > 0)
-            MOERT_TRY(upload(NULL, run->oracle->tensor[i] + first, count, &weight));
+            MOERT_TRY(put_values(NULL, run->oracle->tensor[i] + first, count, &weight));
     }
     return MOERT_OK;
 }
@@ -76,10 +76,11 @@ static moert_status share_tokens(moert_device *device, layer_run *run) {
     MOERT_TRY(moert_buffer_write(run->ends, 0, ends, bytes));
     run->batch = (moert_batch){tokens, end - first, first, PIECES, run->ends};
     bytes = tokens * hidden * sizeof(float);
-    MOERT_TRY(upload(device, run->oracle->x + run->first_token * hidden, tokens * hidden, &run->x));
     MOERT_TRY(
-        upload(device, run->oracle->dy + run->first_token * hidden, tokens * hidden, &run->dy));
-    MOERT_TRY(upload(device, run->oracle->aux, run->oracle->options.router.experts, &run->aux));
+        put_values(device, run->oracle->x + run->first_token * hidden, tokens * hidden, &run->x));
+    MOERT_TRY(
+        put_values(device, run->oracle->dy + run->first_token * hidden, tokens * hidden, &run->dy));
+    MOERT_TRY(put_values(device, run->oracle->aux, run->oracle->options.router.experts, &run->aux));
     MOERT_TRY(moert_buffer_create(device, bytes, &run->y));
     return moert_buffer_create(device, bytes, &run->dx);
 }

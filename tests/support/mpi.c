@@ -8,6 +8,7 @@ enum { MOST_RANKS = 256 };
 
 moert_comm *test_comm;
 size_t test_rank, test_ranks;
+moert_context *test_context;
 
 /* cmocka's plain format has failures on stderr and the rest on stdout. */
 static bool be_quiet(void) {
@@ -30,6 +31,20 @@ int mpi_tests_end(int failed) {
     moert_comm_destroy(test_comm);
     moert_comm_finalize();
     return failed;
+}
+
+int open_test_context(void **state) {
+    (void)state;
+    if (moert_context_create(MPI_COMM_WORLD, NULL, &test_context) == MOERT_OK)
+        return 0;
+    print_error("%s\n", moert_last_error());
+    return -1;
+}
+
+int close_test_context(void **state) {
+    (void)state;
+    moert_context_destroy(test_context);
+    return 0;
 }
 
 bool on_all(bool mine) {

@@ -6,6 +6,7 @@
 #define MOERT_TESTS_MPI_H
 
 #include "comm/comm.h"
+#include "context/context.h"
 #include "support/test.h"
 
 /* All ranks of the job, from mpi_tests_begin() on. */
@@ -21,6 +22,11 @@ extern size_t test_rank, test_ranks;
  */
 bool mpi_tests_begin(int count, char **arguments);
 int mpi_tests_end(int failed);
+
+/* Group fixture: a context over all ranks. */
+extern moert_context *test_context;
+int open_test_context(void **state);
+int close_test_context(void **state);
 
 /* True if `mine` is true on all ranks. Collective. */
 bool on_all(bool mine);

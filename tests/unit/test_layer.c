@@ -2,37 +2,15 @@
 /* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
  * which one has no token. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "context/context.h"
 #include "support/layer_run.h"
-
-static moert_context *context;
-static moert_comm *world;
-static size_t rank, size;
+#include "support/mpi.h"
 
 static const double tolerance = 5e-6; /* relative, of each tensor */
-
-#define ASSERT_OK(call)                                                                            \
-    do {                                                                                           \
-        if ((call) != MOERT_OK)                                                                    \
-            fail_msg("%s: %s", #call, moert_last_error());                                         \
-    } while (0)
-
-/* True if `mine` is true on all ranks, so that all assert alike. */
-static bool on_all(bool mine) {
-    return moert_comm_agree(world, mine ? MOERT_OK
-                                        : MOERT_FAIL(ERROR_INTERNAL, "false on rank %zu", rank)) ==
-           MOERT_OK;
-}
 
 /* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
 
@@ -89,17 +67,17 @@ typedef struct expectation {
 static void expect(oracle_layer *oracle, expectation *expected) {
     const size_t n = oracle->tokens * oracle->options.hidden;
     *expected = (expectation){0};
-    if (rank != 0)
+    if (test_rank != 0)
         return;
-    expected->y = calloc(n, sizeof *expected->y);
-    expected->dx = calloc(n, sizeof *expected->dx);
+    expected->y = test_alloc(n * sizeof *expected->y);
+    expected->dx = test_alloc(n * sizeof *expected->dx);
     oracle_layer_loss(oracle, expected->y);
     oracle_layer_differentiate(oracle, oracle->x, n, expected->dx);
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         const size_t elements = oracle->elements[i];
         if (elements == 0 || i == MOERT_LAYER_CORRECTION)
             continue;
-        expected->gradient[i] = calloc(elements, sizeof *expected->gradient[i]);
+        expected->gradient[i] = test_alloc(elements * sizeof *expected->gradient[i]);
         oracle_layer_differentiate(oracle, oracle->tensor[i], elements, expected->gradient[i]);
     }
 }
@@ -122,7 +100,7 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
         "dx"};
     const size_t n = oracle->tokens * oracle->options.hidden;
     double error[MOERT_LAYER_TENSORS + 2] = {0.0};
-    if (rank == 0) {
+    if (test_rank == 0) {
         for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
             if (expected->gradient[i] != NULL)
                 error[i] =
@@ -130,7 +108,7 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
         error[MOERT_LAYER_TENSORS] = distance(got->y, expected->y, n, 1.0);
         error[MOERT_LAYER_TENSORS + 1] = distance(got->dx, expected->dx, n, 1.0);
     }
-    ASSERT_OK(moert_comm_broadcast(world, 0, error, sizeof error));
+    ASSERT_OK(moert_comm_broadcast(test_comm, 0, error, sizeof error));
     for (size_t i = 0; i < sizeof error / sizeof error[0]; i++)
         if (!(error[i] <= tolerance))
             fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
@@ -142,8 +120,8 @@ static void check_layer(const oracle_layer *oracle, const expectation *expected,
     moert_mesh *mesh;
     layer_run run;
     layer_results results;
-    ASSERT_OK(moert_mesh_create(context, ep, &mesh));
-    ASSERT_OK(layer_run_create(context, mesh, oracle, false, &run));
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, oracle, false, &run));
     for (size_t i = 0; i < batches; i++)
         ASSERT_OK(layer_run_step(&run, i, batches));
     ASSERT_OK(layer_run_collect(&run, &results));
@@ -160,11 +138,11 @@ static void check_form(moert_layer_options options) {
     oracle_layer_create(&options, LAYER_TOKENS, &oracle);
     assert_true(oracle.margin > 1e-4);
     expect(&oracle, &expected);
-    for (size_t ep = 1; ep <= size; ep++)
-        if (size % ep == 0)
+    for (size_t ep = 1; ep <= test_ranks; ep++)
+        if (test_ranks % ep == 0)
             check_layer(&oracle, &expected, ep, 1);
     check_layer(&oracle, &expected, 1, 3);
-    check_layer(&oracle, &expected, size, 2);
+    check_layer(&oracle, &expected, test_ranks, 2);
     expectation_free(&expected);
     oracle_layer_destroy(&oracle);
 }
@@ -195,9 +173,9 @@ static void test_deferred_wgrad_gives_the_same_bits(void **state) {
     layer_run run[2];
     layer_results results[2];
     oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     for (size_t deferred = 0; deferred < 2; deferred++)
-        ASSERT_OK(layer_run_create(context, mesh, &oracle, deferred == 1, &run[deferred]));
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, deferred == 1, &run[deferred]));
     for (size_t deferred = 0; deferred < 2; deferred++) {
         ASSERT_OK(layer_run_step(&run[deferred], 0, 2));
         ASSERT_OK(layer_run_step(&run[deferred], 1, 2));
@@ -229,16 +207,16 @@ static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void
     const float bad = NAN;
     oracle_layer_create(&options, LAYER_TOKENS, &oracle);
     expect(&oracle, &expected);
-    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
-    ASSERT_OK(layer_run_create(context, mesh, &oracle, false, &run));
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
     const float right = (float)oracle.x[0];
-    moert_status wrote = rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
+    moert_status wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
     moert_status failed = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
-    assert_true(on_all(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC));
+    ASSERT_ON_ALL(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC);
     moert_status backward = moert_layer_backward(run.layer, run.dy, NULL, run.dx);
-    assert_true(on_all(backward == MOERT_ERROR_USAGE));
-    wrote = rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
-    assert_true(on_all(wrote == MOERT_OK));
+    ASSERT_ON_ALL(backward == MOERT_ERROR_USAGE);
+    wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
+    ASSERT_ON_ALL(wrote == MOERT_OK);
     ASSERT_OK(layer_run_step(&run, 0, 1));
     ASSERT_OK(layer_run_collect(&run, &results));
     assert_results(&oracle, &expected, &results, 1.0);
@@ -256,13 +234,13 @@ static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state
     moert_mesh *mesh;
     layer_run run;
     oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
-    ASSERT_OK(layer_run_create(context, mesh, &oracle, false, &run));
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
     moert_batch batch = run.batch;
-    if (rank == 0)
+    if (test_rank == 0)
         batch.sequences = 0;
     moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
-    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     layer_run_destroy(&run);
     moert_mesh_destroy(mesh);
     oracle_layer_destroy(&oracle);
@@ -273,20 +251,20 @@ static void test_impossible_layers_and_meshes_are_refused(void **state) {
     moert_mesh *mesh;
     moert_layer *layer;
     moert_layer_options options = plain_form();
-    moert_status too_many = moert_mesh_create(context, size + 1, &mesh);
-    assert_true(on_all(too_many == MOERT_ERROR_USAGE));
-    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    moert_status too_many = moert_mesh_create(test_context, test_ranks + 1, &mesh);
+    ASSERT_ON_ALL(too_many == MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     options.router.topk = options.router.experts + 1;
     moert_status status = moert_layer_create(mesh, &options, &layer);
-    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     options = plain_form();
     options.hidden = 0;
     status = moert_layer_create(mesh, &options, &layer);
-    assert_true(on_all(status == MOERT_ERROR_USAGE));
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     options = plain_form();
     options.router.experts = options.router.topk = 1;
     status = moert_layer_create(mesh, &options, &layer);
-    assert_true(on_all(status == (size > 1 ? MOERT_ERROR_USAGE : MOERT_OK)));
+    ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
     if (status == MOERT_OK)
         moert_layer_destroy(layer);
     moert_mesh_destroy(mesh);
@@ -303,14 +281,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
         cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
     };
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_context_create(MPI_COMM_WORLD, NULL, &context) != MOERT_OK)
+    if (!mpi_tests_begin(count, arguments))
         return 1;
-    world = moert_context_comm(context);
-    rank = moert_comm_rank(world);
-    size = moert_comm_size(world);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    moert_context_destroy(context);
-    moert_comm_finalize();
-    return failed;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("layer", tests, open_test_context, close_test_context));
 }

@@ -3,42 +3,28 @@
  * The estimate against what a real model, optimizer and exchange allocate: parameters always,
  * everything else where the routing cannot change it.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/config.h"
 #include "base/memory.h"
 #include "exchange/internal.h"
 #include "layer/internal.h"
 #include "model/internal.h"
+#include "support/mpi.h"
 #include "tools/memory_estimate.h"
 #include "train/optimizer.h"
 
 enum { LENGTH = 24 };
 
-static moert_context *context;
-static moert_comm *world;
-
 static const char *const models[] = {"mixtral-tiny", "qwen3-tiny"};
 
-/* Every rank fails when one does, so that none is left waiting. */
-static void expect_everywhere(moert_status status) {
-    status = moert_comm_agree(world, status);
-    if (status != MOERT_OK)
-        print_message("%s\n", moert_last_error());
-    assert_int_equal(status, MOERT_OK);
-}
-
 static void expect_equal(const char *what, size_t estimated, size_t allocated) {
-    expect_everywhere(estimated == allocated
-                          ? MOERT_OK
-                          : MOERT_FAIL(ERROR_INTERNAL, "%s: %zu bytes estimated, %zu allocated",
-                                       what, estimated, allocated));
+    ASSERT_OK_ON_ALL(estimated == allocated
+                         ? MOERT_OK
+                         : MOERT_FAIL(ERROR_INTERNAL, "%s: %zu bytes estimated, %zu allocated",
+                                      what, estimated, allocated));
 }
 
 static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
@@ -101,8 +87,8 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 /* ---- a step ---- */
 
 static moert_status train(moert_model *model, size_t batch) {
-    size_t ranks = moert_comm_size(world), first, count;
-    moert_model_share(batch, moert_comm_rank(world), ranks, &first, &count);
+    size_t ranks = test_ranks, first, count;
+    moert_model_share(batch, test_rank, ranks, &first, &count);
     int32_t *tokens;
     moert_model_result result;
     MOERT_TRY(moert_alloc(&tokens, count * LENGTH, sizeof *tokens));
@@ -149,22 +135,22 @@ static void run_model(const char *name, size_t ep, size_t batch) {
     moert_optimizer *optimizer;
     moert_memory want;
     snprintf(path, sizeof path, "tests/golden/model/%s", name);
-    expect_everywhere(moert_model_config_read(path, &config));
-    expect_everywhere(moert_mesh_create(context, ep, &mesh));
-    expect_everywhere(moert_model_create(mesh, &config, &model));
-    expect_everywhere(
+    ASSERT_OK_ON_ALL(moert_model_config_read(path, &config));
+    ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
+    ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
-    expect_everywhere(train(model, batch));
+    ASSERT_OK_ON_ALL(train(model, batch));
     const moert_memory_setting setting = {
         .config = &config,
         .batch = batch,
         .length = LENGTH,
-        .ranks = moert_comm_size(world),
+        .ranks = test_ranks,
         .ep = ep,
         .engine = engine_of(mesh),
-        .largest_bytes = moert_device_describe(moert_context_device(context))->largest_bytes,
+        .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
     };
-    expect_everywhere(moert_memory_estimate(&setting, moert_comm_rank(world), &want));
+    ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     const moert_memory got = measure(model, optimizer);
     compare(&want, &got, ep == 1);
     if (setting.engine == MOERT_EXCHANGE_WINDOW)
@@ -178,13 +164,13 @@ static void run_model(const char *name, size_t ep, size_t batch) {
 static void test_estimate_equals_what_a_step_allocates(void **state) {
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
-        run_model(models[m], moert_comm_size(world), 5);
+        run_model(models[m], test_ranks, 5);
 }
 
 static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void **state) {
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
-        run_model(models[m], 1, moert_comm_size(world) > 1 ? moert_comm_size(world) - 1 : 1);
+        run_model(models[m], 1, test_ranks > 1 ? test_ranks - 1 : 1);
 }
 
 /* ---- arithmetic alone ---- */
@@ -192,7 +178,7 @@ static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void *
 static void test_balanced_rows_of_all_ranks_cover_all_slots(void **state) {
     (void)state;
     moert_model_config config;
-    assert_int_equal(moert_model_config_read("tests/golden/model/qwen3-tiny", &config), MOERT_OK);
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
     moert_memory_setting setting = {
         .config = &config, .batch = 12, .length = 32, .ep = 1, .largest_bytes = 1u << 30};
     setting.engine = MOERT_EXCHANGE_STAGED;
@@ -202,7 +188,7 @@ static void test_balanced_rows_of_all_ranks_cover_all_slots(void **state) {
         setting.ep = setting.ranks;
         for (size_t r = 0; r < setting.ranks; r++) {
             moert_memory memory;
-            assert_int_equal(moert_memory_estimate(&setting, r, &memory), MOERT_OK);
+            ASSERT_OK(moert_memory_estimate(&setting, r, &memory));
             assert_int_equal(memory.windows % row, 0);
             assert_true(memory.reserved >= memory.windows);
             rows += memory.windows / row;
@@ -217,7 +203,7 @@ static void test_estimate_refuses_what_a_run_would_refuse(void **state) {
     (void)state;
     moert_model_config config;
     moert_memory memory;
-    assert_int_equal(moert_model_config_read("tests/golden/model/qwen3-tiny", &config), MOERT_OK);
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
     moert_memory_setting setting = {.config = &config,
                                     .batch = 1,
                                     .length = 32,
@@ -240,14 +226,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_balanced_rows_of_all_ranks_cover_all_slots),
         cmocka_unit_test(test_estimate_refuses_what_a_run_would_refuse),
     };
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_context_create(MPI_COMM_WORLD, NULL, &context) != MOERT_OK) {
-        fprintf(stderr, "%s\n", moert_last_error());
+    if (!mpi_tests_begin(count, arguments))
         return 1;
-    }
-    world = moert_context_comm(context);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    moert_context_destroy(context);
-    moert_comm_finalize();
-    return failed;
+    return mpi_tests_end(cmocka_run_group_tests_name("memory_estimate", tests, open_test_context,
+                                                     close_test_context));
 }

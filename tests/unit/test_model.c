@@ -2,32 +2,30 @@
 /* Whole models: logits against golden files, losses, gradients of tied embeddings; also with a rank
  * that has no sequence. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/memory.h"
 #include "context/context.h"
 #include "io/safetensors.h"
 #include "model/model.h"
+#include "support/mpi.h"
 
 #define MODELS "tests/golden/model/"
 
-static moert_context *context;
-static moert_comm *world;
 static moert_mesh *mesh;
 
-#define ASSERT_OK(call)                                                                            \
-    do {                                                                                           \
-        if ((call) != MOERT_OK)                                                                    \
-            fail_msg("%s: %s", #call, moert_last_error());                                         \
-    } while (0)
+static int open_mesh(void **state) {
+    if (open_test_context(state) != 0)
+        return -1;
+    return moert_mesh_create(test_context, 0, &mesh) == MOERT_OK ? 0 : -1;
+}
+
+static int close_mesh(void **state) {
+    moert_mesh_destroy(mesh);
+    return close_test_context(state);
+}
 
 /* The first batch of a golden model, split into inputs and targets, and its logits. */
 typedef struct golden {
@@ -45,10 +43,10 @@ static void golden_open(const char *path, golden *g) {
                        *logits = moert_tensors_find(files, "logits");
     const size_t row = tokens->shape[2];
     *g = (golden){.sequences = tokens->shape[1], .length = row - 1, .vocabulary = logits->shape[2]};
-    int32_t *all = calloc(g->sequences * row, sizeof *all);
-    g->input = calloc(g->sequences * g->length, sizeof *g->input);
-    g->target = calloc(g->sequences * g->length, sizeof *g->target);
-    g->logits = calloc(logits->elements, sizeof *g->logits);
+    int32_t *all = test_alloc(g->sequences * row * sizeof *all);
+    g->input = test_alloc(g->sequences * g->length * sizeof *g->input);
+    g->target = test_alloc(g->sequences * g->length * sizeof *g->target);
+    g->logits = test_alloc(logits->elements * sizeof *g->logits);
     ASSERT_OK(moert_tensor_read_i32(tokens, 0, g->sequences * row, all));
     ASSERT_OK(moert_tensor_read_f32(logits, 0, logits->elements, g->logits));
     for (size_t s = 0; s < g->sequences; s++)
@@ -68,7 +66,7 @@ static void golden_close(golden *g) {
 
 /* This rank's sequences of the batch. */
 static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
-    moert_model_share(g->sequences, moert_comm_rank(world), moert_comm_size(world), first, count);
+    moert_model_share(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
                                g->target + *first * g->length};
 }
@@ -87,7 +85,7 @@ static moert_model *open_model(const char *path, bool tied) {
 /* Relative error of this rank's logits. */
 static double logit_error(moert_model *model, const golden *g, size_t first, size_t count) {
     double difference = 0.0, norm = 0.0;
-    float *row = calloc(g->vocabulary, sizeof *row);
+    float *row = test_alloc(g->vocabulary * sizeof *row);
     for (size_t t = 0; t < count * g->length; t++) {
         const float *want = g->logits + (first * g->length + t) * g->vocabulary;
         if (moert_model_logits(model, t, row) != MOERT_OK)
@@ -109,9 +107,8 @@ static void check_logits(const char *path) {
     const moert_model_batch batch = share(&g, &first, &count);
     ASSERT_OK(moert_model_forward(model, &batch));
     const double error = logit_error(model, &g, first, count);
-    ASSERT_OK(moert_comm_agree(
-        world,
-        error <= 2e-5 ? MOERT_OK : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error)));
+    ASSERT_OK_ON_ALL(error <= 2e-5 ? MOERT_OK
+                                   : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error));
     moert_model_destroy(model);
     golden_close(&g);
 }
@@ -137,7 +134,7 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const cha
 /* Weights or gradient of a replicated tensor, to be freed. */
 static float *read_tensor(const moert_model *model, const char *name, bool gradient) {
     const moert_model_tensor *tensor = find_tensor(model, name);
-    float *values = calloc(tensor->elements, sizeof *values);
+    float *values = test_alloc(tensor->elements * sizeof *values);
     ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
                                 tensor->offset * sizeof *values, values,
                                 tensor->elements * sizeof *values));
@@ -194,11 +191,10 @@ static void test_sequences_that_are_too_long_are_refused(void **state) {
     (void)state;
     moert_model *model = open_model(MODELS "mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
-    int32_t *tokens = calloc(length, sizeof *tokens);
+    int32_t *tokens = test_alloc(length * sizeof *tokens);
     const moert_model_batch batch = {1, length, tokens, tokens};
     moert_status status = moert_model_forward(model, &batch);
-    ASSERT_OK(
-        moert_comm_agree(world, status == MOERT_ERROR_USAGE ? MOERT_OK : MOERT_ERROR_INTERNAL));
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     free(tokens);
     moert_model_destroy(model);
 }
@@ -210,14 +206,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_tied_embedding_has_the_gradients_of_both_its_uses),
         cmocka_unit_test(test_sequences_that_are_too_long_are_refused),
     };
-    if (moert_comm_init(&count, &arguments) != MOERT_OK ||
-        moert_context_create(MPI_COMM_WORLD, NULL, &context) != MOERT_OK ||
-        moert_mesh_create(context, 0, &mesh) != MOERT_OK)
+    if (!mpi_tests_begin(count, arguments))
         return 1;
-    world = moert_context_comm(context);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    moert_mesh_destroy(mesh);
-    moert_context_destroy(context);
-    moert_comm_finalize();
-    return failed;
+    return mpi_tests_end(cmocka_run_group_tests_name("model", tests, open_mesh, close_mesh));
 }

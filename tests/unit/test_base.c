@@ -1,0 +1,248 @@
+// run: np=1 sanitize=1
+/* Errors, texts, memory and random numbers. */
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "support/test.h"
+
+/* ---- errors ---- */
+
+static moert_status fail_deep(void) {
+    return MOERT_FAIL(ERROR_IO, "file %s is %d bytes short", "x", 7);
+}
+
+static moert_status pass_on(void) {
+    MOERT_TRY(fail_deep());
+    return MOERT_OK;
+}
+
+static moert_status clean_up(int *cleaned) {
+    moert_status status;
+    MOERT_TRY_OR(done, fail_deep());
+    return MOERT_OK;
+done:
+    (*cleaned)++;
+    return status;
+}
+
+static void test_a_failure_keeps_its_message_on_the_way_up(void **state) {
+    (void)state;
+    int cleaned = 0;
+    assert_int_equal(pass_on(), MOERT_ERROR_IO);
+    assert_string_equal(moert_last_error(), "file x is 7 bytes short");
+    MOERT_FAIL(ERROR_USAGE, "another");
+    assert_int_equal(clean_up(&cleaned), MOERT_ERROR_IO);
+    assert_string_equal(moert_last_error(), "file x is 7 bytes short");
+    assert_int_equal(cleaned, 1);
+    MOERT_FAIL(ERROR_USAGE, "while reading: %s", moert_last_error());
+    assert_string_equal(moert_last_error(), "while reading: file x is 7 bytes short");
+}
+
+static void test_a_long_message_is_cut(void **state) {
+    (void)state;
+    char text[4000];
+    memset(text, 'x', sizeof text);
+    text[sizeof text - 1] = '\0';
+    MOERT_FAIL(ERROR_USAGE, "%s", text);
+    assert_in_range(strlen(moert_last_error()), 500, sizeof text - 2);
+}
+
+static void *fail_on_thread(void *argument) {
+    const char *before = moert_last_error();
+    *(bool *)argument = before[0] == '\0';
+    MOERT_FAIL(ERROR_IO, "of the other thread");
+    return NULL;
+}
+
+static void test_each_thread_has_its_own_last_error(void **state) {
+    (void)state;
+    pthread_t thread;
+    bool empty = false;
+    MOERT_FAIL(ERROR_USAGE, "of this thread");
+    assert_int_equal(pthread_create(&thread, NULL, fail_on_thread, &empty), 0);
+    pthread_join(thread, NULL);
+    assert_true(empty);
+    assert_string_equal(moert_last_error(), "of this thread");
+}
+
+static void test_every_status_has_a_name_and_a_text_of_its_own(void **state) {
+    (void)state;
+    assert_string_equal(moert_status_name(MOERT_OK), "MOERT_OK");
+    assert_string_equal(moert_status_name(MOERT_ERROR_TIMEOUT), "MOERT_ERROR_TIMEOUT");
+    for (int a = MOERT_OK; a <= MOERT_ERROR_INTERNAL; a++)
+        for (int b = MOERT_OK; b <= MOERT_ERROR_INTERNAL; b++) {
+            assert_int_equal(strcmp(moert_status_name(a), moert_status_name(b)) == 0, a == b);
+            assert_int_equal(strcmp(moert_status_text(a), moert_status_text(b)) == 0, a == b);
+        }
+    const moert_status unknown = (moert_status)99;
+    assert_string_equal(moert_status_name(unknown), "MOERT_ERROR_INTERNAL");
+    assert_true(strlen(moert_status_text(unknown)) > 0);
+}
+
+/* ---- texts ---- */
+
+static void test_distance_counts_edits(void **state) {
+    (void)state;
+    char a[200], b[200];
+    assert_int_equal(moert_text_distance("", ""), 0);
+    assert_int_equal(moert_text_distance("", "abc"), 3);
+    assert_int_equal(moert_text_distance("abc", ""), 3);
+    assert_int_equal(moert_text_distance("kitten", "sitting"), 3);
+    assert_int_equal(moert_text_distance("sitting", "kitten"), 3);
+    assert_int_equal(moert_text_distance("steps", "step"), 1);
+    memset(a, 'a', sizeof a);
+    memset(b, 'a', sizeof b);
+    a[199] = b[199] = '\0'; /* longer than any name: any number will do, but no overflow */
+    moert_text_distance(a, b);
+}
+
+static void test_format_makes_a_text_of_any_length(void **state) {
+    (void)state;
+    char *text = moert_text_format("%s-%03d", "layer", 7);
+    assert_string_equal(text, "layer-007");
+    free(text);
+    text = moert_text_format("%5000d", 1);
+    assert_int_equal(strlen(text), 5000);
+    free(text);
+}
+
+static void test_ends_with_compares_the_tail(void **state) {
+    (void)state;
+    assert_true(moert_text_ends_with("topology.xml", ".xml"));
+    assert_true(moert_text_ends_with(".xml", ".xml"));
+    assert_true(moert_text_ends_with("any", ""));
+    assert_false(moert_text_ends_with("xml", ".xml"));
+    assert_false(moert_text_ends_with("topology.xml.gz", ".xml"));
+}
+
+/* ---- memory ---- */
+
+static void test_memory_is_zeroed_and_never_null(void **state) {
+    (void)state;
+    uint64_t *values = NULL;
+    ASSERT_OK(MOERT_NEW_ARRAY(&values, 1000));
+    for (size_t i = 0; i < 1000; i++)
+        assert_int_equal(values[i], 0);
+    free(values);
+    ASSERT_OK(MOERT_NEW_ARRAY(&values, 0));
+    assert_non_null(values);
+    free(values);
+}
+
+static void test_memory_that_overflows_is_refused(void **state) {
+    (void)state;
+    char *memory = (char *)1;
+    volatile size_t most = SIZE_MAX; /* the compiler would warn of such a constant */
+    ASSERT_FAILS(moert_alloc(&memory, most / 2, 16), MOERT_ERROR_MEMORY, "16 bytes do not fit");
+    ASSERT_FAILS(moert_alloc(&memory, most, 1), MOERT_ERROR_MEMORY, "18446744073709551615");
+    assert_ptr_equal(memory, (char *)1);
+}
+
+static void test_narrowing_is_checked(void **state) {
+    (void)state;
+    int value = -5;
+    ASSERT_OK(moert_to_int(0, "rows", &value));
+    assert_int_equal(value, 0);
+    ASSERT_OK(moert_to_int(INT_MAX, "rows", &value));
+    assert_int_equal(value, INT_MAX);
+    value = -5;
+    ASSERT_FAILS(moert_to_int((size_t)INT_MAX + 1, "rows", &value), MOERT_ERROR_UNSUPPORTED,
+                 "rows is 2147483648, above the limit 2147483647");
+    assert_int_equal(value, -5);
+    assert_int_equal(moert_round_up(0, 64), 0);
+    assert_int_equal(moert_round_up(65, 64), 128);
+    assert_int_equal(moert_ceil_div(65, 64), 2);
+}
+
+/* ---- random numbers ---- */
+
+/* Known answers of Random123 (kat_vectors, philox4x32 with 10 rounds). */
+static void test_philox_gives_the_known_answers(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t key, high, low;
+        uint32_t word[4];
+    } rows[] = {
+        {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {UINT64_MAX, UINT64_MAX, UINT64_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        /* key a4093822 299f31d0, counter 243f6a88 85a308d3 13198a2e 03707344, low words first */
+        {0x299f31d0a4093822,
+         0x0370734413198a2e,
+         0x85a308d3243f6a88,
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const moert_random random = moert_rng_block(rows[i].key, rows[i].high, rows[i].low);
+        assert_memory_equal(random.word, rows[i].word, sizeof random.word);
+    }
+}
+
+static void test_uniforms_fill_the_unit_interval(void **state) {
+    (void)state;
+    enum { N = 100000, BINS = 10 };
+    double sum = 0.0;
+    size_t bins[BINS] = {0};
+    for (size_t i = 0; i < N; i++) {
+        const double value = moert_rng_uniform(1, 2, i);
+        assert_true(value >= 0.0 && value < 1.0);
+        sum += value;
+        bins[(size_t)(value * BINS)]++;
+    }
+    assert_within(sum / N, 0.5, 5.0 * sqrt(1.0 / 12.0 / N));
+    for (size_t b = 0; b < BINS; b++)
+        assert_within((double)bins[b], N / BINS, 5.0 * sqrt(N / BINS));
+}
+
+static void test_normals_have_mean_zero_and_variance_one(void **state) {
+    (void)state;
+    enum { N = 100000 };
+    double sum = 0.0, squares = 0.0, fourth = 0.0;
+    for (size_t i = 0; i < N; i++) {
+        const double value = moert_rng_normal(3, 4, i);
+        assert_true(isfinite(value));
+        sum += value;
+        squares += value * value;
+        fourth += value * value * value * value;
+    }
+    assert_within(sum / N, 0.0, 5.0 / sqrt(N));
+    assert_within(squares / N, 1.0, 5.0 * sqrt(2.0 / N));
+    assert_within(fourth / N, 3.0, 5.0 * sqrt(96.0 / N));
+}
+
+static void test_streams_differ_and_repeat(void **state) {
+    (void)state;
+    const uint64_t a = moert_rng_stream("model.embed"), b = moert_rng_stream("model.norm");
+    assert_true(moert_rng_stream("") == 0xcbf29ce484222325); /* FNV-1a */
+    assert_true(moert_rng_stream("a") == 0xaf63dc4c8601ec8c);
+    assert_true(moert_rng_normal(1, a, 5) == moert_rng_normal(1, a, 5));
+    assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(1, b, 5));
+    assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(2, a, 5));
+    assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(1, a, 6));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_failure_keeps_its_message_on_the_way_up),
+        cmocka_unit_test(test_a_long_message_is_cut),
+        cmocka_unit_test(test_each_thread_has_its_own_last_error),
+        cmocka_unit_test(test_every_status_has_a_name_and_a_text_of_its_own),
+        cmocka_unit_test(test_distance_counts_edits),
+        cmocka_unit_test(test_format_makes_a_text_of_any_length),
+        cmocka_unit_test(test_ends_with_compares_the_tail),
+        cmocka_unit_test(test_memory_is_zeroed_and_never_null),
+        cmocka_unit_test(test_memory_that_overflows_is_refused),
+        cmocka_unit_test(test_narrowing_is_checked),
+        cmocka_unit_test(test_philox_gives_the_known_answers),
+        cmocka_unit_test(test_uniforms_fill_the_unit_interval),
+        cmocka_unit_test(test_normals_have_mean_zero_and_variance_one),
+        cmocka_unit_test(test_streams_differ_and_repeat),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

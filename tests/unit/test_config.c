@@ -1,0 +1,144 @@
+// run: np=1 sanitize=1
+/* The table of variables: defaults, types, illegal values, unknown names. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "support/test.h"
+
+/* The environment of a test: none of the variables of the table is set. */
+static int unset_variables(void **state) {
+    (void)state;
+    moert_variable variable;
+    for (size_t i = 0; moert_config_variable(i, &variable); i++)
+        set_variable(variable.name, NULL);
+    return 0;
+}
+
+static void test_defaults_hold_where_nothing_is_set(void **state) {
+    (void)state;
+    const moert_config *config = moert_config_get();
+    assert_string_equal(config->device, "auto");
+    assert_int_equal(config->backend, MOERT_BACKEND_AUTO);
+    assert_int_equal(config->exchange, MOERT_EXCHANGE_AUTO);
+    assert_int_equal(config->timeout_s, 60);
+    assert_int_equal(config->bind, 1);
+    assert_string_equal(config->cache_dir, "");
+    assert_int_equal(config->log_level, MOERT_LOG_WARN);
+    ASSERT_OK(moert_config_check());
+}
+
+static void test_the_table_tells_what_is_set(void **state) {
+    (void)state;
+    moert_variable variable;
+    size_t count = 0;
+    set_variable("MOERT_THREADS", "3");
+    for (; moert_config_variable(count, &variable); count++) {
+        assert_memory_equal(variable.name, "MOERT_", 6);
+        assert_true(strlen(variable.help) > 0);
+        if (strcmp(variable.name, "MOERT_THREADS") == 0)
+            assert_string_equal(variable.value, "3");
+        else
+            assert_null(variable.value);
+    }
+    assert_true(count > 5);
+}
+
+static void test_values_are_read_by_their_type(void **state) {
+    (void)state;
+    set_variable("MOERT_DEVICE", "0:1");
+    set_variable("MOERT_EXCHANGE", "staged");
+    set_variable("MOERT_TIMEOUT_S", "86400");
+    set_variable("MOERT_BIND", "0");
+    set_variable("MOERT_LOG", "trace");
+    const moert_config *config = moert_config_get();
+    assert_string_equal(config->device, "0:1");
+    assert_int_equal(config->exchange, MOERT_EXCHANGE_STAGED);
+    assert_int_equal(config->timeout_s, 86400);
+    assert_int_equal(config->bind, 0);
+    assert_int_equal(config->log_level, MOERT_LOG_TRACE);
+    ASSERT_OK(moert_config_check());
+}
+
+static void test_a_choice_has_the_words_of_its_list(void **state) {
+    (void)state;
+    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_AUTO), "auto");
+    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_STAGED), "staged");
+    assert_string_equal(moert_config_choice("MOERT_BACKEND", MOERT_BACKEND_PORTABLE), "portable");
+    assert_string_equal(moert_config_choice("MOERT_EXCHANGE", 99), "?");
+    assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
+}
+
+static void test_illegal_values_are_named_and_leave_the_default(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *value, *expected;
+    } rows[] = {
+        {"MOERT_EXCHANGE", "stage", "auto|local|window|staged"},
+        {"MOERT_EXCHANGE", "staged|auto", "auto|local|window|staged"},
+        {"MOERT_EXCHANGE", "", "auto|local|window|staged"},
+        {"MOERT_BIND", "yes", "0 or 1"},
+        {"MOERT_BIND", "", "0 or 1"},
+        {"MOERT_BIND", "01", "0 or 1"},
+        {"MOERT_TIMEOUT_S", "86401", "0-86400"},
+        {"MOERT_TIMEOUT_S", "-1", "0-86400"},
+        {"MOERT_TIMEOUT_S", " -1", "0-86400"},
+        {"MOERT_TIMEOUT_S", " -18446744073709551600", "0-86400"},
+        {"MOERT_TIMEOUT_S", "12s", "0-86400"},
+        {"MOERT_TIMEOUT_S", "", "0-86400"},
+        {"MOERT_TIMEOUT_S", "99999999999999999999", "0-86400"},
+        {"MOERT_LOG", "loud", "error|warn|info|debug|trace"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[128];
+        unset_variables(NULL);
+        const moert_config standard = *moert_config_get();
+        set_variable(rows[i].name, rows[i].value);
+        snprintf(text, sizeof text, "%s=%s is not legal; expected %s", rows[i].name, rows[i].value,
+                 rows[i].expected);
+        ASSERT_FAILS(moert_config_check(), MOERT_ERROR_USAGE, text);
+        assert_memory_equal(moert_config_get(), &standard, sizeof standard);
+    }
+}
+
+/* What `call` writes to stderr; a static text. */
+static const char *stderr_of(moert_status (*call)(void)) {
+    static char text[2048];
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(stderr);
+    const int kept = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    const moert_status status = call();
+    fflush(stderr);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    ASSERT_OK(status);
+    return text;
+}
+
+static void test_unknown_variables_warn_with_the_nearest_name(void **state) {
+    (void)state;
+    set_variable("MOERT_EXCHANG", "staged");
+    const char *text = stderr_of(moert_config_check);
+    set_variable("MOERT_EXCHANG", NULL);
+    assert_non_null(strstr(text, "MOERT_EXCHANG;"));
+    assert_non_null(strstr(text, "did you mean MOERT_EXCHANGE?"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_defaults_hold_where_nothing_is_set, unset_variables),
+        cmocka_unit_test_setup(test_the_table_tells_what_is_set, unset_variables),
+        cmocka_unit_test_setup(test_values_are_read_by_their_type, unset_variables),
+        cmocka_unit_test(test_a_choice_has_the_words_of_its_list),
+        cmocka_unit_test(test_illegal_values_are_named_and_leave_the_default),
+        cmocka_unit_test_setup(test_unknown_variables_warn_with_the_nearest_name, unset_variables),
+    };
+    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+// run: np=1,2,3,4 sanitize=2
+/* Contexts made one after the other, on the caller's OpenCL, bound or not, and with bad settings.
+ */
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "support/mpi.h"
+
+/* Creates, uses and destroys a context. */
+static moert_status use_context(const moert_context_options *options) {
+    moert_context *context;
+    moert_buffer *buffer = NULL;
+    uint64_t sent = 77 + test_rank, got = 0;
+    MOERT_TRY(moert_context_create(MPI_COMM_WORLD, options, &context));
+    moert_status status = moert_buffer_create(moert_context_device(context), sizeof got, &buffer);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(buffer, 0, &sent, sizeof sent);
+    if (status == MOERT_OK)
+        status = moert_buffer_read(buffer, 0, &got, sizeof got);
+    if (status == MOERT_OK && got != sent)
+        status = MOERT_FAIL(ERROR_INTERNAL, "%llu came back as %llu", (unsigned long long)sent,
+                            (unsigned long long)got);
+    if (status == MOERT_OK &&
+        (moert_context_rank(context) != test_rank || moert_context_size(context) != test_ranks))
+        status = MOERT_FAIL(ERROR_INTERNAL, "rank %zu of %zu", moert_context_rank(context),
+                            moert_context_size(context));
+    moert_buffer_destroy(buffer);
+    status = moert_comm_agree(moert_context_comm(context), status);
+    moert_context_destroy(context);
+    return status;
+}
+
+static void test_contexts_follow_each_other(void **state) {
+    (void)state;
+    const moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    for (size_t i = 0; i < 3; i++)
+        ASSERT_OK_ON_ALL(use_context(i % 2 == 0 ? NULL : &options));
+    moert_context_destroy(NULL);
+}
+
+static void test_two_contexts_live_side_by_side(void **state) {
+    (void)state;
+    moert_context *first, *second;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &second));
+    ASSERT_ON_ALL(moert_context_device(first) != moert_context_device(second));
+    moert_context_destroy(first);
+    ASSERT_OK_ON_ALL(moert_device_finish(moert_context_device(second)));
+    moert_context_destroy(second);
+}
+
+static void test_options_of_another_size_are_refused(void **state) {
+    (void)state;
+    moert_context *context = NULL;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.size -= test_rank == 0; /* one wrong rank is enough */
+    ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context), MOERT_ERROR_USAGE,
+                        "MOERT_CONTEXT_OPTIONS_INIT");
+    ASSERT_ON_ALL(context == NULL);
+}
+
+static void test_a_context_works_on_the_queue_of_the_caller(void **state) {
+    (void)state;
+    cl_platform_id platform;
+    cl_device_id id;
+    cl_int code[2];
+    ASSERT_ON_ALL(clGetPlatformIDs(1, &platform, NULL) == CL_SUCCESS &&
+                  clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &id, NULL) == CL_SUCCESS);
+    cl_context cl = clCreateContext(NULL, 1, &id, NULL, NULL, &code[0]);
+    cl_command_queue queue = clCreateCommandQueueWithProperties(cl, id, NULL, &code[1]);
+    ASSERT_ON_ALL(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS);
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.cl_context = cl;
+    options.cl_device = id;
+    options.cl_queue = queue;
+    ASSERT_OK_ON_ALL(use_context(&options));
+    ASSERT_OK_ON_ALL(use_context(&options));
+    options.cl_queue = NULL;
+    ASSERT_FAILS_ON_ALL(use_context(&options), MOERT_ERROR_USAGE,
+                        "needs context, device and queue");
+    ASSERT_ON_ALL(clReleaseCommandQueue(queue) == CL_SUCCESS && clReleaseContext(cl) == CL_SUCCESS);
+}
+
+static void test_one_rank_with_a_bad_setting_fails_all_and_is_named(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *value, *text;
+    } rows[] = {
+        {"MOERT_DEVICE", "nosuch", "MOERT_DEVICE=nosuch matches no OpenCL device; there are: "},
+        {"MOERT_TIMEOUT_S", "soon", "MOERT_TIMEOUT_S=soon is not legal; expected 0-86400"},
+        {"MOERT_BIND", "maybe", "MOERT_BIND=maybe is not legal; expected 0 or 1"},
+        {"MOERT_TOPOLOGY", "pack:x", "MOERT_TOPOLOGY"},
+    };
+    const size_t bad = test_ranks - 1;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[256], rank[300] = "";
+        moert_context *context = NULL;
+        if (test_ranks > 1)
+            snprintf(rank, sizeof rank, "rank %zu (%s): ", bad, moert_comm_host(test_comm, bad));
+        snprintf(text, sizeof text, "%.160s%s", rank, i < 3 ? rows[i].text : "");
+        const char *kept = getenv(rows[i].name);
+        char *before = kept != NULL ? strdup(kept) : NULL;
+        if (test_rank == bad)
+            set_variable(rows[i].name, rows[i].value);
+        const moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
+        set_variable(rows[i].name, before);
+        free(before);
+        ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE, text);
+        ASSERT_ON_ALL(context == NULL && strstr(moert_last_error(), rows[i].text) != NULL);
+        ASSERT_OK_ON_ALL(use_context(NULL));
+    }
+}
+
+static void test_an_unbound_rank_keeps_its_cores(void **state) {
+    (void)state;
+    moert_context *context;
+    cpu_set_t before, after;
+    set_variable("MOERT_BIND", "0");
+    bool right = sched_getaffinity(0, sizeof before, &before) == 0;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
+    right = right && sched_getaffinity(0, sizeof after, &after) == 0;
+    right = right && CPU_EQUAL(&before, &after);
+    right = right && moert_context_placement(context)->cpu_count == 0;
+    moert_context_destroy(context);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_ON_ALL(right);
+}
+
+static void test_bound_ranks_have_cores_of_their_own(void **state) {
+    (void)state;
+    enum { MOST = 64 };
+    moert_context *context;
+    cpu_set_t mine, all[MOST], both;
+    set_variable("MOERT_BIND", "1");
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
+    const moert_placement *placement = moert_context_placement(context);
+    bool right = sched_getaffinity(0, sizeof mine, &mine) == 0 && test_ranks <= MOST;
+    right = right && placement->cpu_count > 0;
+    right = right && CPU_COUNT(&mine) >= (int)placement->cpu_count;
+    right = moert_comm_allgather(test_comm, &mine, sizeof mine, all) == MOERT_OK && right;
+    for (size_t r = 0; r < test_ranks && r != test_rank; r++) {
+        CPU_AND(&both, &mine, &all[r]);
+        right = right && (placement->shared || CPU_COUNT(&both) == 0);
+    }
+    moert_context_destroy(context);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_ON_ALL(right);
+}
+
+static void test_a_bound_rank_finds_the_same_cores_again(void **state) {
+    (void)state;
+    moert_placement first = {0};
+    bool right = true;
+    for (size_t i = 0; i < 3; i++) {
+        moert_context *context;
+        ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
+        const moert_placement *placement = moert_context_placement(context);
+        if (i == 0)
+            first = *placement;
+        right = right && strcmp(placement->cpus, first.cpus) == 0;
+        moert_context_destroy(context);
+    }
+    ASSERT_ON_ALL(right);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_unbound_rank_keeps_its_cores),
+        cmocka_unit_test(test_bound_ranks_have_cores_of_their_own),
+        cmocka_unit_test(test_a_bound_rank_finds_the_same_cores_again),
+        cmocka_unit_test(test_contexts_follow_each_other),
+        cmocka_unit_test(test_two_contexts_live_side_by_side),
+        cmocka_unit_test(test_options_of_another_size_are_refused),
+        cmocka_unit_test(test_a_context_works_on_the_queue_of_the_caller),
+        cmocka_unit_test(test_one_rank_with_a_bad_setting_fails_all_and_is_named),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("context", tests, NULL, NULL));
+}

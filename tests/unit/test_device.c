@@ -1,0 +1,341 @@
+// run: np=1 sanitize=1
+/* Choosing, opening and adopting devices, buffers and launches. Programs are in test_program.c. */
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "support/test.h"
+
+/* A kernel for buffers to go through: x[n] *= factor. */
+static moert_status scale(moert_buffer *x, size_t n, float factor) {
+    return MOERT_RUN(moert_buffer_device(x), "elementwise", "scale", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(x), MOERT_ARG(n), MOERT_ARG(factor));
+}
+
+/* ---- choosing ---- */
+
+static void test_the_list_tells_what_a_device_is(void **state) {
+    (void)state;
+    moert_device_info *list = NULL;
+    size_t count = 0;
+    ASSERT_OK(moert_device_list(&list, &count));
+    assert_true(count > 0);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(strlen(list[i].name) > 0 && strlen(list[i].platform_name) > 0);
+        assert_true(list[i].compute_units > 0 && list[i].largest_bytes > 0);
+        assert_true(list[i].global_bytes >= list[i].largest_bytes);
+        assert_false(list[i].is_cpu && list[i].is_gpu);
+    }
+    free(list);
+}
+
+static void test_a_device_opens_by_place_by_name_and_by_kind(void **state) {
+    (void)state;
+    const moert_device_info *info = moert_device_describe(test_device);
+    char place[24], part[8] = "";
+    snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
+    memcpy(part, info->name, sizeof part - 1);
+    const char *selectors[] = {place, part, info->is_gpu ? "gpu" : "cpu", "auto"};
+    for (size_t i = 0; i < sizeof selectors / sizeof *selectors; i++) {
+        moert_device *device = NULL;
+        /* a local rank beyond the number of devices wraps around; a strange GPU is no error */
+        ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));
+        assert_string_equal(moert_device_name(device), moert_device_describe(device)->name);
+        ASSERT_OK(moert_device_finish(device));
+        moert_device_close(device);
+    }
+    moert_device_close(NULL);
+}
+
+static void test_a_selector_without_a_match_lists_what_there_is(void **state) {
+    (void)state;
+    moert_device *device = NULL;
+    moert_device_info *list;
+    size_t count;
+    const char *const selectors[] = {"nosuch", "99:0", "0:99"};
+    ASSERT_OK(moert_device_list(&list, &count));
+    for (size_t i = 0; i < 3; i++) {
+        char text[200];
+        snprintf(text, sizeof text, "MOERT_DEVICE=%s matches no OpenCL device; there are: %d:%d %s",
+                 selectors[i], list[0].platform, list[0].index, list[0].name);
+        ASSERT_FAILS(moert_device_open(selectors[i], NULL, 0, &device), MOERT_ERROR_USAGE, text);
+    }
+    assert_null(device);
+    free(list);
+}
+
+/* ---- objects of the caller ---- */
+
+typedef struct objects {
+    cl_device_id id;
+    cl_context context, other;
+    cl_command_queue queue;
+} objects;
+
+static objects make_objects(cl_command_queue_properties properties) {
+    objects made = {0};
+    cl_platform_id platform;
+    cl_int code;
+    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
+    assert_int_equal(clGetPlatformIDs(1, &platform, NULL), CL_SUCCESS);
+    assert_int_equal(clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &made.id, NULL), CL_SUCCESS);
+    made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    made.other = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    made.queue = clCreateCommandQueueWithProperties(made.context, made.id, list, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    return made;
+}
+
+static void free_objects(objects *made) {
+    assert_int_equal(clReleaseCommandQueue(made->queue), CL_SUCCESS);
+    assert_int_equal(clReleaseContext(made->context), CL_SUCCESS);
+    assert_int_equal(clReleaseContext(made->other), CL_SUCCESS);
+}
+
+/* Those of the queue; a driver's threads may hold some for a moment after a launch. */
+static cl_uint references_of(cl_command_queue queue) {
+    cl_uint references = 0;
+    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
+        usleep(wait > 0 ? 1000 : 0);
+        assert_int_equal(clGetCommandQueueInfo(queue, CL_QUEUE_REFERENCE_COUNT, sizeof references,
+                                               &references, NULL),
+                         CL_SUCCESS);
+    }
+    return references;
+}
+
+static void test_an_adopted_device_works_and_leaves_its_objects_alone(void **state) {
+    (void)state;
+    objects caller = make_objects(0);
+    for (size_t round = 0; round < 2; round++) {
+        moert_device *device;
+        moert_buffer *buffer;
+        float values[4] = {1, 2, 3, 4}, got[4];
+        ASSERT_OK(moert_device_adopt(caller.context, caller.id, caller.queue, &device));
+        assert_true(strlen(moert_device_name(device)) > 0);
+        assert_true(strlen(moert_device_describe(device)->platform_name) > 0);
+        ASSERT_OK(moert_buffer_create(device, sizeof values, &buffer));
+        ASSERT_OK(moert_buffer_write(buffer, 0, values, sizeof values));
+        ASSERT_OK(scale(buffer, 4, 0.5f));
+        ASSERT_OK(moert_buffer_read(buffer, 0, got, sizeof got));
+        for (size_t i = 0; i < 4; i++)
+            assert_true(got[i] == 0.5f * values[i]);
+        moert_buffer_destroy(buffer);
+        moert_device_close(device);
+    }
+    assert_int_equal(references_of(caller.queue), 1);
+    free_objects(&caller);
+}
+
+static void test_objects_that_do_not_belong_together_are_refused(void **state) {
+    (void)state;
+    moert_device *device = NULL;
+    objects caller = make_objects(0),
+            disorderly = make_objects(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+    ASSERT_FAILS(moert_device_adopt(NULL, caller.id, caller.queue, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.context, NULL, caller.queue, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.context, caller.id, NULL, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.other, caller.id, caller.queue, &device),
+                 MOERT_ERROR_MISMATCH, "another OpenCL context");
+    ASSERT_FAILS(moert_device_adopt(disorderly.context, disorderly.id, disorderly.queue, &device),
+                 MOERT_ERROR_UNSUPPORTED, "out-of-order");
+    assert_null(device);
+    free_objects(&caller);
+    free_objects(&disorderly);
+}
+
+/* ---- buffers ---- */
+
+static void test_a_buffer_of_no_bytes_is_legal(void **state) {
+    (void)state;
+    moert_buffer *empty, *view;
+    void *memory;
+    ASSERT_OK(moert_buffer_create(test_device, 0, &empty));
+    assert_int_equal(moert_buffer_bytes(empty), 0);
+    assert_ptr_equal(moert_buffer_device(empty), test_device);
+    ASSERT_OK(moert_buffer_write(empty, 0, NULL, 0));
+    ASSERT_OK(moert_buffer_read(empty, 0, NULL, 0));
+    ASSERT_OK(moert_buffer_copy(empty, 0, empty, 0, 0));
+    ASSERT_OK(moert_buffer_clear(empty, 0, 0));
+    ASSERT_OK(moert_buffer_map(empty, &memory));
+    ASSERT_OK(moert_buffer_unmap(empty, memory));
+    ASSERT_OK(moert_buffer_view(empty, 0, 0, &view));
+    moert_buffer_destroy(view);
+    moert_buffer_destroy(empty);
+    moert_buffer_destroy(NULL);
+}
+
+static void test_ranges_outside_a_buffer_are_refused(void **state) {
+    (void)state;
+    static const size_t ranges[][2] = {{0, 101}, {100, 1},       {101, 0},
+                                       {1, 100}, {50, SIZE_MAX}, {SIZE_MAX, 1}};
+    moert_buffer *buffer, *large;
+    unsigned char bytes[128] = {0};
+    ASSERT_OK(moert_buffer_create(test_device, 100, &buffer));
+    ASSERT_OK(moert_buffer_create(test_device, 1000, &large));
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        const size_t offset = ranges[i][0], count = ranges[i][1];
+        const moert_status all[] = {moert_buffer_write(buffer, offset, bytes, count),
+                                    moert_buffer_read(buffer, offset, bytes, count),
+                                    moert_buffer_clear(buffer, offset, count),
+                                    moert_buffer_copy(buffer, offset, large, 0, count),
+                                    moert_buffer_copy(large, 0, buffer, offset, count)};
+        for (size_t call = 0; call < 5; call++)
+            ASSERT_FAILS(all[call], MOERT_ERROR_USAGE, "outside a buffer of");
+    }
+    ASSERT_OK(moert_buffer_write(buffer, 100, bytes, 0));
+    ASSERT_OK(moert_buffer_write(buffer, 0, bytes, 100));
+    moert_buffer_destroy(buffer);
+    moert_buffer_destroy(large);
+}
+
+static void test_a_buffer_above_the_largest_allocation_is_refused(void **state) {
+    (void)state;
+    moert_buffer *buffer = NULL;
+    const size_t largest = moert_device_describe(test_device)->largest_bytes;
+    ASSERT_FAILS(moert_buffer_create(test_device, largest + 1, &buffer), MOERT_ERROR_MEMORY,
+                 "exceeds the largest allocation");
+    ASSERT_FAILS(moert_buffer_create(test_device, SIZE_MAX, &buffer), MOERT_ERROR_MEMORY,
+                 "18446744073709551615 bytes");
+    assert_null(buffer);
+}
+
+static void test_copies_and_fills_keep_to_their_range(void **state) {
+    (void)state;
+    unsigned char source[256], got[256];
+    for (size_t i = 0; i < 256; i++)
+        source[i] = (unsigned char)i;
+    moert_buffer *from = upload(source, 256), *to = upload(source, 256);
+    ASSERT_OK(moert_buffer_copy(from, 17, to, 101, 55));
+    ASSERT_OK(moert_buffer_clear(to, 3, 9));
+    download_into(to, got, 256);
+    for (size_t i = 0; i < 256; i++)
+        assert_int_equal(got[i], i >= 3 && i < 12 ? 0 : i >= 101 && i < 156 ? i - 101 + 17 : i);
+    moert_buffer_destroy(from);
+    moert_buffer_destroy(to);
+}
+
+static void test_a_view_is_a_part_of_its_parent(void **state) {
+    (void)state;
+    unsigned char source[1100], got[88];
+    for (size_t i = 0; i < sizeof source; i++)
+        source[i] = (unsigned char)(i * 7);
+    moert_buffer *parent, *view = NULL;
+    ASSERT_OK(moert_buffer_create(test_device, sizeof source, &parent));
+    ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
+    ASSERT_FAILS(moert_buffer_view(parent, 256, 8, &view), MOERT_ERROR_USAGE, "multiple of 512");
+    ASSERT_FAILS(moert_buffer_view(parent, 1024, 77, &view), MOERT_ERROR_USAGE, "[1024, +77)");
+    ASSERT_FAILS(moert_buffer_view(parent, 1536, 0, &view), MOERT_ERROR_USAGE, "1100 bytes");
+    ASSERT_FAILS(moert_buffer_view(parent, 512, SIZE_MAX, &view), MOERT_ERROR_USAGE, "[512, +");
+    assert_null(view);
+    ASSERT_OK(moert_buffer_view(parent, 1024, 76, &view));
+    assert_int_equal(moert_buffer_bytes(view), 76);
+    ASSERT_OK(moert_buffer_read(view, 0, got, 76));
+    assert_memory_equal(got, source + 1024, 76);
+    ASSERT_OK(moert_buffer_clear(view, 1, 2));
+    ASSERT_OK(moert_buffer_read(parent, 1024, got, 76));
+    assert_true(got[0] == source[1024] && got[1] == 0 && got[2] == 0 && got[3] == source[1027]);
+    ASSERT_FAILS(moert_buffer_write(view, 70, got, 7), MOERT_ERROR_USAGE, "76 bytes");
+    moert_buffer_destroy(view);
+    moert_buffer_destroy(parent);
+}
+
+static void test_wrapped_memory_is_used_as_it_is(void **state) {
+    (void)state;
+    enum { N = 1024 };
+    float *memory = aligned_alloc(4096, N * sizeof *memory), *mapped;
+    moert_buffer *buffer = NULL, *end;
+    assert_non_null(memory);
+    memset(memory, 0, N * sizeof *memory);
+    ASSERT_FAILS(moert_buffer_wrap(test_device, NULL, 4, &buffer), MOERT_ERROR_USAGE, "wrap");
+    ASSERT_FAILS(moert_buffer_wrap(test_device, memory, 0, &buffer), MOERT_ERROR_USAGE, "wrap");
+    ASSERT_OK(moert_buffer_wrap(test_device, memory, N * sizeof *memory, &buffer));
+    ASSERT_OK(moert_buffer_view(buffer, N * sizeof *memory, 0, &end));
+    moert_buffer_destroy(end);
+    if (moert_device_describe(test_device)->is_cpu)
+        memory[7] = 1.5f; /* no copy: what the host writes now is what the device sees */
+    else
+        ASSERT_OK(moert_buffer_write(buffer, 7 * sizeof *memory, &(float){1.5f}, sizeof(float)));
+    ASSERT_OK(scale(buffer, N, 2.0f));
+    ASSERT_OK(moert_buffer_map(buffer, &mapped));
+    assert_ptr_equal(mapped, memory);
+    assert_true(mapped[7] == 3.0f);
+    mapped[8] = 5.0f;
+    ASSERT_OK(moert_buffer_unmap(buffer, mapped));
+    float value = 0;
+    ASSERT_OK(moert_buffer_read(buffer, 8 * sizeof value, &value, sizeof value));
+    assert_true(value == 5.0f);
+    moert_buffer_destroy(buffer);
+    free(memory);
+}
+
+static void test_reserve_keeps_what_is_large_enough(void **state) {
+    (void)state;
+    moert_buffer *buffer = NULL;
+    ASSERT_OK(moert_buffer_reserve(test_device, 100, &buffer));
+    moert_buffer *first = buffer;
+    ASSERT_OK(moert_buffer_reserve(test_device, 100, &buffer));
+    ASSERT_OK(moert_buffer_reserve(test_device, 0, &buffer));
+    assert_ptr_equal(buffer, first);
+    ASSERT_OK(moert_buffer_reserve(test_device, 101, &buffer));
+    assert_true(moert_buffer_bytes(buffer) >= 101);
+    first = buffer;
+    ASSERT_FAILS(moert_buffer_reserve(test_device, SIZE_MAX, &buffer), MOERT_ERROR_MEMORY, "");
+    assert_ptr_equal(buffer, first);
+    moert_buffer_destroy(buffer);
+}
+
+/* ---- launches ---- */
+
+static void test_launches_say_what_is_wrong_with_them(void **state) {
+    (void)state;
+    const moert_grid one = {1, 1, 1};
+    float value = 3.0f;
+    moert_buffer *x = upload(&value, sizeof value);
+    const size_t local = moert_device_describe(test_device)->local_bytes;
+    ASSERT_FAILS(MOERT_RUN(test_device, "nosuch", "scale", one, MOERT_ARG(x)), MOERT_ERROR_INTERNAL,
+                 "nosuch.cl");
+    ASSERT_FAILS(MOERT_RUN(test_device, "elementwise", "nosuch", one, MOERT_ARG(x)),
+                 MOERT_ERROR_DEVICE, "kernel nosuch of 'elementwise': CL_INVALID_KERNEL_NAME");
+    ASSERT_FAILS(MOERT_RUN(test_device, "elementwise", "scale", one, MOERT_ARG(x)),
+                 MOERT_ERROR_INTERNAL, "kernel scale takes 3 arguments, not 1");
+    ASSERT_FAILS(MOERT_RUN(test_device, "elementwise", "scale", one, MOERT_ARG(x), MOERT_ARG(1u),
+                           MOERT_ARG(2.0f)),
+                 MOERT_ERROR_INTERNAL, "argument 1 of kernel scale (4 bytes): CL_INVALID_ARG_SIZE");
+    ASSERT_FAILS(MOERT_RUN(test_device, "elementwise", "scale", one, MOERT_ARG(x),
+                           moert_argument_local(local), moert_argument_local(4)),
+                 MOERT_ERROR_UNSUPPORTED, "of local memory");
+    /* nothing to do is no error, whatever it is */
+    ASSERT_OK(MOERT_RUN(test_device, "nosuch", "scale", ((moert_grid){1, 0, 1}), MOERT_ARG(x)));
+    ASSERT_OK(scale(x, 1, 2.0f));
+    download_into(x, &value, sizeof value);
+    assert_true(value == 6.0f);
+    moert_buffer_destroy(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_list_tells_what_a_device_is),
+        cmocka_unit_test(test_a_device_opens_by_place_by_name_and_by_kind),
+        cmocka_unit_test(test_a_selector_without_a_match_lists_what_there_is),
+        cmocka_unit_test(test_an_adopted_device_works_and_leaves_its_objects_alone),
+        cmocka_unit_test(test_objects_that_do_not_belong_together_are_refused),
+        cmocka_unit_test(test_a_buffer_of_no_bytes_is_legal),
+        cmocka_unit_test(test_ranges_outside_a_buffer_are_refused),
+        cmocka_unit_test(test_a_buffer_above_the_largest_allocation_is_refused),
+        cmocka_unit_test(test_copies_and_fills_keep_to_their_range),
+        cmocka_unit_test(test_a_view_is_a_part_of_its_parent),
+        cmocka_unit_test(test_wrapped_memory_is_used_as_it_is),
+        cmocka_unit_test(test_reserve_keeps_what_is_large_enough),
+        cmocka_unit_test(test_launches_say_what_is_wrong_with_them),
+    };
+    return cmocka_run_group_tests_name("device", tests, open_test_device, close_test_device);
+}
