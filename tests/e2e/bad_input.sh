@@ -5,8 +5,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
 export LC_ALL=C
-bin=${MOERT_BUILD:-build}/bin
-export -n MOERT_BUILD MOERT_TEST_ALL # no variables of the programs
+bin=${TEST_BUILD:-build}/bin
+export -n TEST_BUILD TEST_ALL # no variables of the programs
 work=$(mktemp -d)
 mount=$work/mount
 leave() {

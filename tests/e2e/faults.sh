@@ -4,8 +4,8 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
-program=${MOERT_BUILD:-build}/bin/moert-train
-export -n MOERT_BUILD MOERT_TEST_ALL # no variables of the programs
+program=${TEST_BUILD:-build}/bin/moert-train
+export -n TEST_BUILD TEST_ALL # no variables of the programs
 export MOERT_TIMEOUT_S=4
 work=$(mktemp -d)
 launcher=

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moert-layer against the golden layers of five model families, and against itself: any number of ranks and any engine
-# give the same bytes. MOERT_TEST_ALL=1 runs every case on every engine and rank count.
+# give the same bytes. TEST_ALL=1 runs every case on every engine and rank count.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -42,7 +42,7 @@ all_of() { # CASE
 
 for path in "$golden"/*; do
     case=$(basename "$path")
-    if [ "${MOERT_TEST_ALL:-0}" -eq 1 ]; then
+    if [ "${TEST_ALL:-0}" -eq 1 ]; then
         all_of "$case"
         continue
     fi

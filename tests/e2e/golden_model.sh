@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of a run of
-# AdamW, on up to 4 ranks (of which some have no sequence). MOERT_TEST_ALL=1 adds 3 ranks and every engine.
+# AdamW, on up to 4 ranks (of which some have no sequence). TEST_ALL=1 adds 3 ranks and every engine.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -43,13 +43,13 @@ model() {
 
 for name in mixtral-tiny mixtral-tiny-aux qwen3-tiny; do
     counts=(1 2 4)
-    [ "${MOERT_TEST_ALL:-0}" -eq 0 ] && [ $name = mixtral-tiny-aux ] && counts=(1 4)
-    [ "${MOERT_TEST_ALL:-0}" -eq 0 ] && [ $name = qwen3-tiny ] && counts=(1 2)
+    [ "${TEST_ALL:-0}" -eq 0 ] && [ $name = mixtral-tiny-aux ] && counts=(1 4)
+    [ "${TEST_ALL:-0}" -eq 0 ] && [ $name = qwen3-tiny ] && counts=(1 2)
     logits "$name"
     for count in "${counts[@]}"; do
         model "$name" "$count" auto
     done
-    [ "${MOERT_TEST_ALL:-0}" -eq 1 ] || continue
+    [ "${TEST_ALL:-0}" -eq 1 ] || continue
     model "$name" 3 window
     for count in 1 2 3 4; do
         model "$name" "$count" staged

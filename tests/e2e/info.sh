@@ -4,9 +4,9 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
-program=${MOERT_BUILD:-build}/bin/moert-info
+program=${TEST_BUILD:-build}/bin/moert-info
 model=tests/golden/model/qwen3-tiny
-unset MOERT_BUILD MOERT_TEST_ALL MOERT_TEST_LIMIT_S # of the tests; moert warns of variables it does not know
+unset TEST_BUILD TEST_ALL TEST_LIMIT_S # of the tests; moert warns of variables it does not know
 number=0 failed=0
 folder=$(mktemp -d)
 log=$folder/log out=$folder/out

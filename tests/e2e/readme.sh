@@ -12,7 +12,7 @@ ok() { # status, title
     [ "$1" -eq 0 ] && echo "ok $count - $2" || { echo "not ok $count - $2"; wrong=1; }
 }
 
-build=$(realpath --relative-to=. "${MOERT_BUILD:-build}")
+build=$(realpath --relative-to=. "${TEST_BUILD:-build}")
 make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$folder/log" 2>&1
 ok $? "make install"
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig LD_LIBRARY_PATH=$folder/prefix/lib

@@ -3,7 +3,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
-program=${MOERT_BUILD:-build}/tests/test_watchdog
+program=${TEST_BUILD:-build}/tests/test_watchdog
 export MOERT_TIMEOUT_S=3
 number=0 failed=0
 log=$(mktemp)

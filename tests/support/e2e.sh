@@ -4,8 +4,8 @@
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   finish                   the plan; the script's exit status
 . launch/environment
-bin=${MOERT_BUILD:-build}/bin
-compare=${MOERT_BUILD:-build}/tests/compare
+bin=${TEST_BUILD:-build}/bin
+compare=${TEST_BUILD:-build}/tests/compare
 folder=$(mktemp -d)
 log=$folder/log
 trap 'rm -rf "$folder"' EXIT
