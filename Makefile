@@ -118,7 +118,7 @@ check-layers: ## proves from the includes that lower modules never use higher on
 
 lint: ## clang-tidy and cppcheck
 	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS)
-	$(Q)cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
+	$(Q)cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files
 	$(Q)clang-format -i $(wildcard include/moert/*.h src/*/*.[ch] tests/*/*.[ch] bench/*.[ch] kernels/embed.c)

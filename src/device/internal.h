@@ -37,6 +37,8 @@ struct moert_buffer {
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);
+/* Name of a device for messages; NULL is one that is not open yet. */
+const char *moert_cl_device_name(const moert_device *device);
 
 /* MOERT_CL(device, clCall(...)): passes an OpenCL failure up with the call, the error's name and
  * the device. */
@@ -48,7 +50,7 @@ const char *moert_cl_error_name(cl_int code);
     } while (0)
 #define MOERT_CL_FAIL(device, code, call)                                                          \
     MOERT_FAIL(ERROR_DEVICE, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),           \
-               (device) != NULL ? (device)->info.name : "not open")
+               moert_cl_device_name(device))
 
 /* Fills `info` from the driver. */
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,

@@ -44,7 +44,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
         {CL_DEVICE_EXTENSIONS, sizeof extensions, extensions},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        MOERT_CL((moert_device *)NULL,
+        MOERT_CL(NULL,
                  clGetDeviceInfo(id, fields[i].key, fields[i].bytes, fields[i].value, NULL));
     if (platform != NULL)
         clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof info->platform_name,
@@ -206,16 +206,15 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
     cl_command_queue_properties properties = 0;
     cl_device_id queue_device = NULL;
     cl_context queue_context = NULL;
-    moert_device *none = NULL;
     if (context == NULL || id == NULL || queue == NULL)
         return MOERT_FAIL(
             ERROR_USAGE,
             "a context on the caller's OpenCL objects needs context, device and queue");
-    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties,
+    MOERT_CL(NULL, clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties,
                                          NULL));
-    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof queue_device, &queue_device,
+    MOERT_CL(NULL, clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof queue_device, &queue_device,
                                          NULL));
-    MOERT_CL(none, clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof queue_context,
+    MOERT_CL(NULL, clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof queue_context,
                                          &queue_context, NULL));
     if (queue_device != id || queue_context != context)
         return MOERT_FAIL(ERROR_MISMATCH, "the queue belongs to another OpenCL context or device");

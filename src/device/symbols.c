@@ -44,3 +44,7 @@ const char *moert_cl_error_name(cl_int code) {
         return "unknown OpenCL error";
     }
 }
+
+const char *moert_cl_device_name(const moert_device *device) {
+    return device != NULL ? device->info.name : "not open";
+}

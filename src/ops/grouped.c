@@ -62,7 +62,7 @@ destroy:
 bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report) {
     if (index >= BACKENDS - FIRST_BACKEND)
         return false;
-    float product;
+    float product = 0.0f;
     *report = (moert_backend_report){.name = backends[FIRST_BACKEND + index].name,
                                      .automatic = FIRST_BACKEND + index == AUTOMATIC};
     if (multiply(&backends[FIRST_BACKEND + index], device, &product) != MOERT_OK)

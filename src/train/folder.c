@@ -44,7 +44,11 @@ static moert_status list_steps(const char *folder, uint64_t **steps, size_t *cou
     if (directory == NULL)
         return errno == ENOENT ? MOERT_OK : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
     uint64_t *found = malloc(room * sizeof *found), step;
-    for (struct dirent *entry; found != NULL && (entry = readdir(directory)) != NULL;) {
+    if (found == NULL) {
+        closedir(directory);
+        return MOERT_FAIL(ERROR_MEMORY, "no room to list %s", folder);
+    }
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         if (!parse_name(entry->d_name, &step))
             continue;
         if (*count == room) {
@@ -57,8 +61,6 @@ static moert_status list_steps(const char *folder, uint64_t **steps, size_t *cou
         found[(*count)++] = step;
     }
     closedir(directory);
-    if (found == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room to list %s", folder);
     qsort(found, *count, sizeof *found, descending);
     *steps = found;
     return MOERT_OK;

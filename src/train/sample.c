@@ -54,7 +54,7 @@ moert_status moert_sample_text(moert_model *model, const char *prompt, size_t co
     MOERT_TRY_OR(done, moert_alloc(&all, start + count + 1, 1));
     MOERT_TRY_OR(done, moert_alloc(&logits, moert_model_describe(model)->vocabulary, sizeof *logits));
     MOERT_TRY_OR(done, moert_alloc(&input, length, sizeof *input));
-    memcpy(all, prompt, start);
+    memcpy(all, prompt, start + 1);
     for (size_t i = 0; i < count; i++)
         MOERT_TRY_OR(done, next_byte(model, all, start + i, length, temperature, seed, logits, input, &all[start + i]));
     memcpy(text, all + start, count);
