@@ -3,8 +3,8 @@
  *
  * The table is POSIX shared memory, unlinked as soon as all have opened it, not an MPI window: it
  * works with any MPI, and the thread makes no MPI call. Every rank of the host decides alone; the
- * first to set `reported` speaks, and lower ranks decide a little earlier. Once it is set, the job is
- * ending: every rank of the host leaves.
+ * first to set `reported` speaks, and lower ranks decide a little earlier. Once it is set, the job
+ * is ending: every rank of the host leaves.
  */
 #include "comm/watchdog.h"
 
@@ -28,7 +28,7 @@
 enum { BEAT_MS = 200, NAME_BYTES = 64 };
 
 static const uint64_t second_ns = 1000000000u;
-static const uint64_t early_ns = 500000000u;    /* wait after which the dead are named */
+static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
 static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
 
 struct moert_watchdog {

@@ -19,8 +19,8 @@ struct moert_context {
 };
 
 /* The binding masks of this host's ranks, in rank order; *masks is to be freed. Collective. */
-static moert_status gather_masks(moert_comm *comm, const moert_topology *topology, char (**masks)[MOERT_CPUS_BYTES])
-{
+static moert_status gather_masks(moert_comm *comm, const moert_topology *topology,
+                                 char (**masks)[MOERT_CPUS_BYTES]) {
     size_t size = moert_comm_size(comm), count = 0;
     char mine[MOERT_CPUS_BYTES] = "", (*all)[MOERT_CPUS_BYTES];
     moert_status local = moert_topology_mask_text(topology, mine, sizeof mine);
@@ -38,17 +38,17 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
     return MOERT_OK;
 }
 
-static void log_placement(const moert_placement *placement)
-{
-    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus, placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
+static void log_placement(const moert_placement *placement) {
+    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus,
+                placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
                 placement->shared ? ", shared with other ranks" : "");
     if (placement->confined)
         MOERT_INFO("the launcher has bound this rank; staying on cpus %s", placement->cpus);
 }
 
-/* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is first asked for. */
-static moert_status open_bound(moert_context *context, const moert_topology *topology)
-{
+/* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is
+ * first asked for. */
+static moert_status open_bound(moert_context *context, const moert_topology *topology) {
     const moert_config *config = moert_config_get();
     moert_placement *placement = &context->placement;
     moert_thread_snapshot snapshot;
@@ -56,17 +56,18 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     size_t pinned;
     MOERT_TRY(moert_topology_bind(topology, placement));
     log_placement(placement);
-    snprintf(threads, sizeof threads, "%u", config->threads > 0 ? config->threads : placement->cpu_count);
+    snprintf(threads, sizeof threads, "%u",
+             config->threads > 0 ? config->threads : placement->cpu_count);
     setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
     MOERT_TRY(moert_threads_snapshot(&snapshot));
-    moert_status status = moert_device_open(config->device, placement->pci, (unsigned)moert_comm_node_rank(context->comm),
-                                            &context->device);
+    moert_status status =
+        moert_device_open(config->device, placement->pci,
+                          (unsigned)moert_comm_node_rank(context->comm), &context->device);
     moert_status pin = moert_threads_pin_new(topology, placement, &snapshot, &pinned);
     return status != MOERT_OK ? status : pin;
 }
 
-static moert_status place_and_open(moert_context *context)
-{
+static moert_status place_and_open(moert_context *context) {
     const moert_config *config = moert_config_get();
     moert_topology *topology = NULL;
     char(*masks)[MOERT_CPUS_BYTES] = NULL;
@@ -76,7 +77,8 @@ static moert_status place_and_open(moert_context *context)
     moert_topology_describe(topology, context->topology, sizeof context->topology);
     MOERT_TRY_OR(done, gather_masks(context->comm, topology, &masks));
     MOERT_TRY_OR(done, moert_topology_place(topology, moert_comm_node_rank(context->comm),
-                                            moert_comm_node_size(context->comm), (const char(*)[MOERT_CPUS_BYTES])masks, wants_gpu,
+                                            moert_comm_node_size(context->comm),
+                                            (const char(*)[MOERT_CPUS_BYTES])masks, wants_gpu,
                                             &context->placement));
     MOERT_TRY_OR(done, open_bound(context, topology));
 done:
@@ -85,34 +87,35 @@ done:
     return status;
 }
 
-static moert_status open_unbound(moert_context *context)
-{
+static moert_status open_unbound(moert_context *context) {
     const moert_config *config = moert_config_get();
     char threads[16];
     snprintf(threads, sizeof threads, "%u", config->threads);
     if (config->threads > 0)
         setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
-    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm), &context->device);
+    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm),
+                             &context->device);
 }
 
-static moert_status open_device(moert_context *context, const moert_context_options *options)
-{
-    if (options != NULL && (options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL))
-        return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue, &context->device);
+static moert_status open_device(moert_context *context, const moert_context_options *options) {
+    if (options != NULL &&
+        (options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL))
+        return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,
+                                  &context->device);
     return moert_config_get()->bind ? place_and_open(context) : open_unbound(context);
 }
 
-static moert_status check_options(const moert_context_options *options)
-{
+static moert_status check_options(const moert_context_options *options) {
     if (options != NULL && options->size != sizeof *options)
-        return MOERT_FAIL(ERROR_USAGE, "moert_context_options.size is %zu, expected %zu; start from "
-                                       "MOERT_CONTEXT_OPTIONS_INIT",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_context_options.size is %zu, expected %zu; start from "
+                          "MOERT_CONTEXT_OPTIONS_INIT",
                           options->size, sizeof *options);
     return moert_config_check();
 }
 
-moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options, moert_context **context)
-{
+moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
+                                  moert_context **context) {
     moert_context *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
@@ -120,7 +123,8 @@ moert_status moert_context_create(MPI_Comm comm, const moert_context_options *op
     moert_log_set_rank((int)moert_comm_rank(made->comm), (int)moert_comm_size(made->comm));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
-    MOERT_TRY_OR(fail, moert_watchdog_start(made->comm, moert_config_get()->timeout_s, &made->watchdog));
+    MOERT_TRY_OR(fail,
+                 moert_watchdog_start(made->comm, moert_config_get()->timeout_s, &made->watchdog));
     *context = made;
     return MOERT_OK;
 fail:
@@ -128,8 +132,7 @@ fail:
     return status;
 }
 
-void moert_context_destroy(moert_context *context)
-{
+void moert_context_destroy(moert_context *context) {
     if (context == NULL)
         return;
     moert_watchdog_stop(context->watchdog);
@@ -138,37 +141,30 @@ void moert_context_destroy(moert_context *context)
     free(context);
 }
 
-size_t moert_context_rank(const moert_context *context)
-{
+size_t moert_context_rank(const moert_context *context) {
     return moert_comm_rank(context->comm);
 }
 
-size_t moert_context_size(const moert_context *context)
-{
+size_t moert_context_size(const moert_context *context) {
     return moert_comm_size(context->comm);
 }
 
-moert_device *moert_context_device(const moert_context *context)
-{
+moert_device *moert_context_device(const moert_context *context) {
     return context->device;
 }
 
-moert_comm *moert_context_comm(const moert_context *context)
-{
+moert_comm *moert_context_comm(const moert_context *context) {
     return context->comm;
 }
 
-const moert_placement *moert_context_placement(const moert_context *context)
-{
+const moert_placement *moert_context_placement(const moert_context *context) {
     return &context->placement;
 }
 
-const char *moert_context_topology(const moert_context *context)
-{
+const char *moert_context_topology(const moert_context *context) {
     return context->topology;
 }
 
-bool moert_context_claim_report(moert_context *context)
-{
+bool moert_context_claim_report(moert_context *context) {
     return context == NULL || moert_watchdog_claim(context->watchdog);
 }

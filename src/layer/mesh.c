@@ -6,18 +6,18 @@
 #include "base/config.h"
 #include "base/memory.h"
 
-moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group)
-{
+moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {
     *group = ep == 0 ? ranks : ep;
     if (*group > ranks || ranks % *group != 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
-                                       "number of ranks",
-                          ranks, *group);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%zu ranks cannot form groups of %zu for expert parallelism; EP must divide the "
+            "number of ranks",
+            ranks, *group);
     return MOERT_OK;
 }
 
-moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh)
-{
+moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
     moert_comm *world = moert_context_comm(context);
     size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
     moert_mesh *made;
@@ -29,7 +29,8 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     made->world = world;
     MOERT_TRY_OR(fail, moert_comm_split(world, rank / ep, &made->experts));
     MOERT_TRY_OR(fail, moert_comm_split(world, rank % ep, &made->replicas));
-    MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts, moert_config_get()->exchange, &made->exchange));
+    MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts,
+                                             moert_config_get()->exchange, &made->exchange));
     *mesh = made;
     return MOERT_OK;
 fail:
@@ -37,8 +38,7 @@ fail:
     return status;
 }
 
-void moert_mesh_destroy(moert_mesh *mesh)
-{
+void moert_mesh_destroy(moert_mesh *mesh) {
     if (mesh == NULL)
         return;
     for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
@@ -51,20 +51,19 @@ void moert_mesh_destroy(moert_mesh *mesh)
     free(mesh);
 }
 
-const char *moert_mesh_engine(const moert_mesh *mesh)
-{
+const char *moert_mesh_engine(const moert_mesh *mesh) {
     return moert_exchange_engine(mesh->exchange);
 }
 
-moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats, moert_buffer **buffer)
-{
+moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
+                                moert_buffer **buffer) {
     MOERT_TRY(moert_buffer_reserve(mesh->device, floats * sizeof(float), &mesh->scratch[which]));
     *buffer = mesh->scratch[which];
     return MOERT_OK;
 }
 
-moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width, moert_window **window)
-{
+moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
+                               moert_window **window) {
     if (mesh->windows[which] == NULL || mesh->window_width[which] != width) {
         moert_window_destroy(mesh->windows[which]);
         mesh->windows[which] = NULL;

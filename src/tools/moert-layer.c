@@ -1,4 +1,5 @@
-/* moert-layer: one MoE layer, forward and backward, on a model's files; for parity checks with other code. */
+/* moert-layer: one MoE layer, forward and backward, on a model's files; for parity checks with
+ * other code. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,18 +12,23 @@
 #include "model/model.h"
 #include "tools/program.h"
 
-enum { LEAF_TOKENS = 4 }; /* pieces in whose order gradients are summed, so that the bits do not depend on the ranks */
+enum {
+    LEAF_TOKENS = 4
+}; /* pieces in whose order gradients are summed, so that the bits do not depend on the ranks */
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
 
 static const moert_option options[] = {
-    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL, "directory with config.json and safetensors files"},
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+     "directory with config.json and safetensors files"},
     {"layer", MOERT_OPTION_UINT, &layer_index, "0", "0..100000", "index of the layer"},
-    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file with x[T,H] and optionally dy[T,H]"},
+    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL,
+     "safetensors file with x[T,H] and optionally dy[T,H]"},
     {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL,
      "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
-    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000", "ranks that share one set of experts; 0 = all"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
+     "ranks that share one set of experts; 0 = all"},
 };
 
 typedef struct job {
@@ -33,7 +39,7 @@ typedef struct job {
     moert_model_config config;
     moert_layer *layer;
     moert_tensors *weights, *input;
-    const moert_tensor *x, *dy; /* dy may be NULL */
+    const moert_tensor *x, *dy;  /* dy may be NULL */
     size_t tokens, first, count; /* of the file; of this rank */
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
@@ -41,26 +47,24 @@ typedef struct job {
     size_t slice_count, all_count;
 } job;
 
-static moert_status check(void)
-{
+static moert_status check(void) {
     if (model_path == NULL || input_path == NULL || output_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--model, --input and --output are needed; see --help");
     return MOERT_OK;
 }
 
-static moert_status find_matrix(const job *j, const char *name, const moert_tensor **tensor)
-{
+static moert_status find_matrix(const job *j, const char *name, const moert_tensor **tensor) {
     *tensor = moert_tensors_find(j->input, name);
     if (*tensor == NULL)
         return MOERT_OK;
     if ((*tensor)->rank != 2 || (*tensor)->shape[1] != j->config.hidden)
-        return MOERT_FAIL(ERROR_MISMATCH, "%s: %s is not a matrix [T,%zu], the hidden size of the model", input_path, name,
-                          j->config.hidden);
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: %s is not a matrix [T,%zu], the hidden size of the model",
+                          input_path, name, j->config.hidden);
     return MOERT_OK;
 }
 
-static moert_status open_files(job *j)
-{
+static moert_status open_files(job *j) {
     MOERT_TRY(moert_model_config_read(model_path, &j->config));
     MOERT_TRY(moert_tensors_open(model_path, &j->weights));
     MOERT_TRY(moert_layer_check_files(&j->config, j->weights, layer_index));
@@ -68,16 +72,17 @@ static moert_status open_files(job *j)
     MOERT_TRY(find_matrix(j, "x", &j->x));
     MOERT_TRY(find_matrix(j, "dy", &j->dy));
     if (j->x == NULL)
-        return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor x[T,%zu]", input_path, j->config.hidden);
+        return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor x[T,%zu]", input_path,
+                          j->config.hidden);
     if (j->dy != NULL && j->dy->shape[0] != j->x->shape[0])
-        return MOERT_FAIL(ERROR_MISMATCH, "%s: x has %zu rows, dy %zu", input_path, j->x->shape[0], j->dy->shape[0]);
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: x has %zu rows, dy %zu", input_path, j->x->shape[0],
+                          j->dy->shape[0]);
     j->tokens = j->x->shape[0];
     return MOERT_OK;
 }
 
 /* This rank's contiguous piece of the tokens, in whole leaves. */
-static moert_status share_tokens(job *j)
-{
+static moert_status share_tokens(job *j) {
     size_t leaves = moert_ceil_div(j->tokens, LEAF_TOKENS), first, count;
     uint32_t *ends;
     moert_model_share(leaves, moert_comm_rank(j->world), moert_comm_size(j->world), &first, &count);
@@ -94,24 +99,26 @@ static moert_status share_tokens(job *j)
     return status;
 }
 
-static moert_status upload(job *j, const moert_tensor *tensor, moert_buffer **buffer)
-{
+static moert_status upload(job *j, const moert_tensor *tensor, moert_buffer **buffer) {
     size_t elements = j->count * j->config.hidden;
     float *values;
     MOERT_TRY(moert_buffer_create(j->device, elements * sizeof *values, buffer));
     MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
-    moert_status status = moert_tensor_read_f32(tensor, j->first * j->config.hidden, elements, values);
+    moert_status status =
+        moert_tensor_read_f32(tensor, j->first * j->config.hidden, elements, values);
     if (status == MOERT_OK)
         status = moert_buffer_write(*buffer, 0, values, elements * sizeof *values);
     free(values);
     return status;
 }
 
-static moert_status prepare(job *j)
-{
-    size_t bytes, first = moert_layer_first_expert(j->layer), local = moert_layer_local_experts(j->layer);
-    MOERT_TRY(moert_layer_slices(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
-    MOERT_TRY(moert_layer_slices(&j->config, layer_index, 0, j->config.router.experts, &j->all_slices, &j->all_count));
+static moert_status prepare(job *j) {
+    size_t bytes, first = moert_layer_first_expert(j->layer),
+                  local = moert_layer_local_experts(j->layer);
+    MOERT_TRY(
+        moert_layer_slices(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
+    MOERT_TRY(moert_layer_slices(&j->config, layer_index, 0, j->config.router.experts,
+                                 &j->all_slices, &j->all_count));
     MOERT_TRY(moert_layer_load(j->layer, j->slices, j->slice_count, j->weights));
     MOERT_TRY(share_tokens(j));
     bytes = j->count * j->config.hidden * sizeof(float);
@@ -123,8 +130,7 @@ static moert_status prepare(job *j)
     return moert_buffer_create(j->device, bytes, &j->buffer_dx);
 }
 
-static moert_status compute(job *j)
-{
+static moert_status compute(job *j) {
     MOERT_TRY(moert_layer_forward(j->layer, &j->batch, j->buffer_x, j->buffer_y));
     if (j->dy == NULL)
         return MOERT_OK;
@@ -135,8 +141,8 @@ static moert_status compute(job *j)
 /* ---- output ---- */
 
 /* y, dx and one tensor per weight that has a gradient; *names is to be freed after *specs. */
-static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count, char (**names)[160])
-{
+static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count,
+                               char (**names)[160]) {
     size_t h = j->config.hidden;
     MOERT_TRY(moert_alloc(specs, 2 + j->all_count, sizeof **specs));
     MOERT_TRY(moert_alloc(names, j->all_count, sizeof **names));
@@ -157,8 +163,8 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
     return MOERT_OK;
 }
 
-static moert_status put_rows(const job *j, moert_tensor_writer *writer, const char *name, const moert_buffer *buffer)
-{
+static moert_status put_rows(const job *j, moert_tensor_writer *writer, const char *name,
+                             const moert_buffer *buffer) {
     size_t elements = j->count * j->config.hidden;
     float *values;
     MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
@@ -169,8 +175,7 @@ static moert_status put_rows(const job *j, moert_tensor_writer *writer, const ch
     return status;
 }
 
-static moert_status put_results(job *j, moert_tensor_writer *writer)
-{
+static moert_status put_results(job *j, moert_tensor_writer *writer) {
     bool first = moert_comm_rank(j->world) == 0;
     MOERT_TRY(put_rows(j, writer, "y", j->buffer_y));
     if (j->dy == NULL)
@@ -182,8 +187,7 @@ static moert_status put_results(job *j, moert_tensor_writer *writer)
 }
 
 /* All ranks write one file under a temporary name, rank 0 gives it its own. */
-static moert_status write_output(job *j)
-{
+static moert_status write_output(job *j) {
     bool first = moert_comm_rank(j->world) == 0;
     char *temporary = moert_text_format("%s.tmp", output_path), (*names)[160] = NULL;
     moert_tensor_spec *specs = NULL;
@@ -211,8 +215,7 @@ static moert_status write_output(job *j)
     return moert_comm_agree(j->world, status);
 }
 
-static moert_status run_job(job *j)
-{
+static moert_status run_job(job *j) {
     MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
@@ -222,8 +225,7 @@ static moert_status run_job(job *j)
     return write_output(j);
 }
 
-static void clean_up(job *j)
-{
+static void clean_up(job *j) {
     moert_buffer *const buffers[] = {j->ends, j->buffer_x, j->buffer_y, j->buffer_dy, j->buffer_dx};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
@@ -236,23 +238,25 @@ static void clean_up(job *j)
     free(j->all_slices);
 }
 
-static moert_status run(moert_context *context)
-{
-    job j = {.context = context, .world = moert_context_comm(context), .device = moert_context_device(context)};
+static moert_status run(moert_context *context) {
+    job j = {.context = context,
+             .world = moert_context_comm(context),
+             .device = moert_context_device(context)};
     moert_status status = run_job(&j);
     if (status == MOERT_OK)
-        moert_program_say(context, "layer %zu of %s: %zu tokens on %zu ranks, exchange %s, backend %s -> %s\n", layer_index,
-                          model_path, j.tokens, moert_context_size(context), moert_mesh_engine(j.mesh),
-                          moert_backend_name(), output_path);
+        moert_program_say(
+            context, "layer %zu of %s: %zu tokens on %zu ranks, exchange %s, backend %s -> %s\n",
+            layer_index, model_path, j.tokens, moert_context_size(context),
+            moert_mesh_engine(j.mesh), moert_backend_name(), output_path);
     clean_up(&j);
     return status;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const moert_program program = {
         .synopsis = "[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
-        .about = "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens split over the ranks.",
+        .about = "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
+                 "split over the ranks.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .check = check,

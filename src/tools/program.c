@@ -4,26 +4,23 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static int exit_code(moert_status status)
-{
+static int exit_code(moert_status status) {
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
 }
 
-static void complain(const char *name, moert_status status)
-{
+static void complain(const char *name, moert_status status) {
     const char *text = moert_last_error();
     fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
 }
 
-static moert_status parse(const moert_program *program, int argc, char **argv, bool *help)
-{
+static moert_status parse(const moert_program *program, int argc, char **argv, bool *help) {
     MOERT_TRY(moert_options_parse(program->options, program->option_count, argc, argv, help));
     return *help || program->check == NULL ? MOERT_OK : program->check();
 }
 
-/* Makes the context and runs the body; failures that the other ranks do not know of end them all at once. */
-static moert_status run(const moert_program *program, const char *name, moert_comm *world)
-{
+/* Makes the context and runs the body; failures that the other ranks do not know of end them all at
+ * once. */
+static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
     MPI_Comm comm = MPI_COMM_WORLD;
     moert_status status = moert_context_create(comm, NULL, &context);
@@ -38,8 +35,7 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     return status;
 }
 
-int moert_program_main(const moert_program *program, int argc, char **argv)
-{
+int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
     bool help = false;
@@ -55,7 +51,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv)
     status = parse(program, argc, argv, &help); /* the same on every rank */
     bool first = moert_comm_rank(world) == 0;
     if (help && first)
-        moert_options_usage(stdout, program->synopsis, program->about, program->options, program->option_count);
+        moert_options_usage(stdout, program->synopsis, program->about, program->options,
+                            program->option_count);
     else if (status == MOERT_OK && !help)
         status = run(program, name, world);
     if (status != MOERT_OK && first)
@@ -65,8 +62,7 @@ int moert_program_main(const moert_program *program, int argc, char **argv)
     return exit_code(status);
 }
 
-void moert_program_say(const moert_context *context, const char *format, ...)
-{
+void moert_program_say(const moert_context *context, const char *format, ...) {
     va_list arguments;
     if (moert_context_rank(context) != 0)
         return;

@@ -23,11 +23,12 @@ typedef struct value_set {
 } value_set;
 
 static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"grad.", GRADIENTS}};
-static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS}, {"second_moment.", SECOND_MOMENTS}};
+static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS},
+                                        {"second_moment.", SECOND_MOMENTS}};
 
 /* The buffer that holds a tensor's values of a kind. */
-static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor, int kind)
-{
+static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
+                               int kind) {
     if (kind == WEIGHTS)
         return tensor->block->weight;
     if (kind == GRADIENTS)
@@ -38,24 +39,24 @@ static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_mod
 
 /* ---- writing ---- */
 
-static void free_specs(moert_tensor_spec *specs, size_t count)
-{
+static void free_specs(moert_tensor_spec *specs, size_t count) {
     for (size_t i = 0; specs != NULL && i < count; i++)
         free((char *)specs[i].name);
     free(specs);
 }
 
 static moert_status make_specs(const moert_model *model, const value_set *sets, size_t set_count,
-                               moert_tensor_spec **specs)
-{
+                               moert_tensor_spec **specs) {
     size_t count = moert_model_tensor_count(model);
     const moert_model_tensor *tensor = moert_model_tensors(model);
     MOERT_TRY(MOERT_NEW_ARRAY(specs, count * set_count));
     for (size_t s = 0; s < set_count; s++)
         for (size_t i = 0; i < count; i++) {
             moert_tensor_spec *spec = &(*specs)[s * count + i];
-            *spec = (moert_tensor_spec){moert_text_format("%s%s", sets[s].prefix, tensor[i].name), MOERT_FILE_F32,
-                                        tensor[i].rank, {tensor[i].shape[0], tensor[i].shape[1]}};
+            *spec = (moert_tensor_spec){moert_text_format("%s%s", sets[s].prefix, tensor[i].name),
+                                        MOERT_FILE_F32,
+                                        tensor[i].rank,
+                                        {tensor[i].shape[0], tensor[i].shape[1]}};
             if (spec->name == NULL) {
                 free_specs(*specs, count * set_count);
                 return MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
@@ -64,13 +65,12 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
     return MOERT_OK;
 }
 
-static moert_status put_values(moert_tensor_writer *writer, const char *name, const moert_buffer *buffer,
-                               const moert_model_tensor *tensor)
-{
+static moert_status put_values(moert_tensor_writer *writer, const char *name,
+                               const moert_buffer *buffer, const moert_model_tensor *tensor) {
     float *values;
     MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-    moert_status status =
-        moert_buffer_read(buffer, tensor->offset * sizeof *values, values, tensor->elements * sizeof *values);
+    moert_status status = moert_buffer_read(buffer, tensor->offset * sizeof *values, values,
+                                            tensor->elements * sizeof *values);
     if (status == MOERT_OK)
         status = moert_writer_put(writer, name, 0, tensor->elements, values);
     free(values);
@@ -78,10 +78,10 @@ static moert_status put_values(moert_tensor_writer *writer, const char *name, co
 }
 
 /* This rank's part of a file that is laid out already, unless it lays it out itself (`create`). */
-static moert_status write_part(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
-                               const moert_tensor_spec *specs, size_t set_count, const char *path, bool create,
-                               moert_tensor_writer **writer)
-{
+static moert_status write_part(moert_model *model, const moert_optimizer *optimizer,
+                               const value_set *sets, const moert_tensor_spec *specs,
+                               size_t set_count, const char *path, bool create,
+                               moert_tensor_writer **writer) {
     static const char *const metadata[] = {"format", "pt", NULL};
     size_t count = moert_model_tensor_count(model);
     const moert_model_tensor *tensor = moert_model_tensors(model);
@@ -89,14 +89,13 @@ static moert_status write_part(moert_model *model, const moert_optimizer *optimi
     for (size_t s = 0; s < set_count; s++)
         for (size_t i = 0; i < count; i++)
             if (moert_model_writes(model, &tensor[i]))
-                MOERT_TRY(put_values(*writer, specs[s * count + i].name, values_of(optimizer, &tensor[i], sets[s].kind),
-                                     &tensor[i]));
+                MOERT_TRY(put_values(*writer, specs[s * count + i].name,
+                                     values_of(optimizer, &tensor[i], sets[s].kind), &tensor[i]));
     return MOERT_OK;
 }
 
 /* Closes; a failure before counts more than one of the flush. */
-static moert_status close_writer(moert_tensor_writer *writer, moert_status status)
-{
+static moert_status close_writer(moert_tensor_writer *writer, moert_status status) {
     char *message = moert_error_keep();
     moert_status closed = moert_writer_close(writer);
     if (status == MOERT_OK) {
@@ -107,10 +106,10 @@ static moert_status close_writer(moert_tensor_writer *writer, moert_status statu
     return status;
 }
 
-/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it holds. Collective. */
-static moert_status write_file(moert_model *model, const moert_optimizer *optimizer, const value_set *sets,
-                               size_t set_count, const char *path)
-{
+/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it
+ * holds. Collective. */
+static moert_status write_file(moert_model *model, const moert_optimizer *optimizer,
+                               const value_set *sets, size_t set_count, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
     size_t count = moert_model_tensor_count(model) * set_count;
     bool first = moert_comm_rank(world) == 0;
@@ -130,11 +129,13 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
 }
 
 /* All files of a directory that exists. Collective. */
-static moert_status write_files(moert_model *model, const moert_optimizer *optimizer, const char *folder)
-{
+static moert_status write_files(moert_model *model, const moert_optimizer *optimizer,
+                                const char *folder) {
     char *weights = moert_text_format("%s/model.safetensors", folder);
     char *moments = moert_text_format("%s/optimizer.safetensors", folder);
-    moert_status status = weights != NULL && moments != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status = weights != NULL && moments != NULL
+                              ? MOERT_OK
+                              : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     status = moert_comm_agree(moert_model_mesh(model)->world, status);
     if (status == MOERT_OK)
         status = write_file(model, optimizer, weight_set, 1, weights);
@@ -145,16 +146,15 @@ static moert_status write_files(moert_model *model, const moert_optimizer *optim
     return status;
 }
 
-static moert_status write_text(const char *folder, const char *file, const char *text)
-{
+static moert_status write_text(const char *folder, const char *file, const char *text) {
     char *path = moert_text_format("%s/%s", folder, file);
-    moert_status status = path != NULL ? moert_durable_write(path, text) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status = path != NULL ? moert_durable_write(path, text)
+                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     free(path);
     return status;
 }
 
-static moert_status write_state(const char *folder, const moert_run_state *state)
-{
+static moert_status write_state(const char *folder, const moert_run_state *state) {
     json_t *root = json_object();
     json_object_set_new(root, "format", json_integer(STATE_FORMAT));
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
@@ -170,8 +170,8 @@ static moert_status write_state(const char *folder, const moert_run_state *state
 }
 
 /* Rank 0 makes the temporary directory with its small files. */
-static moert_status begin_directory(const char *temporary, const char *config_text, const moert_run_state *state)
-{
+static moert_status begin_directory(const char *temporary, const char *config_text,
+                                    const moert_run_state *state) {
     MOERT_TRY(moert_remove_tree(temporary));
     MOERT_TRY(moert_make_folders(temporary));
     MOERT_TRY(write_text(temporary, "config.json", config_text));
@@ -179,13 +179,13 @@ static moert_status begin_directory(const char *temporary, const char *config_te
 }
 
 /* The directory `path`, a checkpoint when optimizer and state are given. Collective. */
-static moert_status save(moert_model *model, const moert_optimizer *optimizer, const char *config_text,
-                         const moert_run_state *state, const char *path)
-{
+static moert_status save(moert_model *model, const moert_optimizer *optimizer,
+                         const char *config_text, const moert_run_state *state, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
     bool first = moert_comm_rank(world) == 0;
     char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     moert_phase_set("save");
     if (status == MOERT_OK && first)
         status = begin_directory(temporary, config_text, state);
@@ -203,23 +203,21 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer, c
     return status;
 }
 
-moert_status moert_model_save(moert_model *model, const char *config_text, const char *path)
-{
+moert_status moert_model_save(moert_model *model, const char *config_text, const char *path) {
     return save(model, NULL, config_text, NULL, path);
 }
 
-moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text, const moert_run_state *state,
-                                   const char *path)
-{
+moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text,
+                                   const moert_run_state *state, const char *path) {
     return save(optimizer->model, optimizer, config_text, state, path);
 }
 
-moert_status moert_gradients_save(moert_model *model, const char *path)
-{
+moert_status moert_gradients_save(moert_model *model, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
     bool first = moert_comm_rank(world) == 0;
     char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     status = moert_comm_agree(world, status);
     if (status == MOERT_OK)
         status = write_file(model, NULL, gradient_set, 1, temporary);
@@ -231,22 +229,21 @@ moert_status moert_gradients_save(moert_model *model, const char *path)
 
 /* ---- reading ---- */
 
-static moert_status read_values(const moert_tensors *files, const char *name, const moert_model_tensor *tensor,
-                                moert_buffer *buffer)
-{
+static moert_status read_values(const moert_tensors *files, const char *name,
+                                const moert_model_tensor *tensor, moert_buffer *buffer) {
     const moert_tensor *source;
     float *values;
     MOERT_TRY(moert_tensors_get(files, name, tensor->rank, tensor->shape, &source));
     MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
     moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
     if (status == MOERT_OK)
-        status = moert_buffer_write(buffer, tensor->offset * sizeof *values, values, tensor->elements * sizeof *values);
+        status = moert_buffer_write(buffer, tensor->offset * sizeof *values, values,
+                                    tensor->elements * sizeof *values);
     free(values);
     return status;
 }
 
-static moert_status read_moments(moert_optimizer *optimizer, const char *path)
-{
+static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     size_t count = moert_model_tensor_count(optimizer->model);
     moert_tensors *files;
@@ -258,14 +255,15 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path)
             char name[128];
             snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
             if (tensor[i].block != NULL)
-                status = read_values(files, name, &tensor[i], values_of(optimizer, &tensor[i], moment_sets[s].kind));
+                status = read_values(files, name, &tensor[i],
+                                     values_of(optimizer, &tensor[i], moment_sets[s].kind));
         }
     moert_tensors_close(files);
     return status;
 }
 
-static moert_status read_number(const json_t *root, const char *path, const char *key, uint64_t *value)
-{
+static moert_status read_number(const json_t *root, const char *path, const char *key,
+                                uint64_t *value) {
     const json_t *number = json_object_get(root, key);
     if (!json_is_integer(number) || json_integer_value(number) < 0)
         return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' is missing or not a whole number", path, key);
@@ -273,8 +271,7 @@ static moert_status read_number(const json_t *root, const char *path, const char
     return MOERT_OK;
 }
 
-static moert_status parse_state(const char *path, const json_t *root, moert_run_state *state)
-{
+static moert_status parse_state(const char *path, const json_t *root, moert_run_state *state) {
     uint64_t format;
     MOERT_TRY(read_number(root, path, "format", &format));
     if (format != STATE_FORMAT)
@@ -286,8 +283,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     return MOERT_OK;
 }
 
-static moert_status read_state(const char *path, moert_run_state *state)
-{
+static moert_status read_state(const char *path, moert_run_state *state) {
     char *text;
     json_error_t error;
     MOERT_TRY(moert_read_text(path, STATE_LIMIT_BYTES, &text));
@@ -300,12 +296,13 @@ static moert_status read_state(const char *path, moert_run_state *state)
     return status;
 }
 
-moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path, moert_run_state *state)
-{
+moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
+                                   moert_run_state *state) {
     char *state_path = moert_text_format("%s/state.json", path);
     char *moments_path = moert_text_format("%s/optimizer.safetensors", path);
-    moert_status status = state_path != NULL && moments_path != NULL ? read_state(state_path, state)
-                                                                     : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status = state_path != NULL && moments_path != NULL
+                              ? read_state(state_path, state)
+                              : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK)
         status = read_moments(optimizer, moments_path);
     free(moments_path);

@@ -49,8 +49,8 @@ typedef struct moert_data_info {
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
-/* ERROR_MISMATCH when sequences of `length` cannot be drawn: too little data, or an array of another
- * length; ERROR_USAGE for a length of 0. */
+/* ERROR_MISMATCH when sequences of `length` cannot be drawn: too little data, or an array of
+ * another length; ERROR_USAGE for a length of 0. */
 moert_status moert_data_check_length(const moert_data *data, size_t length);
 
 /* ERROR_MISMATCH naming file, position and number of the first token that is not below
@@ -72,8 +72,8 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 
 /*
  * Sequence `index` of `count` at evenly spaced positions of the held-out part; they overlap when it
- * is shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE (nothing is
- * held out, index >= count).
+ * is shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE (nothing
+ * is held out, index >= count).
  */
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target);

@@ -10,36 +10,41 @@
 #include "io/safetensors.h"
 #include "train/internal.h"
 
-moert_trainer moert_trainer_make(moert_model *model, const moert_data *data, const moert_trainer_options *options)
-{
+moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
+                                 const moert_trainer_options *options) {
     moert_comm *world = moert_model_mesh(model)->world;
-    return (moert_trainer){
-        .model = model, .data = data, .options = options, .world = world, .first = moert_comm_rank(world) == 0};
+    return (moert_trainer){.model = model,
+                           .data = data,
+                           .options = options,
+                           .world = world,
+                           .first = moert_comm_rank(world) == 0};
 }
 
-static moert_status check_options(const moert_trainer_options *o, const moert_data *data)
-{
+static moert_status check_options(const moert_trainer_options *o, const moert_data *data) {
     moert_data_info info = moert_data_describe(data);
     if (o->micro_batches == 0 || o->batch % o->micro_batches != 0)
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu sequences cannot be cut into %zu micro-batches", o->batch,
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a batch of %zu sequences cannot be cut into %zu micro-batches", o->batch,
                           o->micro_batches);
     if (info.steps > 0 && o->batch != info.batch)
-        return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu", info.batch, o->batch);
+        return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu",
+                          info.batch, o->batch);
     if (info.steps > 0 && o->steps > info.steps)
-        return MOERT_FAIL(ERROR_MISMATCH, "%llu steps, but the token file holds %zu batches", (unsigned long long)o->steps,
-                          info.steps);
+        return MOERT_FAIL(ERROR_MISMATCH, "%llu steps, but the token file holds %zu batches",
+                          (unsigned long long)o->steps, info.steps);
     if (o->save_every > 0 && o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--save-every needs a folder for the checkpoints; give --out DIR");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--save-every needs a folder for the checkpoints; give --out DIR");
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
     return moert_data_check_length(data, o->length);
 }
 
-moert_status moert_trainer_prepare(moert_trainer *t)
-{
+moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(check_options(o, t->data));
-    size_t room = moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
+    size_t room =
+        moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed,
                                  .batch = o->batch,
                                  .length = o->length,
@@ -48,14 +53,12 @@ moert_status moert_trainer_prepare(moert_trainer *t)
     return moert_alloc(&t->target, room, sizeof *t->target);
 }
 
-void moert_trainer_free(moert_trainer *t)
-{
+void moert_trainer_free(moert_trainer *t) {
     free(t->target);
     free(t->input);
 }
 
-moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count)
-{
+moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {
     const moert_trainer_options *o = t->options;
     size_t mine, share, length = o->length;
     moert_status status = MOERT_OK;
@@ -64,17 +67,18 @@ moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first
     for (size_t i = 0; i < share && status == MOERT_OK; i++) {
         size_t index = first + mine + i;
         int32_t *input = t->input + i * length, *target = t->target + i * length;
-        status = held_out ? moert_data_heldout_sequence(t->data, index, o->eval_sequences, length, input, target)
-                          : moert_data_sequence(t->data, (moert_draw){t->state.seed, t->state.step, index}, length, input,
-                                                target);
+        status = held_out ? moert_data_heldout_sequence(t->data, index, o->eval_sequences, length,
+                                                        input, target)
+                          : moert_data_sequence(t->data,
+                                                (moert_draw){t->state.seed, t->state.step, index},
+                                                length, input, target);
     }
     MOERT_TRY(moert_comm_agree(t->world, status));
     const moert_model_batch batch = {count, length, t->input, t->target};
     return moert_model_forward(t->model, &batch);
 }
 
-moert_status moert_trainer_held_out(moert_trainer *t, double *loss)
-{
+moert_status moert_trainer_held_out(moert_trainer *t, double *loss) {
     const moert_trainer_options *o = t->options;
     size_t piece = o->batch / o->micro_batches;
     moert_model_result result;
@@ -89,8 +93,7 @@ moert_status moert_trainer_held_out(moert_trainer *t, double *loss)
     return MOERT_OK;
 }
 
-moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean)
-{
+moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean) {
     const moert_trainer_options *o = t->options;
     size_t pieces = o->micro_batches, piece = o->batch / pieces;
     double factor = 1.0 / (double)pieces;
@@ -108,9 +111,8 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean)
     return MOERT_OK;
 }
 
-moert_status moert_train_gradients(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                                   const char *path)
-{
+moert_status moert_train_gradients(moert_model *model, const moert_data *data,
+                                   const moert_trainer_options *options, const char *path) {
     moert_trainer t = moert_trainer_make(model, data, options);
     moert_model_result result;
     moert_status status = moert_comm_agree(t.world, moert_trainer_prepare(&t));
@@ -123,9 +125,9 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data, c
 }
 
 /* This rank's logits of `count` sequences, at their place in a file of all. */
-static moert_status put_logits(moert_trainer *t, size_t count, const char *path, bool create)
-{
-    size_t length = t->options->length, vocabulary = moert_model_describe(t->model)->vocabulary, first, share;
+static moert_status put_logits(moert_trainer *t, size_t count, const char *path, bool create) {
+    size_t length = t->options->length, vocabulary = moert_model_describe(t->model)->vocabulary,
+           first, share;
     const moert_tensor_spec spec = {"logits", MOERT_FILE_F32, 3, {count, length, vocabulary}};
     moert_tensor_writer *writer;
     float *row;
@@ -135,7 +137,8 @@ static moert_status put_logits(moert_trainer *t, size_t count, const char *path,
     for (size_t i = 0; i < share * length && status == MOERT_OK; i++) {
         status = moert_model_logits(t->model, i, row);
         if (status == MOERT_OK)
-            status = moert_writer_put(writer, "logits", (first * length + i) * vocabulary, vocabulary, row);
+            status = moert_writer_put(writer, "logits", (first * length + i) * vocabulary,
+                                      vocabulary, row);
     }
     free(row);
     moert_status closed = moert_writer_close(writer);
@@ -143,10 +146,10 @@ static moert_status put_logits(moert_trainer *t, size_t count, const char *path,
 }
 
 /* The file by all ranks, under a temporary name until it is whole. Collective. */
-static moert_status save_logits(moert_trainer *t, size_t count, const char *path)
-{
+static moert_status save_logits(moert_trainer *t, size_t count, const char *path) {
     char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status = temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK && t->first)
         status = put_logits(t, count, temporary, true);
     status = moert_comm_agree(t->world, status);
@@ -159,9 +162,8 @@ static moert_status save_logits(moert_trainer *t, size_t count, const char *path
     return moert_comm_agree(t->world, status);
 }
 
-moert_status moert_train_logits(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                                const char *path)
-{
+moert_status moert_train_logits(moert_model *model, const moert_data *data,
+                                const moert_trainer_options *options, const char *path) {
     moert_trainer t = moert_trainer_make(model, data, options);
     size_t count = options->batch / options->micro_batches;
     moert_status status = moert_comm_agree(t.world, moert_trainer_prepare(&t));

@@ -15,17 +15,16 @@
 
 static volatile sig_atomic_t terminated;
 
-static void on_signal(int number)
-{
+static void on_signal(int number) {
     (void)number;
     terminated = 1;
 }
 
 /* ---- steps ---- */
 
-/* Applies the gradients, or leaves the step out when they are not finite; all ranks see the same norm. */
-static moert_status apply(moert_trainer *t, double norm, double rate, bool *skipped)
-{
+/* Applies the gradients, or leaves the step out when they are not finite; all ranks see the same
+ * norm. */
+static moert_status apply(moert_trainer *t, double norm, double rate, bool *skipped) {
     const moert_trainer_options *o = t->options;
     moert_run_state *s = &t->state;
     *skipped = !isfinite(norm);
@@ -39,19 +38,19 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     MOERT_INFO("step %llu skipped: its gradients are not finite", (unsigned long long)s->step);
     if (s->skipped_in_row < o->max_skipped)
         return MOERT_OK;
-    moert_status status = MOERT_FAIL(ERROR_NUMERIC, "%llu steps in a row had non-finite gradients, the last is step %llu; "
-                                                    "a lower learning rate or gradient clipping may help",
-                                     (unsigned long long)s->skipped_in_row, (unsigned long long)s->step);
+    moert_status status =
+        MOERT_FAIL(ERROR_NUMERIC,
+                   "%llu steps in a row had non-finite gradients, the last is step %llu; "
+                   "a lower learning rate or gradient clipping may help",
+                   (unsigned long long)s->skipped_in_row, (unsigned long long)s->step);
     return moert_comm_agree(t->world, status);
 }
 
-static bool due(uint64_t every, uint64_t done, uint64_t total)
-{
+static bool due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }
 
-static moert_status step(moert_trainer *t)
-{
+static moert_status step(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_model_result mean;
     double norm, rate = moert_schedule_rate(&o->schedule, t->state.step, o->steps);
@@ -77,14 +76,15 @@ static moert_status step(moert_trainer *t)
 
 /* ---- saving ---- */
 
-static moert_status save_checkpoint(moert_trainer *t)
-{
+static moert_status save_checkpoint(moert_trainer *t) {
     char *folder = moert_text_format("%s/checkpoints", t->options->out);
     char *path = folder != NULL ? moert_checkpoint_path(folder, t->state.step) : NULL;
-    moert_status status = path != NULL ? moert_checkpoint_save(t->optimizer, t->options->config_text, &t->state, path)
-                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        path != NULL ? moert_checkpoint_save(t->optimizer, t->options->config_text, &t->state, path)
+                     : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK)
-        status = moert_comm_agree(t->world, t->first ? moert_checkpoint_prune(folder, t->options->keep_last) : MOERT_OK);
+        status = moert_comm_agree(
+            t->world, t->first ? moert_checkpoint_prune(folder, t->options->keep_last) : MOERT_OK);
     if (status == MOERT_OK)
         MOERT_INFO("checkpoint %s", path);
     free(path);
@@ -93,8 +93,7 @@ static moert_status save_checkpoint(moert_trainer *t)
 }
 
 /* True on all ranks when any of them got a signal to stop. Collective. */
-static moert_status any_terminated(moert_trainer *t, bool *any)
-{
+static moert_status any_terminated(moert_trainer *t, bool *any) {
     unsigned char mine = terminated != 0, *all;
     MOERT_TRY(moert_alloc(&all, moert_comm_size(t->world), 1));
     moert_status status = moert_comm_allgather(t->world, &mine, 1, all);
@@ -105,8 +104,7 @@ static moert_status any_terminated(moert_trainer *t, bool *any)
     return status;
 }
 
-static moert_status run_steps(moert_trainer *t, bool *interrupted)
-{
+static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
     while (t->state.step < o->steps && !*interrupted) {
         MOERT_TRY(step(t));
@@ -120,26 +118,29 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted)
 
 /* ---- beginning ---- */
 
-static moert_status check_state(const moert_trainer *t, const char *path, const moert_run_state *s)
-{
+static moert_status check_state(const moert_trainer *t, const char *path,
+                                const moert_run_state *s) {
     const moert_trainer_options *o = t->options;
     const struct {
         const char *what;
         uint64_t saved, given;
-    } rows[] = {{"seed", s->seed, o->seed}, {"batch", s->batch, o->batch}, {"sequence length", s->length, o->length}};
+    } rows[] = {{"seed", s->seed, o->seed},
+                {"batch", s->batch, o->batch},
+                {"sequence length", s->length, o->length}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].saved != rows[i].given)
-            return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path, rows[i].what,
-                              (unsigned long long)rows[i].saved, (unsigned long long)rows[i].given);
+            return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
+                              rows[i].what, (unsigned long long)rows[i].saved,
+                              (unsigned long long)rows[i].given);
     if (s->data_tokens != t->state.data_tokens && t->first)
-        MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path, (unsigned long long)s->data_tokens,
-                   (unsigned long long)t->state.data_tokens);
+        MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path,
+                   (unsigned long long)s->data_tokens, (unsigned long long)t->state.data_tokens);
     return MOERT_OK;
 }
 
-/* The checkpoint to start from, to be freed; NULL for a fresh start. Rank 0 looks, all ranks get its answer. */
-static moert_status find_checkpoint(moert_trainer *t, char **path)
-{
+/* The checkpoint to start from, to be freed; NULL for a fresh start. Rank 0 looks, all ranks get
+ * its answer. */
+static moert_status find_checkpoint(moert_trainer *t, char **path) {
     const moert_trainer_options *o = t->options;
     *path = NULL;
     if (o->resume == NULL)
@@ -149,7 +150,8 @@ static moert_status find_checkpoint(moert_trainer *t, char **path)
         return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     }
     char *folder = moert_text_format("%s/checkpoints", o->out);
-    moert_status status = folder != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        folder != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK && t->first)
         status = moert_checkpoint_latest(folder, path);
     uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
@@ -163,8 +165,7 @@ static moert_status find_checkpoint(moert_trainer *t, char **path)
     return moert_comm_broadcast(t->world, 0, *path, length);
 }
 
-static moert_status resume(moert_trainer *t)
-{
+static moert_status resume(moert_trainer *t) {
     char *path;
     moert_run_state saved;
     MOERT_TRY(find_checkpoint(t, &path));
@@ -182,31 +183,33 @@ static moert_status resume(moert_trainer *t)
 }
 
 /* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
-static moert_status open_outputs(moert_trainer *t)
-{
+static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    const moert_metrics_options metrics = {
-        .path = o->metrics, .start = t->state.step, .total = o->steps, .console = stdout, .every = o->log_every};
+    const moert_metrics_options metrics = {.path = o->metrics,
+                                           .start = t->state.step,
+                                           .total = o->steps,
+                                           .console = stdout,
+                                           .every = o->log_every};
     if (o->out != NULL)
         MOERT_TRY(moert_make_folders(o->out));
     return moert_metrics_open(&metrics, &t->metrics);
 }
 
-static moert_status begin(moert_trainer *t)
-{
+static moert_status begin(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, moert_trainer_prepare(t)));
-    MOERT_TRY(moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
+    MOERT_TRY(
+        moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(resume(t));
     return moert_comm_agree(t->world, t->first ? open_outputs(t) : MOERT_OK);
 }
 
-/* The signals that end a run in order: what schedulers send some time before they kill (Slurm: --signal=USR1@120). */
+/* The signals that end a run in order: what schedulers send some time before they kill (Slurm:
+ * --signal=USR1@120). */
 static const int stop_signals[] = {SIGTERM, SIGUSR1};
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
 
-static void catch_signals(struct sigaction before[STOP_SIGNALS])
-{
+static void catch_signals(struct sigaction before[STOP_SIGNALS]) {
     struct sigaction action = {.sa_handler = on_signal};
     action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second one ends the process */
     terminated = 0;
@@ -214,8 +217,7 @@ static void catch_signals(struct sigaction before[STOP_SIGNALS])
         sigaction(stop_signals[i], &action, &before[i]);
 }
 
-static moert_status close_metrics(moert_trainer *t, moert_status status)
-{
+static moert_status close_metrics(moert_trainer *t, moert_status status) {
     if (status == MOERT_OK)
         return moert_metrics_close(t->metrics);
     char *message = moert_error_keep();
@@ -224,9 +226,8 @@ static moert_status close_metrics(moert_trainer *t, moert_status status)
     return status;
 }
 
-moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                         bool *interrupted)
-{
+moert_status moert_train(moert_model *model, const moert_data *data,
+                         const moert_trainer_options *options, bool *interrupted) {
     moert_trainer t = moert_trainer_make(model, data, options);
     struct sigaction before[STOP_SIGNALS];
     moert_status status;

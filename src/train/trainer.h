@@ -1,5 +1,6 @@
 /*
- * The training loop: batches, micro-batches, losses, optimizer, held-out loss, metrics, checkpoints, samples.
+ * The training loop: batches, micro-batches, losses, optimizer, held-out loss, metrics,
+ * checkpoints, samples.
  */
 #ifndef MOERT_TRAIN_TRAINER_H
 #define MOERT_TRAIN_TRAINER_H
@@ -17,39 +18,41 @@ typedef struct moert_trainer_options {
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;
-    uint64_t eval_every;     /* steps between held-out losses; 0 = none; the last step has one too */
+    uint64_t eval_every; /* steps between held-out losses; 0 = none; the last step has one too */
     size_t eval_sequences;
-    uint64_t save_every;     /* steps between checkpoints; 0 = none */
-    size_t keep_last;        /* checkpoints kept */
-    uint64_t max_skipped;    /* stop after so many steps in a row with non-finite gradients */
-    const char *out;         /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
-    const char *metrics;     /* JSON lines, or NULL */
-    const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
+    uint64_t save_every;  /* steps between checkpoints; 0 = none */
+    size_t keep_last;     /* checkpoints kept */
+    uint64_t max_skipped; /* stop after so many steps in a row with non-finite gradients */
+    const char *out;      /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
+    const char *metrics;  /* JSON lines, or NULL */
+    const char *resume;   /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
     const char *config_text; /* config.json of the model */
     uint64_t log_every;      /* console lines; 0 = none */
 } moert_trainer_options;
 
 /*
- * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the step, writes a checkpoint (with `out`) and
- * returns MOERT_OK with *interrupted. Errors: ERROR_USAGE, ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
+ * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the step, writes a
+ * checkpoint (with `out`) and returns MOERT_OK with *interrupted. Errors: ERROR_USAGE,
+ * ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
  * Collective.
  */
-moert_status moert_train(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                         bool *interrupted);
+moert_status moert_train(moert_model *model, const moert_data *data,
+                         const moert_trainer_options *options, bool *interrupted);
 
 /* Only computes the gradients of step 0 and writes them to a safetensors file. Collective. */
-moert_status moert_train_gradients(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                                   const char *path);
+moert_status moert_train_gradients(moert_model *model, const moert_data *data,
+                                   const moert_trainer_options *options, const char *path);
 
-/* Only computes the logits [B,S,V] of the first micro-batch of step 0 and writes them likewise. Collective. */
-moert_status moert_train_logits(moert_model *model, const moert_data *data, const moert_trainer_options *options,
-                                const char *path);
+/* Only computes the logits [B,S,V] of the first micro-batch of step 0 and writes them likewise.
+ * Collective. */
+moert_status moert_train_logits(moert_model *model, const moert_data *data,
+                                const moert_trainer_options *options, const char *path);
 
 /*
- * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets them in text[count + 1].
- * Collective.
+ * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets
+ * them in text[count + 1]. Collective.
  */
-moert_status moert_sample_text(moert_model *model, const char *prompt, size_t count, double temperature, uint64_t seed,
-                               size_t length, char *text);
+moert_status moert_sample_text(moert_model *model, const char *prompt, size_t count,
+                               double temperature, uint64_t seed, size_t length, char *text);
 
 #endif

@@ -86,7 +86,7 @@ fault() {
     pids=$(for ((rank = 0; rank < $3; rank++)); do rank_pid $rank; done)
     kill -"$2" "$(rank_pid "$4")"
     finish
-    [ "$status" -ne 0 ] && [ "$seconds" -lt 12 ] && says_once "$6"
+    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && says_once "$6"
     verdict $? "$1: rank $4 of $3 at a random moment; the job ends and names it"
     sleep 0.2
     ! ls -d $(sed 's|^|/proc/|' <<<"$pids") >/dev/null 2>&1
@@ -125,7 +125,7 @@ start launcher 2
 random_moment
 kill -TERM "$launcher"
 finish
-[ "$seconds" -lt 12 ]
+[ "$seconds" -lt 25 ]
 verdict $? "launcher: SIGTERM to mpirun ends the job soon"
 resumes launcher 2
 

@@ -36,17 +36,17 @@ says() { # PATTERN: the one line of the watchdog
 
 ends() { # WAY RANKS PATTERN
     hang "$1" "$2"
-    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 15 ] && says "$3"
+    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "$3"
     verdict $? "$1, $2 ranks: the job ends and names the rank"
 }
 
 at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
 # mpirun ends a job by itself when a rank dies by a signal; told to recover, it leaves that to the watchdog
 hang kill 2
-[ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 15 ]
+[ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ]
 verdict $? "kill, 2 ranks: the job ends"
 hang kill 2 --enable-recovery
-[ "$status" -ne 124 ] && [ "$seconds" -lt 15 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
+[ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
 verdict $? "kill, 2 ranks, mpirun recovers: the watchdog ends the job and names the rank"
 ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends late 2 "^moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"

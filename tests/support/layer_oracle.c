@@ -2,13 +2,9 @@
 #include "support/layer_oracle.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "support/router_oracle.h"
 #include "support/test.h"
