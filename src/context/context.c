@@ -97,12 +97,38 @@ static moert_status open_unbound(moert_context *context) {
                              &context->device);
 }
 
-static moert_status open_device(moert_context *context, const moert_context_options *options) {
+/* Where a rank's device comes from. */
+typedef enum device_origin { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER } device_origin;
+
+static device_origin origin_of(const moert_context_options *options) {
     if (options != NULL &&
         (options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL))
+        return ORIGIN_CALLER;
+    return moert_config_get()->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
+}
+
+/* All ranks must take the same way, since it has collective calls. Collective. */
+static moert_status check_origin(moert_comm *comm, device_origin mine) {
+    unsigned char origin = (unsigned char)mine, *all;
+    MOERT_TRY(moert_alloc(&all, moert_comm_size(comm), 1));
+    moert_status status = moert_comm_allgather(comm, &origin, 1, all);
+    for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
+        if (all[r] != all[0])
+            status = MOERT_FAIL(ERROR_USAGE,
+                                "ranks 0 and %zu differ in MOERT_BIND, or only one has a device "
+                                "of the caller",
+                                r);
+    free(all);
+    return moert_comm_agree(comm, status);
+}
+
+static moert_status open_device(moert_context *context, const moert_context_options *options) {
+    device_origin origin = origin_of(options);
+    MOERT_TRY(check_origin(context->comm, origin));
+    if (origin == ORIGIN_CALLER)
         return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,
                                   &context->device);
-    return moert_config_get()->bind ? place_and_open(context) : open_unbound(context);
+    return origin == ORIGIN_BOUND ? place_and_open(context) : open_unbound(context);
 }
 
 static moert_status check_options(const moert_context_options *options) {

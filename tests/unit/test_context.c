@@ -116,6 +116,17 @@ static void test_one_rank_with_a_bad_setting_fails_all_and_is_named(void **state
     }
 }
 
+static void test_ranks_that_differ_in_binding_are_refused(void **state) {
+    (void)state;
+    moert_context *context = NULL;
+    if (test_ranks == 1)
+        return;
+    set_variable("MOERT_BIND", test_rank == 0 ? "0" : "1");
+    const moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE, "ranks 0 and 1 differ in MOERT_BIND");
+}
+
 static void test_an_unbound_rank_keeps_its_cores(void **state) {
     (void)state;
     moert_context *context;
@@ -177,6 +188,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_two_contexts_live_side_by_side),
         cmocka_unit_test(test_options_of_another_size_are_refused),
         cmocka_unit_test(test_a_context_works_on_the_queue_of_the_caller),
+        cmocka_unit_test(test_ranks_that_differ_in_binding_are_refused),
         cmocka_unit_test(test_one_rank_with_a_bad_setting_fails_all_and_is_named),
     };
     if (!mpi_tests_begin(count, arguments))
