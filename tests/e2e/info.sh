@@ -3,25 +3,10 @@
 # there are enough, the JSON is one object, and a machine without OpenCL gets a message.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-. launch/environment
-program=${TEST_BUILD:-build}/bin/moert-info
+. tests/support/e2e.sh
+program=$bin/moert-info
 model=tests/golden/model/qwen3-tiny
-unset TEST_BUILD TEST_ALL TEST_LIMIT_S # of the tests; moert warns of variables it does not know
-number=0 failed=0
-folder=$(mktemp -d)
-log=$folder/log out=$folder/out
-trap 'rm -rf "$folder"' EXIT
-
-verdict() { # 0 or 1, title
-    number=$((number + 1))
-    if [ "$1" -eq 0 ]; then
-        echo "ok $number - $2"
-    else
-        echo "not ok $number - $2"
-        cat "$log" "$out" | sed 's/^/# /'
-        failed=1
-    fi
-}
+out=$folder/out
 
 info() { # RANKS, OPTION...: fills out, log and `status`
     local ranks=$1
@@ -102,5 +87,4 @@ verdict $? "without OpenCL it says so"
 info 1 --help
 [ $status -eq 0 ] && has_lines '^usage: ' '--json'
 verdict $? "--help needs no device"
-echo "1..$number"
-exit $failed
+finish

@@ -2,23 +2,9 @@
 # A job whose last rank dies, stops or is late ends soon, with one message that names the rank, its step and its phase.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-. launch/environment
+. tests/support/e2e.sh
 program=${TEST_BUILD:-build}/tests/test_watchdog
 export MOERT_TIMEOUT_S=3
-number=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-
-verdict() { # 0 or 1, title
-    number=$((number + 1))
-    if [ "$1" -eq 0 ]; then
-        echo "ok $number - $2"
-    else
-        echo "not ok $number - $2"
-        sed 's/^/# /' "$log"
-        failed=1
-    fi
-}
 
 # hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills the log, `status` and `seconds`
 hang() {
@@ -56,5 +42,4 @@ ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late
 
 timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing >"$log" 2>&1
 verdict $? "a healthy job ends in order under the watchdog"
-echo "1..$number"
-exit $failed
+finish
