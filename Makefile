@@ -25,7 +25,7 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off 
 	-Iinclude -Isrc -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
 LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
 
-KERNELS  := $(wildcard kernels/*.cl) kernels/common.h
+KERNELS  := $(wildcard kernels/*.cl kernels/*.h)
 SOURCES  := $(filter-out src/tools/%,$(wildcard src/*/*.c))
 OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
 MAINS    := $(wildcard src/tools/moert-*.c)

@@ -53,13 +53,37 @@ moert_status moert_kernel_source(const char *file, char **text) {
     return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
 }
 
-/* The whole source of a program: common.h, then the family. */
+/* Replaces the one line `#include "FILE"` that a family may have by that kernel file. */
+static moert_status insert_include(const char *family, char **text) {
+    static const char start[] = "\n#include \"";
+    char file[96], *included = NULL, *line = strstr(*text, start);
+    if (line == NULL)
+        return MOERT_OK;
+    const char *name = line + sizeof start - 1, *rest = name + strcspn(name, "\n");
+    snprintf(file, sizeof file, "%.*s", (int)strcspn(name, "\"\n"), name);
+    MOERT_TRY(moert_kernel_source(file, &included));
+    int number = 2;
+    for (const char *at = *text; at < line; at++)
+        number += *at == '\n';
+    *line = '\0';
+    char *whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, file,
+                                    included, number + 1, family, rest);
+    free(included);
+    free(*text);
+    *text = whole;
+    return whole != NULL ? MOERT_OK
+                         : MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", file);
+}
+
+/* The whole source of a program: common.h, then the family with what it includes. */
 static moert_status program_source(const char *spec, char **source) {
     char *common = NULL, *family = NULL;
     char file[96];
     snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
     MOERT_TRY(moert_kernel_source("common.h", &common));
     moert_status status = moert_kernel_source(file, &family);
+    if (status == MOERT_OK)
+        status = insert_include(file, &family);
     if (status == MOERT_OK) {
         *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
         if (*source == NULL)

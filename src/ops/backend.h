@@ -1,12 +1,14 @@
 /*
  * The backends of the grouped operations. A backend implements every entry of MOERT_OPS_TABLE as
- * moert_<backend>_<entry>; the arguments have been checked by src/ops/grouped.c before it is
- * called.
+ * moert_<backend>_<entry>; the arguments have been checked by src/ops/grouped.c, quantize.c or
+ * scales.c before it is called.
  */
 #ifndef MOERT_OPS_BACKEND_H
 #define MOERT_OPS_BACKEND_H
 
 #include "ops/grouped.h"
+#include "ops/quantize.h"
+#include "ops/scales.h"
 
 /* X(entry, argument): one row per operation. */
 #define MOERT_OPS_TABLE(X)                                                                         \
@@ -15,7 +17,14 @@
     X(gemm_wgrad, moert_gemm)                                                                      \
     X(gemm_bias_grad, moert_gemm)                                                                  \
     X(glu_forward, moert_glu)                                                                      \
-    X(glu_backward, moert_glu)
+    X(glu_backward, moert_glu)                                                                     \
+    X(quantize_amax, moert_quantize)                                                               \
+    X(quantize, moert_quantize)                                                                    \
+    X(dequantize, moert_quantize)                                                                  \
+    X(cast, moert_cast)                                                                            \
+    X(swizzle, moert_scale_tiles)                                                                  \
+    X(unswizzle, moert_scale_tiles)                                                                \
+    X(interleave, moert_interleave)
 
 /* X(NAME, name): one row per backend, MOERT_BACKEND_<NAME> its choice. */
 #define MOERT_BACKEND_TABLE(X)                                                                     \
@@ -28,6 +37,14 @@ typedef struct moert_backend {
     MOERT_OPS_TABLE(MOERT_OPS_MEMBER)
 #undef MOERT_OPS_MEMBER
 } moert_backend;
+
+/* The backend in use. */
+const moert_backend *moert_backend_get(void);
+
+/* ERROR_USAGE unless `buffer` holds `lines` lines of `width` elements that are `stride` elements of
+ * `bytes` bytes apart. */
+moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
+                                size_t width, size_t stride, size_t bytes);
 
 #define MOERT_OPS_REFERENCE(entry, argument) moert_status moert_reference_##entry(const argument *);
 #define MOERT_OPS_PORTABLE(entry, argument)  moert_status moert_portable_##entry(const argument *);

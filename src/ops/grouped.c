@@ -22,13 +22,13 @@ enum {
     BACKENDS = sizeof backends / sizeof backends[0],
 };
 
-static const moert_backend *backend(void) {
+const moert_backend *moert_backend_get(void) {
     unsigned choice = moert_config_get()->backend;
     return &backends[choice == MOERT_BACKEND_AUTO ? AUTOMATIC : choice];
 }
 
 const char *moert_backend_name(void) {
-    return backend()->name;
+    return moert_backend_get()->name;
 }
 
 /* *product = 2 * 3 by the backend. */
@@ -72,24 +72,30 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     return true;
 }
 
-/* A buffer holds `lines` lines of `width` floats, the lines `stride` floats apart. */
-static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
-                                 size_t width, size_t stride) {
-    size_t last, floats;
+moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
+                                size_t width, size_t stride, size_t bytes) {
+    size_t last, elements;
     if (lines == 0 || width == 0)
         return MOERT_OK;
     if (buffer == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s[%zu,%zu] is missing", name, lines, width);
     if (stride < width)
-        return MOERT_FAIL(ERROR_USAGE, "the rows of %s are %zu floats apart and %zu wide", name,
+        return MOERT_FAIL(ERROR_USAGE, "the rows of %s are %zu elements apart and %zu wide", name,
                           stride, width);
     if (__builtin_mul_overflow(lines - 1, stride, &last) ||
-        __builtin_add_overflow(last, width, &floats) ||
-        floats > moert_buffer_bytes(buffer) / sizeof(float))
+        __builtin_add_overflow(last, width, &elements) ||
+        elements > moert_buffer_bytes(buffer) / bytes)
         return MOERT_FAIL(ERROR_USAGE,
-                          "%s has %zu bytes, too few for %zu rows of %zu floats at stride %zu",
-                          name, moert_buffer_bytes(buffer), lines, width, stride);
+                          "%s has %zu bytes, too few for %zu rows of %zu elements of %zu bytes at "
+                          "stride %zu",
+                          name, moert_buffer_bytes(buffer), lines, width, bytes, stride);
     return MOERT_OK;
+}
+
+/* The same of floats. */
+static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
+                                 size_t width, size_t stride) {
+    return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
 enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4 };
@@ -129,7 +135,7 @@ moert_status moert_gemm_forward(const moert_gemm *gemm) {
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->gemm_forward(&full));
+    MOERT_TRY(moert_backend_get()->gemm_forward(&full));
     return MOERT_OK;
 }
 
@@ -138,7 +144,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT, &full));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->gemm_dgrad(&full));
+    MOERT_TRY(moert_backend_get()->gemm_dgrad(&full));
     return MOERT_OK;
 }
 
@@ -148,7 +154,7 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->gemm_wgrad(&full));
+    MOERT_TRY(moert_backend_get()->gemm_wgrad(&full));
     return MOERT_OK;
 }
 
@@ -158,7 +164,7 @@ moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(&own, NEEDS_BIAS, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->gemm_bias_grad(&full));
+    MOERT_TRY(moert_backend_get()->gemm_bias_grad(&full));
     return MOERT_OK;
 }
 
@@ -188,7 +194,7 @@ moert_status moert_glu_forward(const moert_glu *glu) {
     MOERT_TRY(check_glu(glu, false, &full));
     if (glu->rows == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->glu_forward(&full));
+    MOERT_TRY(moert_backend_get()->glu_forward(&full));
     return MOERT_OK;
 }
 
@@ -197,6 +203,6 @@ moert_status moert_glu_backward(const moert_glu *glu) {
     MOERT_TRY(check_glu(glu, true, &full));
     if (glu->rows == 0)
         return MOERT_OK;
-    MOERT_TRY(backend()->glu_backward(&full));
+    MOERT_TRY(moert_backend_get()->glu_backward(&full));
     return MOERT_OK;
 }

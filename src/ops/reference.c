@@ -5,40 +5,7 @@
 
 #include "base/memory.h"
 #include "ops/backend.h"
-
-/* Buffers mapped together. */
-enum { MOST_MAPS = 6 };
-typedef struct mapping {
-    struct {
-        const moert_buffer *buffer;
-        void *memory;
-    } map[MOST_MAPS];
-    size_t count;
-} mapping;
-
-/* Unmaps all; a failure of its own counts when `status` holds none. */
-static moert_status unmap_all(mapping *maps, moert_status status) {
-    while (maps->count > 0) {
-        maps->count--;
-        moert_status own =
-            moert_buffer_unmap(maps->map[maps->count].buffer, maps->map[maps->count].memory);
-        if (status == MOERT_OK)
-            status = own;
-    }
-    return status;
-}
-
-/* Stores the buffer's memory in the pointer at `out`: NULL for no buffer. */
-static moert_status map_one(mapping *maps, const moert_buffer *buffer, void *out) {
-    void *memory = NULL;
-    if (buffer != NULL) {
-        MOERT_TRY(moert_buffer_map(buffer, &memory));
-        maps->map[maps->count].buffer = buffer;
-        maps->map[maps->count++].memory = memory;
-    }
-    memcpy(out, &memory, sizeof memory);
-    return MOERT_OK;
-}
+#include "ops/mapping.h"
 
 /* ---- grouped GEMM ---- */
 
@@ -47,28 +14,20 @@ typedef struct gemm_host {
     float *x, *weight, *bias, *y; /* y from y_column on */
 } gemm_host;
 
-static moert_status check_ends(const moert_groups *groups, const uint32_t *ends) {
-    for (size_t g = 0, start = 0; g < groups->count; start = ends[g++])
-        if (ends[g] < start || ends[g] > groups->rows)
-            return MOERT_FAIL(ERROR_USAGE, "group %zu of %zu ends at row %u, not in [%zu, %zu]", g,
-                              groups->count, ends[g], start, groups->rows);
-    return MOERT_OK;
-}
-
-static moert_status map_gemm(const moert_gemm *gemm, mapping *maps, gemm_host *host) {
+static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_host *host) {
     moert_status status;
-    *maps = (struct mapping){.count = 0};
-    MOERT_TRY_OR(unmap, map_one(maps, gemm->groups.ends, &host->ends));
-    MOERT_TRY_OR(unmap, map_one(maps, gemm->x, &host->x));
-    MOERT_TRY_OR(unmap, map_one(maps, gemm->weight, &host->weight));
-    MOERT_TRY_OR(unmap, map_one(maps, gemm->bias, &host->bias));
-    MOERT_TRY_OR(unmap, map_one(maps, gemm->y, &host->y));
-    MOERT_TRY_OR(unmap, check_ends(&gemm->groups, host->ends));
+    *maps = (moert_mapping){.count = 0};
+    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->groups.ends, &host->ends));
+    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->x, &host->x));
+    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->weight, &host->weight));
+    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->bias, &host->bias));
+    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->y, &host->y));
+    MOERT_TRY_OR(unmap, moert_check_ends(&gemm->groups, host->ends));
     if (host->y != NULL)
         host->y += gemm->y_column;
     return MOERT_OK;
 unmap:
-    return unmap_all(maps, status);
+    return moert_unmap_all(maps, status);
 }
 
 static size_t start_of(const gemm_host *host, size_t g) {
@@ -76,7 +35,7 @@ static size_t start_of(const gemm_host *host, size_t g) {
 }
 
 moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
-    mapping maps;
+    moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
     for (size_t g = 0; g < gemm->groups.count; g++)
@@ -88,11 +47,11 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
                     sum = fmaf(at.x[m * gemm->ldx + k], at.weight[line * gemm->k + k], sum);
                 at.y[m * gemm->ldy + n] = at.bias != NULL ? sum + at.bias[line] : sum;
             }
-    return unmap_all(&maps, MOERT_OK);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
-    mapping maps;
+    moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
     for (size_t g = 0; g < gemm->groups.count; g++) {
@@ -105,11 +64,11 @@ moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
                 *out = sum;
             }
     }
-    return unmap_all(&maps, MOERT_OK);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
-    mapping maps;
+    moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
     for (size_t g = 0; g < gemm->groups.count; g++)
@@ -121,11 +80,11 @@ moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
                     sum = fmaf(at.y[m * gemm->ldy + n], at.x[m * gemm->ldx + k], sum);
                 *out = sum;
             }
-    return unmap_all(&maps, MOERT_OK);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {
-    mapping maps;
+    moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
     for (size_t g = 0; g < gemm->groups.count; g++)
@@ -135,7 +94,7 @@ moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {
                 sum += at.y[m * gemm->ldy + n];
             *out = sum;
         }
-    return unmap_all(&maps, MOERT_OK);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 /* ---- GLU ---- */
@@ -163,13 +122,13 @@ static float sigmoid(float x) {
 }
 
 moert_status moert_reference_glu_forward(const moert_glu *glu) {
-    mapping maps = {.count = 0};
+    moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *v, *prob;
     float *h;
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->h, &h));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
     const moert_glu_form form = glu->form;
     for (size_t m = 0; m < glu->rows; m++) {
         const float *row = v + m * 2 * glu->width;
@@ -181,7 +140,7 @@ moert_status moert_reference_glu_forward(const moert_glu *glu) {
         }
     }
 unmap:
-    return unmap_all(&maps, status);
+    return moert_unmap_all(&maps, status);
 }
 
 /* One row of the gradient; returns its dprob. */
@@ -202,15 +161,15 @@ static float glu_row_backward(const moert_glu *glu, const float *v, float prob, 
 }
 
 moert_status moert_reference_glu_backward(const moert_glu *glu) {
-    mapping maps = {.count = 0};
+    moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *v, *prob, *dh;
     float *dv, *dprob;
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->dh, &dh));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->dv, &dv));
-    MOERT_TRY_OR(unmap, map_one(&maps, glu->dprob, &dprob));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
     for (size_t m = 0; m < glu->rows; m++) {
         const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
         const float sum = glu_row_backward(glu, v + row, prob != NULL ? prob[at] : 1.0f,
@@ -219,5 +178,5 @@ moert_status moert_reference_glu_backward(const moert_glu *glu) {
             dprob[at] = sum;
     }
 unmap:
-    return unmap_all(&maps, status);
+    return moert_unmap_all(&maps, status);
 }

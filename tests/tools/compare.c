@@ -2,11 +2,12 @@
  * compare: tells whether what a program wrote is what golden files say, for the end-to-end tests.
  *
  *   compare tensors --expected E.safetensors --actual A.safetensors [--only NAME]
+ *   compare bytes --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
  * Tensors: the relative error of each is the norm of the difference over the norm of what is
- * expected. Curves: each step's value is compared by itself. Exit code 0 when everything is within
- * the tolerance.
+ * expected. Bytes: types of one size pass for each other. Curves: each step's value is compared by
+ * itself. Exit code 0 when everything is within the tolerance.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,9 +24,9 @@
 enum { LINE_BYTES = 4096 };
 static const double zero_norm = 1e-12; /* the largest norm that passes for nothing */
 
-static const char *expected_path, *actual_path, *metrics_path, *only;
+static const char *expected_path, *actual_path, *metrics_path, *only, *except;
 static double tolerance;
-static bool with_aux;
+static bool with_aux, by_bytes;
 
 static const moert_option options[] = {
     {"expected", MOERT_OPTION_STRING, &expected_path, NULL, NULL,
@@ -33,6 +34,7 @@ static const moert_option options[] = {
     {"actual", MOERT_OPTION_STRING, &actual_path, NULL, NULL, "safetensors file to judge"},
     {"only", MOERT_OPTION_STRING, &only, NULL, NULL,
      "the one tensor to compare; default all expected ones"},
+    {"except", MOERT_OPTION_STRING, &except, NULL, NULL, "a tensor not to compare"},
     {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, NULL, "JSON lines to judge"},
     {"tolerance", MOERT_OPTION_FLOAT, &tolerance, "2e-5", "0..", "largest relative error"},
     {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "compare the auxiliary loss too"},
@@ -88,6 +90,27 @@ static moert_status compare_tensor(const moert_tensor *want, const moert_tensors
     return status;
 }
 
+static moert_status compare_bytes(const moert_tensor *want, const moert_tensors *actual, worst *w) {
+    const moert_tensor *got;
+    char where[160];
+    size_t at = 0;
+    MOERT_TRY(moert_tensors_get(actual, want->name, want->rank, want->shape, &got));
+    if (got->bytes != want->bytes)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s has %zu bytes, not %zu", want->name, got->bytes,
+                          want->bytes);
+    const unsigned char *a = want->data, *b = got->data;
+    while (at < want->bytes && a[at] == b[at])
+        at++;
+    snprintf(where, sizeof where, at < want->bytes ? "%s, byte %zu" : "%s", want->name, at);
+    judge(w, at < want->bytes ? INFINITY : 0.0, where);
+    return MOERT_OK;
+}
+
+static bool is_wanted(const char *name) {
+    return (only == NULL || strcmp(only, name) == 0) &&
+           (except == NULL || strcmp(except, name) != 0);
+}
+
 static moert_status compare_tensors(worst *w) {
     moert_tensors *expected = NULL, *actual = NULL;
     moert_status status;
@@ -95,9 +118,12 @@ static moert_status compare_tensors(worst *w) {
         return MOERT_FAIL(ERROR_USAGE, "compare tensors needs --expected and --actual");
     MOERT_TRY_OR(done, moert_tensors_open(expected_path, &expected));
     MOERT_TRY_OR(done, moert_tensors_open(actual_path, &actual));
-    for (size_t i = 0; i < moert_tensors_count(expected); i++)
-        if (only == NULL || strcmp(only, moert_tensors_at(expected, i)->name) == 0)
-            MOERT_TRY_OR(done, compare_tensor(moert_tensors_at(expected, i), actual, w));
+    for (size_t i = 0; i < moert_tensors_count(expected); i++) {
+        const moert_tensor *want = moert_tensors_at(expected, i);
+        if (is_wanted(want->name))
+            MOERT_TRY_OR(done, by_bytes ? compare_bytes(want, actual, w)
+                                        : compare_tensor(want, actual, w));
+    }
 done:
     moert_tensors_close(actual);
     moert_tensors_close(expected);
@@ -161,13 +187,14 @@ static moert_status compare_curve(worst *w) {
 int main(int argc, char **argv) {
     bool help = false, curve = argc > 1 && strcmp(argv[1], "curve") == 0;
     worst w = {0};
-    if (argc < 2 || (!curve && strcmp(argv[1], "tensors") != 0)) {
-        fputs("usage: compare tensors|curve --expected FILE ...\n", stderr);
+    by_bytes = argc > 1 && strcmp(argv[1], "bytes") == 0;
+    if (argc < 2 || (!curve && !by_bytes && strcmp(argv[1], "tensors") != 0)) {
+        fputs("usage: compare tensors|bytes|curve --expected FILE ...\n", stderr);
         return 2;
     }
     moert_status status = moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help);
     if (status == MOERT_OK && help) {
-        moert_options_usage(stdout, "compare tensors|curve [OPTION...]",
+        moert_options_usage(stdout, "compare tensors|bytes|curve [OPTION...]",
                             "Judges results by golden files.", options, OPTIONS);
         return 0;
     }

@@ -1,0 +1,177 @@
+/*
+ * Included by the families of number formats: conversions of 16 elements at once, the rotation of NVFP4, and where a
+ * work-group's rows lie.
+ *
+ * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits, mantissa bits, bias,
+ * code above the largest finite value, code of NaN, special values (0 none, 1 one NaN, 2 infinities). The host defines
+ * them as macros, so that they are constants here. Everything works on bits or is exact, except for one rounding.
+ */
+#define QUIET 0x7FC00000u /* the one NaN that is made here */
+
+enum { ROW, COLUMN, TILE };                    /* moert_axis */
+enum { RCEIL, FLOOR };                         /* moert_scale_rounding */
+enum { TE, TORCHAO, BRIDGE };                  /* moert_nvfp4_rule */
+enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
+
+static inline vec quiet(vec x)
+{
+    return isnan(x) ? as_float16((uint16)QUIET) : x;
+}
+
+/*
+ * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted; below, the sum with
+ * the power of two whose float has the step of the subnormal numbers rounds, and its low bits count the steps.
+ */
+static inline uint16 encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
+{
+    const uint16 u = as_uint16(x), a = u & 0x7FFFFFFF;
+    const int shift = 23 - mantissa;
+    const uint magic = (uint)(151 - bias - mantissa) << 23;
+    uint16 code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((uint)(127 - bias) << mantissa);
+    code = a < (uint)(128 - bias) << 23 ? as_uint16(as_float16(a) + as_float(magic)) - magic : code;
+    code = min(code, overflow) | (u >> 31) << (bits - 1);
+    return a > 0x7F800000u ? nan_code : code;
+}
+
+static inline vec decode(uint16 code, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
+{
+    const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
+    const uint16 a = code & (sign - 1);
+    /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
+    const int least = 1 - bias - mantissa;
+    const float step = as_float(least < -126 ? 1u << (least + 149) : (uint)(least + 127) << 23);
+    uint16 u = a < 1u << mantissa ? as_uint16(convert_float16(a) * step)
+                                  : (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
+    if (special == 2)
+        u = a == infinity ? 0x7F800000u : u;
+    u |= (code & sign) << (32 - bits);
+    if (special == 2)
+        u = a > infinity ? QUIET : u;
+    if (special == 1)
+        u = a == nan_code ? QUIET : u;
+    return as_float16(u);
+}
+
+/* 2^(b-127), NaN for 255. */
+static inline vec decode_e8m0(uint16 b)
+{
+    return as_float16(b == 255u ? QUIET : b == 0u ? 0x00400000u : b << 23);
+}
+
+/* The largest of 16. */
+static inline uint max_bits(uint16 x)
+{
+    uint8 a = max(x.lo, x.hi);
+    uint4 b = max(a.lo, a.hi);
+    uint2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
+}
+
+static inline uint16 magnitude_bits(vec x)
+{
+    return as_uint16(x) & 0x7FFFFFFFu;
+}
+
+/* The float of the largest magnitude bits: those of NaN are above all others. */
+static inline vec largest_of(uint16 bits)
+{
+    return as_float16(bits > 0x7F800000u ? QUIET : bits);
+}
+
+/* Each lane's 16 rows: signs, then sums and differences at distances 1, 2, 4, 8, then a quarter. */
+static inline void rotate_rows(vec v[16])
+{
+    const uint negative = 0xD7E8; /* bit i: row i changes sign */
+    UNROLL for (int i = 0; i < 16; i++)
+        v[i] = (negative >> i & 1) ? -v[i] : v[i];
+    UNROLL for (int distance = 1; distance < 16; distance *= 2)
+        UNROLL for (int i = 0; i < 16; i++)
+            if ((i & distance) == 0) {
+                const vec a = v[i], b = v[i + distance];
+                v[i] = a + b;
+                v[i + distance] = a - b;
+            }
+    UNROLL for (int i = 0; i < 16; i++)
+        v[i] *= 0.25f;
+}
+
+/* 16 random bytes: Philox4x32-10, as in src/base/rng.c. */
+static inline uint16 random_bytes(ulong key, uint counter_high, ulong counter)
+{
+    uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32), c2 = counter_high, c3 = 0;
+    for (int round = 0; round < 10; round++) {
+        const uint high0 = mul_hi(0xD2511F53u, c0), high1 = mul_hi(0xCD9E8D57u, c2);
+        const uint low0 = 0xD2511F53u * c0, low1 = 0xCD9E8D57u * c2;
+        c0 = high1 ^ c1 ^ k0;
+        c2 = high0 ^ c3 ^ k1;
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return convert_uint16(as_uchar16((uint4)(c0, c1, c2, c3)));
+}
+
+/* Where group g ends, which starts at `start`: within the rows, whatever ends says. ends null: one group. */
+static inline uint group_end(global const uint *ends, uint g, uint start, uint rows)
+{
+    return ends != 0 ? max(start, min(ends[g], rows)) : rows;
+}
+
+/* Row block `slot`, counted over all groups: its group and rows; no rows past the last. */
+typedef struct place {
+    uint group, row, rows;
+} place;
+
+static inline place find_place(global const uint *ends, uint groups, uint rows, uint height, uint slot)
+{
+    uint start = 0;
+    for (uint g = 0; g < groups; g++) {
+        const uint end = group_end(ends, g, start, rows), blocks = (end - start + height - 1) / height;
+        if (slot < blocks)
+            return (place){g, start + slot * height, min(height, end - start - slot * height)};
+        slot -= blocks;
+        start = end;
+    }
+    return (place){0, 0, 0};
+}
+
+/* Reads and writes n (1 to 16) bytes; lanes past them are zero. */
+static inline uint16 load_bytes(global const uchar *p, int n)
+{
+    if (n >= VEC)
+        return convert_uint16(vload16(0, p));
+    uchar lane[VEC];
+    for (int i = 0; i < VEC; i++)
+        lane[i] = i < n ? p[i] : 0;
+    return convert_uint16(vload16(0, lane));
+}
+
+static inline void store_bytes(uint16 x, global uchar *p, int n)
+{
+    if (n >= VEC) {
+        vstore16(convert_uchar16(x), 0, p);
+        return;
+    }
+    uchar lane[VEC];
+    vstore16(convert_uchar16(x), 0, lane);
+    for (int i = 0; i < n; i++)
+        p[i] = lane[i];
+}
+
+/* The same at distance `stride`: a column of a transpose. */
+static inline uint16 load_bytes_apart(global const uchar *p, ulong stride, int n)
+{
+    uchar lane[VEC];
+    for (int i = 0; i < VEC; i++)
+        lane[i] = i < n ? p[i * stride] : 0;
+    return convert_uint16(vload16(0, lane));
+}
+
+static inline void store_bytes_apart(uint16 x, global uchar *p, ulong stride, int n)
+{
+    uchar lane[VEC];
+    vstore16(convert_uchar16(x), 0, lane);
+    for (int i = 0; i < min(n, VEC); i++)
+        p[i * stride] = lane[i];
+}

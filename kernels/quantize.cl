@@ -1,0 +1,299 @@
+/*
+ * Quantisers to block-scaled formats (formulas: src/ops/quantize.h), of x[M,N] whose rows form groups.
+ *
+ *            BLOCK columns                    16 columns                 BLOCK columns
+ *   ROW     [ . . . . . . ] one scale    COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,
+ *                                               [ | | | | ] rows,         [ . . . . . . ] one scale
+ *                                               a scale per column        [ . . . . . . ]
+ *
+ * A work-group takes one row (ROW) or one row block of a group and `strip` columns, 16 at a time; strip is a multiple of
+ * 128. Tiles are read twice, from the cache, columns once. Each line of q has q_bytes bytes, each line of scales `scales`.
+ * Elements of 4 bits: even columns (COLUMN: rows of the block) in the low halves. random(row, column) for STOCHASTIC is
+ * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
+ *
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
+ * 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float), LARGEST_EXPONENT (floor of its log2).
+ * Grid: (rows or row blocks, strips). No local memory. Deterministic.
+ */
+#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) || !defined(SCALE) || \
+    !defined(LARGEST) || !defined(LARGEST_EXPONENT)
+#error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT must be defined"
+#endif
+#include "formats.h"
+
+/* The arguments, which all kernels here share. */
+typedef struct job {
+    global const uint *ends;
+    uint groups, rows;
+    int columns, strip;
+    global const float *x;
+    int x_runs; /* 0, or the odd ones of runs of so many columns count */
+    global uchar *q;
+    ulong q_bytes;
+    global uchar *scale;
+    ulong scales;
+    global const float *amax, *whole; /* of the tensor or groups: A or null, G */
+    int group_scales, scale_rounding, rule, rounding, transposed, hadamard;
+    uint blocks; /* that there is room for */
+    ulong seed;
+} job;
+
+#define ARGUMENTS                                                                                                      \
+    global const uint *ends, uint groups, uint rows, int columns, int strip, global const float *x, int x_runs,        \
+        global uchar *q, ulong q_bytes, global uchar *scale, ulong scales, global const float *amax,                   \
+        global const float *whole, int group_scales, int scale_rounding, int rule, int rounding, int transposed,       \
+        int hadamard, uint blocks, ulong seed
+#define JOB                                                                                                            \
+    {ends,  groups,       rows,           columns, strip,    x,          x_runs,   q,      q_bytes, scale, scales, amax, \
+     whole, group_scales, scale_rounding, rule,    rounding, transposed, hadamard, blocks, seed}
+
+/* Scales of 16 columns, or 16 times one. */
+typedef struct scaling {
+    uint16 code;               /* E8M0, E4M3 */
+    vec factor, first, second; /* x * factor or (x / first) / second ... */
+    int16 zero;                /* ... or 0 */
+} scaling;
+
+/* ---- scales ---- */
+
+static inline vec at_most_finite(vec x)
+{
+    return x > FLT_MAX ? FLT_MAX : x;
+}
+
+static inline scaling scale_e8m0(vec amax, int rounding)
+{
+    scaling s;
+    const uint16 u = as_uint16(rounding == FLOOR ? amax : amax * (1.0f / LARGEST)), e = u >> 23, m = u & 0x7FFFFFu;
+    if (rounding == FLOOR) {
+        s.code = convert_uint16(max(convert_int16(e) - LARGEST_EXPONENT, 0));
+    } else {
+        s.code = min(m > (e == 0u ? (uint16)0x400000u : (uint16)0) ? e + 1u : e, 254u);
+    }
+    s.code = u > 0x7F800000u ? 255u : s.code;
+    s.factor = as_float16(s.code == 255u ? QUIET : s.code == 254u ? 0x00400000u : (254u - s.code) << 23);
+    s.first = s.second = 1.0f;
+    s.zero = 0;
+    return s;
+}
+
+static inline scaling scale_f32(vec amax)
+{
+    scaling s;
+    s.first = quiet(at_most_finite(amax) / 448.0f);
+    s.factor = s.second = 1.0f;
+    s.code = 0;
+    s.zero = s.first == 0.0f;
+    return s;
+}
+
+static inline scaling scale_nvfp4(vec amax, int rule, int has_amax, float a, float g)
+{
+    scaling s;
+    s.first = s.second = s.factor = 1.0f;
+    if (rule == TE) {
+        const float by = has_amax ? a : g, all = (has_amax ? 2688.0f : 1.0f) / by;
+        const float up = by == 0.0f || all == 0.0f ? 1.0f : all > FLT_MAX ? FLT_MAX : all;
+        s.code = encode(amax * (up * (1.0f / 6.0f)), E4M3);
+        const vec decoded = decode(s.code, E4M3);
+        s.factor = at_most_finite(1.0f / (decoded * (1.0f / up)));
+        s.zero = decoded == 0.0f;
+    } else if (rule == TORCHAO) {
+        const vec t = g == 0.0f ? (vec)0.0f : amax / 6.0f / g, least = 0x1p-6f;
+        s.code = encode(t < least ? least : t, E4M3);
+        s.factor = at_most_finite(1.0f / (vec)g / decode(s.code, E4M3));
+        s.zero = (vec)g == 0.0f;
+    } else {
+        const vec t = amax / g;
+        s.zero = t < 6.0f * 0x1p-9f;
+        s.code = s.zero ? 0u : encode(t / 6.0f, E4M3);
+        s.first = g;
+        s.second = decode(s.code, E4M3);
+    }
+    return s;
+}
+
+static inline scaling make_scale(const job *j, uint group, uint16 largest)
+{
+    const vec amax = largest_of(largest);
+#if SCALE == 0
+    return scale_e8m0(amax, j->scale_rounding);
+#elif SCALE == 1
+    const uint g = j->group_scales ? group : 0;
+    return scale_nvfp4(amax, j->rule, j->amax != 0, j->amax != 0 ? j->amax[g] : 0.0f, j->whole[g]);
+#else
+    return scale_f32(amax);
+#endif
+}
+
+/* ---- elements ---- */
+
+#if ELEMENT_BITS == 4
+/* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
+static inline uint16 encode_half_steps(vec x)
+{
+    const uint16 h = convert_uint16(rint(fmin(fabs(x) * 2.0f, 12.0f)));
+    uint16 code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uint16)7;
+    code |= as_uint16(x) >> 31 << 3;
+    return isnan(x) ? 7u : code;
+}
+
+static inline uint16 encode_stochastic(vec x, uint16 random)
+{
+    const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f ? (vec)0.5f : a < 4.0f ? (vec)1.0f : (vec)2.0f;
+    const vec moved = a + convert_float16(random) / 256.0f * step;
+    const uint16 code = encode(copysign(floor(moved / step) * step, x), ELEMENT);
+    return isnan(x) ? 7u : code;
+}
+#endif
+
+static inline uint16 make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
+{
+    const int divides = SCALE == 2 ? 1 : SCALE == 1 ? j->rule == BRIDGE : 0;
+    const vec y = divides ? x / s->first / s->second : x * s->factor;
+#if ELEMENT_BITS == 4
+    const ulong vectors = (j->columns + VEC - 1) / VEC;
+    const uint16 code = j->rounding == HALF_STEPS ? encode_half_steps(y)
+                        : j->rounding == STOCHASTIC
+                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * vectors + column / VEC))
+                            : encode(y, ELEMENT);
+#else
+    const uint16 code = encode(y, ELEMENT);
+#endif
+    return s->zero ? 0u : code;
+}
+
+static inline vec load_x(const job *j, uint row, int column, int n)
+{
+    if (j->x_runs == 0)
+        return load_part(j->x + (ulong)row * j->columns + column, n);
+    global const float *line = j->x + (ulong)row * 2 * j->columns;
+    float lane[VEC];
+    for (int i = 0; i < VEC; i++) {
+        const int c = column + i;
+        lane[i] = i < n ? line[(c / j->x_runs * 2 + 1) * j->x_runs + c % j->x_runs] : 0.0f;
+    }
+    return vload16(0, lane);
+}
+
+/* ---- rows and tiles ---- */
+
+static inline void store_row(const job *j, uint16 code, uint row, int column, int n)
+{
+    global uchar *line = j->q + row * j->q_bytes;
+#if ELEMENT_BITS == 4
+    const uint16 lane = (uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const uint16 kept = lane < (uint)n ? code : 0u;
+    const uint8 pairs = kept.even | kept.odd << 4;
+    if (n >= VEC)
+        vstore8(convert_uchar8(pairs), 0, line + column / 2);
+    else
+        store_bytes((uint16)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
+#else
+    store_bytes(code, line + column, n);
+#endif
+}
+
+static inline void store_scale(const job *j, const scaling *s, ulong at)
+{
+#if SCALE == 2
+    ((global float *)j->scale)[at] = s->first.s0;
+#else
+    j->scale[at] = s->code.s0;
+#endif
+}
+
+static inline void quantize_tiles(const job *j, uint axis)
+{
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * j->strip, last = min(j->columns, first + j->strip);
+    const place p = find_place(j->ends, j->groups, j->rows, axis == ROW ? 1 : BLOCK, slot);
+    if (p.rows == 0 || (axis == TILE && slot >= j->blocks))
+        return;
+    for (int c = first; c < last; c += BLOCK) {
+        const int end = min(c + BLOCK, last);
+        uint16 largest = 0;
+        for (uint r = 0; r < p.rows; r++)
+            for (int i = c; i < end; i += VEC)
+                largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
+        const scaling s = make_scale(j, p.group, (uint16)max_bits(largest));
+        for (uint r = 0; r < p.rows; r++) {
+            const uint row = p.row + r;
+            for (int i = c; i < end; i += VEC)
+                store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), axis, row, i), row, i, end - i);
+            const ulong line = axis == TILE ? (SCALE == 2 ? slot : row) : row;
+            store_scale(j, &s, line * j->scales + c / BLOCK);
+        }
+    }
+}
+
+KERNEL void quantize_row(ARGUMENTS)
+{
+    const job j = JOB;
+    quantize_tiles(&j, ROW);
+}
+
+KERNEL void quantize_tile(ARGUMENTS)
+{
+    const job j = JOB;
+    quantize_tiles(&j, TILE);
+}
+
+/* ---- columns ---- */
+
+static inline void store_line(const job *j, uint16 code, uint line, int column, int n)
+{
+    if (j->transposed)
+        store_bytes_apart(code, j->q + column * j->q_bytes + line, j->q_bytes, n);
+    else
+        store_bytes(code, j->q + line * j->q_bytes + column, n);
+}
+
+static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n)
+{
+    const ulong at = j->transposed ? column * j->scales + slot : slot * j->scales + column;
+    const ulong stride = j->transposed ? j->scales : 1;
+#if SCALE == 2
+    float lane[VEC];
+    vstore16(s->first, 0, lane);
+    for (int i = 0; i < min(n, VEC); i++)
+        ((global float *)j->scale)[at + i * stride] = lane[i];
+#else
+    store_bytes_apart(s->code, j->scale + at, stride, n);
+#endif
+}
+
+KERNEL void quantize_column(ARGUMENTS)
+{
+    const job job_ = JOB, *j = &job_;
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_place(ends, groups, rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= blocks)
+        return;
+    for (int c = first; c < last; c += VEC) {
+        vec v[BLOCK];
+        uint16 largest = 0;
+        for (uint r = 0; r < BLOCK; r++)
+            v[r] = r < p.rows ? load_x(j, p.row + r, c, last - c) : (vec)0.0f;
+#if BLOCK == 16
+        if (hadamard && p.rows == BLOCK)
+            rotate_rows(v);
+#endif
+        for (uint r = 0; r < BLOCK; r++)
+            largest = max(largest, magnitude_bits(v[r]));
+        const scaling s = make_scale(j, p.group, largest);
+        store_scales(j, &s, slot, c, last - c);
+#if ELEMENT_BITS == 4
+        for (uint r = 0; r < BLOCK; r += 2) {
+            const uint row = p.row + r;
+            const uint16 low = r < p.rows ? make_codes(j, &s, v[r], COLUMN, row, c) : (uint16)0;
+            const uint16 high = r + 1 < p.rows ? make_codes(j, &s, v[r + 1], COLUMN, row + 1, c) : (uint16)0;
+            store_line(j, low | high << 4, slot * (BLOCK / 2) + r / 2, c, last - c);
+        }
+#else
+        for (uint r = 0; r < p.rows; r++)
+            store_line(j, make_codes(j, &s, v[r], COLUMN, p.row + r, c), p.row + r, c, last - c);
+#endif
+    }
+}

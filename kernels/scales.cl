@@ -1,0 +1,89 @@
+/*
+ * Scale matrices to and from tiles of 128 x 4 bytes, and runs of gate and up columns (src/ops/scales.h).
+ *
+ *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
+ *
+ * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A work-group takes one tile: its
+ * groups follow each other along rows, or (transposed: lines are columns) along columns, each from a new tile on.
+ * Grids: (tiles along the groups, tiles across); interleave: (rows). No local memory. Deterministic.
+ */
+#include "formats.h"
+
+enum { ROWS = 128, COLUMNS = 4, TILE_BYTES = 512 };
+
+/* Lines [start, start + lines) of the group and where this tile of its matrix begins; no lines past the groups, and from
+ * the first group on whose tiles have no room. */
+typedef struct tile {
+    uint start, lines, r, c;
+    ulong base;
+} tile;
+
+static inline tile find_tile(global const uint *ends, uint groups, uint rows, uint width, int transposed,
+                             uint tiles)
+{
+    const uint unit = transposed ? COLUMNS : ROWS, across = (width + (transposed ? ROWS : COLUMNS) - 1) /
+                                                            (transposed ? ROWS : COLUMNS);
+    uint slot = get_group_id(0), start = 0, before = 0;
+    for (uint g = 0; g < groups; g++) {
+        const uint end = group_end(ends, g, start, rows), own = (end - start + unit - 1) / unit;
+        if (before + own > tiles)
+            break;
+        if (slot < own) {
+            const ulong at = transposed ? (ulong)get_group_id(1) * own + slot : (ulong)slot * across + get_group_id(1);
+            return (tile){start, end - start, transposed ? get_group_id(1) * ROWS : slot * ROWS,
+                          transposed ? slot * COLUMNS : get_group_id(1) * COLUMNS,
+                          ((ulong)before * across + at) * TILE_BYTES};
+        }
+        slot -= own;
+        before += own;
+        start = end;
+    }
+    return (tile){0, 0, 0, 0, 0};
+}
+
+/* Place in `linear` of byte i of a tile, -1 if it is none. */
+static inline long linear_at(tile t, uint width, int transposed, uint i)
+{
+    const uint r = t.r + i / 16 + i % 16 / 4 * 32, c = t.c + i % 4;
+    const uint line = transposed ? c : r, column = transposed ? r : c;
+    return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
+}
+
+KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed, uint tiles,
+                    global const uchar *linear, global uchar *swizzled)
+{
+    const tile t = find_tile(ends, groups, rows, width, transposed, tiles);
+    if (t.lines == 0)
+        return;
+    for (uint i = 0; i < TILE_BYTES; i++) {
+        const long at = linear_at(t, width, transposed, i);
+        swizzled[t.base + i] = at >= 0 ? linear[at] : 0;
+    }
+}
+
+KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed, uint tiles,
+                      global uchar *linear, global const uchar *swizzled)
+{
+    const tile t = find_tile(ends, groups, rows, width, transposed, tiles);
+    if (t.lines == 0)
+        return;
+    for (uint i = 0; i < TILE_BYTES; i++) {
+        const long at = linear_at(t, width, transposed, i);
+        if (at >= 0)
+            linear[at] = swizzled[t.base + i];
+    }
+}
+
+KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, ulong granularity, ulong element_bytes,
+                       int inverse)
+{
+    const ulong row = get_group_id(0) * 2 * width * element_bytes, bytes = granularity * element_bytes;
+    for (ulong run = 0; run < 2 * width / granularity; run++) {
+        const ulong mixed = row + run * bytes;
+        const ulong plain = row + (run % 2 * width + run / 2 * granularity) * element_bytes;
+        global const uchar *source = from + (inverse ? mixed : plain);
+        global uchar *target = to + (inverse ? plain : mixed);
+        for (ulong i = 0; i < bytes; i++)
+            target[i] = source[i];
+    }
+}

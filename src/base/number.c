@@ -1,0 +1,148 @@
+/* Conversions of single numbers. Everything but the last rounding is exact in float64. */
+#include "base/number.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SPECIAL_INFINITY, SPECIAL_NAN, SPECIAL_NONE };
+
+typedef struct layout {
+    const char *name;
+    int bits, mantissa, bias;
+    uint32_t overflow, nan;
+    int special;
+} layout;
+
+static const layout layouts[] = {
+#define LAYOUT_ROW(name, text, bits, mantissa, bias, overflow, nan, special)                       \
+    [MOERT_NUMBER_##name] = {text, bits, mantissa, bias, overflow, nan, SPECIAL_##special},
+    MOERT_NUMBER_TABLE(LAYOUT_ROW)
+#undef LAYOUT_ROW
+};
+
+const char *moert_number_name(moert_number number) {
+    return (size_t)number < sizeof layouts / sizeof layouts[0] ? layouts[number].name : NULL;
+}
+
+size_t moert_number_bits(moert_number type) {
+    return (size_t)layouts[type].bits;
+}
+
+float moert_number_largest(moert_number type) {
+    const uint32_t above = layouts[type].overflow;
+    const float value = moert_number_decode(type, above);
+    return isinf(value) ? moert_number_decode(type, above - 1) : value;
+}
+
+uint32_t moert_number_bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+float moert_number_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+float moert_number_quiet(float x) {
+    return isnan(x) ? moert_number_of_bits(layouts[MOERT_NUMBER_F32].nan) : x;
+}
+
+/* The code with the sign of x. */
+static uint32_t with_sign(const layout *to, uint32_t code, float x) {
+    return signbit(x) ? code | 1u << (to->bits - 1) : code;
+}
+
+/*
+ * A binade [2^e, 2^(e+1)) has 2^mantissa steps of 2^(e-mantissa); below the least normal exponent
+ * the steps stay as they are. Codes count the steps from zero upwards.
+ */
+uint32_t moert_number_encode(moert_number type, float x) {
+    const layout *to = &layouts[type];
+    const int least = 1 - to->bias;
+    const double magnitude = fabs((double)x);
+    int exponent = least;
+    if (isnan(x))
+        return to->nan;
+    if (isinf(x))
+        return with_sign(to, to->overflow, x);
+    if (magnitude >= ldexp(1.0, least))
+        exponent = ilogb(magnitude);
+    const double steps = rint(ldexp(magnitude, to->mantissa - exponent));
+    const double code = ldexp(exponent - least, to->mantissa) + steps;
+    return with_sign(to, code < to->overflow ? (uint32_t)code : to->overflow, x);
+}
+
+float moert_number_decode(moert_number type, uint32_t code) {
+    const layout *from = &layouts[type];
+    const uint32_t sign = 1u << (from->bits - 1), magnitude = code & (sign - 1);
+    const uint32_t fraction = magnitude & ((1u << from->mantissa) - 1);
+    const int exponent = (int)(magnitude >> from->mantissa), least = 1 - from->bias;
+    const uint32_t infinity = (sign - 1) >> from->mantissa << from->mantissa;
+    double value = exponent == 0 ? ldexp(fraction, least - from->mantissa)
+                                 : ldexp(fraction + ldexp(1.0, from->mantissa),
+                                         least + exponent - 1 - from->mantissa);
+    if (from->special == SPECIAL_INFINITY && magnitude == infinity)
+        value = INFINITY;
+    if ((from->special == SPECIAL_INFINITY && magnitude > infinity) ||
+        (from->special == SPECIAL_NAN && magnitude == from->nan))
+        return moert_number_quiet(NAN);
+    return (float)((code & sign) != 0 ? -value : value);
+}
+
+/* ---- other roundings of E2M1 ---- */
+
+uint32_t moert_number_encode_bridge(float x) {
+    static const uint32_t of_half_steps[] = {0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 7, 7};
+    const layout *to = &layouts[MOERT_NUMBER_E2M1];
+    if (isnan(x))
+        return to->nan;
+    return with_sign(to, of_half_steps[(int)rint(fmin(2.0 * fabs((double)x), 12.0))], x);
+}
+
+uint32_t moert_number_encode_stochastic(float x, uint8_t random) {
+    if (isnan(x))
+        return layouts[MOERT_NUMBER_E2M1].nan;
+    const float magnitude = fminf(fabsf(x), 6.0f);
+    const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
+    const float moved = magnitude + (float)random / 256.0f * step;
+    return moert_number_encode(MOERT_NUMBER_E2M1, copysignf(floorf(moved / step) * step, x));
+}
+
+/* ---- E8M0 ---- */
+
+enum { E8M0_BIAS = 127, E8M0_LARGEST = 254, E8M0_NAN = 255 };
+
+static uint8_t e8m0_of(int exponent) {
+    const int b = exponent + E8M0_BIAS;
+    return (uint8_t)(b < 0 ? 0 : b > E8M0_LARGEST ? E8M0_LARGEST : b);
+}
+
+float moert_e8m0_decode(uint8_t b) {
+    return b == E8M0_NAN ? moert_number_quiet(NAN) : ldexpf(1.0f, b - E8M0_BIAS);
+}
+
+float moert_e8m0_inverse(uint8_t b) {
+    return b == E8M0_NAN ? moert_number_quiet(NAN) : ldexpf(1.0f, E8M0_BIAS - b);
+}
+
+uint8_t moert_e8m0_ceil(float t) {
+    if (isnan(t))
+        return E8M0_NAN;
+    if (isinf(t))
+        return E8M0_LARGEST;
+    if (t == 0.0f)
+        return 0;
+    const int exponent = ilogbf(t);
+    return e8m0_of(ldexpf(1.0f, exponent) < t ? exponent + 1 : exponent);
+}
+
+uint8_t moert_e8m0_floor(float amax, int exponent) {
+    if (isnan(amax))
+        return E8M0_NAN;
+    if (amax == 0.0f)
+        return 0;
+    return e8m0_of((isinf(amax) ? E8M0_BIAS + 1 : ilogbf(amax)) - exponent);
+}

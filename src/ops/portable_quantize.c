@@ -1,0 +1,149 @@
+/* Quantisers and casts of the portable backend: launches of kernels/quantize.cl, dequantize.cl,
+ * amax.cl and cast.cl. */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "ops/backend.h"
+
+enum {
+    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
+    CAST_SHARE = 4096, /* SHARE in kernels/cast.cl */
+    AMAX_ROWS = 16,    /* HEIGHT in kernels/amax.cl */
+    SPEC_BYTES = 512,
+};
+
+/* Division must round as the host's does. */
+#define EXACT " -cl-fp32-correctly-rounded-divide-sqrt"
+
+/* The six numbers of a number type, as kernels/formats.h takes them. */
+enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
+static const char *const number_text[] = {
+#define NUMBER_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                      \
+#bits "," #mantissa "," #bias "," #overflow "," #nan,
+    MOERT_NUMBER_TABLE(NUMBER_TEXT)
+#undef NUMBER_TEXT
+};
+static const int number_special[] = {
+#define NUMBER_SPECIAL(name, text, bits, mantissa, bias, overflow, nan, special) SPECIAL_##special,
+    MOERT_NUMBER_TABLE(NUMBER_SPECIAL)
+#undef NUMBER_SPECIAL
+};
+
+/* SCALE of the kernels. */
+enum { SCALE_E8M0, SCALE_E4M3, SCALE_F32 };
+static const int scale_kind[] = {
+#define SCALE_KIND(name, text, element, block, scale) SCALE_##scale,
+    MOERT_FORMAT_TABLE(SCALE_KIND)
+#undef SCALE_KIND
+};
+
+/* The program of a family for a format. */
+static void make_spec(const char *family, moert_format format, char spec[SPEC_BYTES]) {
+    const moert_number element = moert_format_element(format);
+    const float largest = moert_number_largest(element);
+    int exponent = -1;
+    for (float power = 1.0f; power <= largest; power *= 2.0f)
+        exponent++;
+    snprintf(spec, SPEC_BYTES,
+             "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
+             "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
+             family, moert_format_block(format), number_text[element], number_special[element],
+             number_text[MOERT_NUMBER_E4M3], number_special[MOERT_NUMBER_E4M3],
+             moert_number_bits(element), scale_kind[format], (double)largest, exponent);
+}
+
+/* Work-groups along the rows: rows, or the most row blocks there can be. */
+static moert_grid tiles_of(const moert_quantize *op) {
+    const size_t most = moert_row_blocks_most(op->groups.rows, op->groups.count,
+                                              moert_format_block(op->how.format));
+    const size_t along = op->how.axis == MOERT_AXIS_ROW ? op->groups.rows : most;
+    return (moert_grid){along, moert_ceil_div(op->columns, STRIP), 1};
+}
+
+static moert_device *device_of(const moert_quantize *op) {
+    const moert_buffer *any = op->x != NULL ? op->x : op->amax != NULL ? op->amax : op->global;
+    return any != NULL ? moert_buffer_device(any) : NULL;
+}
+
+moert_status moert_portable_quantize_amax(const moert_quantize *op) {
+    moert_device *device = moert_buffer_device(op->amax);
+    const moert_groups *groups = &op->groups;
+    const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, AMAX_ROWS);
+    const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1}, one = {1, 1, 1};
+    moert_buffer *partial = NULL;
+    moert_status status;
+    MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
+    MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
+    MOERT_TRY_OR(destroy,
+                 MOERT_RUN(device, "amax" EXACT, "amax_blocks", grid, MOERT_ARG(groups->ends),
+                           MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                           MOERT_ARG((int)op->columns), MOERT_ARG(op->x),
+                           MOERT_ARG((int)op->how.hadamard), MOERT_ARG(partial)));
+    MOERT_TRY_OR(destroy, MOERT_RUN(device, "amax" EXACT, "amax_groups", one,
+                                    MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                                    MOERT_ARG((unsigned)groups->rows), MOERT_ARG(partial),
+                                    MOERT_ARG((int)op->how.group_scales), MOERT_ARG(op->amax)));
+destroy:
+    moert_buffer_destroy(partial);
+    return status;
+}
+
+moert_status moert_portable_quantize(const moert_quantize *op) {
+    static const char *const kernels[] = {"quantize_row", "quantize_column", "quantize_tile"};
+    const moert_quantizer *how = &op->how;
+    const moert_groups *groups = &op->groups;
+    const moert_quantized_shape shape =
+        moert_quantized_shape_of(how, groups->rows, op->columns, op->blocks);
+    const size_t scales = how->group_scales ? groups->count : 1;
+    char spec[SPEC_BYTES];
+    moert_device *device = device_of(op);
+    if (op->amax != NULL)
+        MOERT_TRY(MOERT_RUN(device, "amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
+                            MOERT_ARG(op->amax), MOERT_ARG((unsigned)scales),
+                            MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG(op->global)));
+    if (groups->rows == 0 || op->columns == 0)
+        return MOERT_OK;
+    make_spec("quantize", how->format, spec);
+    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(op), MOERT_ARG(groups->ends),
+                        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                        MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP), MOERT_ARG(op->x),
+                        MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
+                        MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax),
+                        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
+                        MOERT_ARG((int)how->scale_rounding), MOERT_ARG((int)how->nvfp4_rule),
+                        MOERT_ARG((int)how->rounding), MOERT_ARG((int)how->transposed),
+                        MOERT_ARG((int)how->hadamard), MOERT_ARG((unsigned)op->blocks),
+                        MOERT_ARG((size_t)how->seed)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_dequantize(const moert_quantize *op) {
+    const moert_quantizer *how = &op->how;
+    const moert_groups *groups = &op->groups;
+    const moert_quantized_shape shape =
+        moert_quantized_shape_of(how, groups->rows, op->columns, op->blocks);
+    char spec[SPEC_BYTES];
+    make_spec("dequantize", how->format, spec);
+    MOERT_TRY(MOERT_RUN(
+        moert_buffer_device(op->x), spec, "dequantize", tiles_of(op), MOERT_ARG((int)how->axis),
+        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP),
+        MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale), MOERT_ARG(shape.scales),
+        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->transposed),
+        MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_cast(const moert_cast *cast) {
+    const bool down = cast->from == MOERT_NUMBER_F32;
+    const moert_number small = down ? cast->to : cast->from;
+    char spec[SPEC_BYTES];
+    snprintf(spec, sizeof spec, "cast -DNUMBER=%s,%d -DBITS=%zu", number_text[small],
+             number_special[small], moert_number_bits(small));
+    const moert_grid grid = {moert_ceil_div(cast->n, CAST_SHARE), 1, 1};
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(cast->target), spec, down ? "cast_down" : "cast_up",
+                        grid, MOERT_ARG(cast->source), MOERT_ARG(cast->target),
+                        MOERT_ARG(cast->n)));
+    return MOERT_OK;
+}

@@ -1,0 +1,32 @@
+/* Layouts of the portable backend: launches of kernels/scales.cl. */
+#include "base/memory.h"
+#include "ops/backend.h"
+
+static moert_status move_scales(const moert_scale_tiles *op, const char *kernel) {
+    const moert_groups *groups = &op->groups;
+    const size_t along = op->transposed ? 4 : 128, across = op->transposed ? 128 : 4;
+    const moert_grid grid = {moert_row_blocks_most(groups->rows, groups->count, along),
+                             moert_ceil_div(op->width, across), 1};
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->swizzled), "scales", kernel, grid,
+                        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((unsigned)op->width),
+                        MOERT_ARG((int)op->transposed), MOERT_ARG((unsigned)op->tiles),
+                        MOERT_ARG(op->linear), MOERT_ARG(op->swizzled)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_swizzle(const moert_scale_tiles *op) {
+    return move_scales(op, "swizzle");
+}
+
+moert_status moert_portable_unswizzle(const moert_scale_tiles *op) {
+    return move_scales(op, "unswizzle");
+}
+
+moert_status moert_portable_interleave(const moert_interleave *op) {
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->to), "scales", "interleave",
+                        ((moert_grid){op->rows, 1, 1}), MOERT_ARG(op->from), MOERT_ARG(op->to),
+                        MOERT_ARG(op->width), MOERT_ARG(op->granularity),
+                        MOERT_ARG(op->element_bytes), MOERT_ARG((int)op->inverse)));
+    return MOERT_OK;
+}

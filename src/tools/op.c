@@ -1,0 +1,153 @@
+/* Files and buffers of moert-op. */
+#include "tools/op.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+
+moert_status moert_op_buffer(moert_op_job *job, size_t bytes, moert_buffer **buffer) {
+    if (job->buffer_count == MOERT_OP_MOST_BUFFERS)
+        return MOERT_FAIL(ERROR_INTERNAL, "an operation has more than %d buffers",
+                          MOERT_OP_MOST_BUFFERS);
+    MOERT_TRY(moert_buffer_create(job->device, bytes, &job->buffers[job->buffer_count]));
+    *buffer = job->buffers[job->buffer_count++];
+    return bytes > 0 ? moert_buffer_clear(*buffer, 0, bytes) : MOERT_OK;
+}
+
+/* ---- input ---- */
+
+/* The matrix `name`, or ERROR_MISMATCH. */
+static moert_status find(moert_op_job *job, const char *name, const moert_tensor **tensor) {
+    *tensor = moert_tensors_find(job->input, name);
+    if (*tensor == NULL)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor '%s'",
+                          moert_tensors_count(job->input) > 0
+                              ? moert_tensors_at(job->input, 0)->file
+                              : "the input",
+                          name);
+    if ((*tensor)->rank != 2)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' has %zu dimensions, not 2",
+                          (*tensor)->file, name, (*tensor)->rank);
+    return MOERT_OK;
+}
+
+moert_status moert_op_load_f32(moert_op_job *job, const char *name, size_t *rows, size_t *columns,
+                               moert_buffer **buffer) {
+    const moert_tensor *tensor;
+    float *values;
+    MOERT_TRY(find(job, name, &tensor));
+    *rows = tensor->shape[0];
+    *columns = tensor->shape[1];
+    MOERT_TRY(moert_op_buffer(job, tensor->elements * sizeof *values, buffer));
+    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+    moert_status status = moert_tensor_read_f32(tensor, 0, tensor->elements, values);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(*buffer, 0, values, tensor->elements * sizeof *values);
+    free(values);
+    return status;
+}
+
+moert_status moert_op_load_bytes(moert_op_job *job, const char *name, size_t element_bytes,
+                                 size_t *rows, size_t *columns, moert_buffer **buffer) {
+    const moert_tensor *tensor;
+    MOERT_TRY(find(job, name, &tensor));
+    *rows = tensor->shape[0];
+    *columns = tensor->shape[1];
+    if (moert_file_type_bytes(tensor->type) != element_bytes)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: tensor '%s' is %s; its elements should have %zu bytes", tensor->file,
+                          name, moert_file_type_text(tensor->type), element_bytes);
+    MOERT_TRY(moert_op_buffer(job, tensor->bytes, buffer));
+    return moert_buffer_write(*buffer, 0, tensor->data, tensor->bytes);
+}
+
+moert_status moert_op_load_groups(moert_op_job *job, size_t rows, moert_groups *groups) {
+    const moert_tensor *tensor = moert_tensors_find(job->input, "ends");
+    moert_buffer *buffer;
+    *groups = (moert_groups){.count = 1, .rows = rows};
+    if (tensor == NULL)
+        return MOERT_OK;
+    const size_t count = tensor->elements;
+    MOERT_TRY(moert_alloc(&job->ends, count, sizeof *job->ends));
+    MOERT_TRY(moert_tensor_read_i32(tensor, 0, count, (int32_t *)job->ends));
+    for (size_t g = 0; g < count; g++)
+        if (job->ends[g] < (g > 0 ? job->ends[g - 1] : 0) || job->ends[g] > rows)
+            return MOERT_FAIL(ERROR_MISMATCH, "%s: group %zu of %zu ends at %d, not in [%u, %zu]",
+                              tensor->file, g, count, (int)job->ends[g],
+                              g > 0 ? job->ends[g - 1] : 0, rows);
+    MOERT_TRY(moert_op_buffer(job, count * sizeof *job->ends, &buffer));
+    MOERT_TRY(moert_buffer_write(buffer, 0, job->ends, count * sizeof *job->ends));
+    groups->ends = buffer;
+    groups->count = count;
+    return MOERT_OK;
+}
+
+/* ---- output ---- */
+
+moert_status moert_op_result(moert_op_job *job, const char *name, moert_file_type type, size_t rows,
+                             size_t columns, const moert_buffer *buffer) {
+    if (job->result_count == MOERT_OP_MOST_RESULTS)
+        return MOERT_FAIL(ERROR_INTERNAL, "an operation has more than %d results",
+                          MOERT_OP_MOST_RESULTS);
+    job->result_buffers[job->result_count] = buffer;
+    job->results[job->result_count++] =
+        (moert_tensor_spec){name, type, columns > 0 ? 2 : 1, {rows, columns}};
+    return MOERT_OK;
+}
+
+static moert_status put(const moert_op_job *job, size_t index, moert_tensor_writer *writer) {
+    const moert_tensor_spec *spec = &job->results[index];
+    const size_t elements = spec->shape[0] * (spec->rank > 1 ? spec->shape[1] : 1);
+    const size_t bytes = elements * moert_file_type_bytes(spec->type);
+    void *values;
+    MOERT_TRY(moert_alloc(&values, bytes, 1));
+    moert_status status = moert_buffer_read(job->result_buffers[index], 0, values, bytes);
+    if (status == MOERT_OK)
+        status = moert_writer_put(writer, spec->name, 0, elements, values);
+    free(values);
+    return status;
+}
+
+/* Under a temporary name first. */
+static moert_status write_results(const moert_op_job *job, const char *path) {
+    char *temporary = moert_text_format("%s.tmp", path);
+    moert_tensor_writer *writer = NULL;
+    if (temporary == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    moert_status status =
+        moert_writer_open(temporary, job->results, job->result_count, NULL, true, &writer);
+    for (size_t i = 0; status == MOERT_OK && i < job->result_count; i++)
+        status = put(job, i, writer);
+    if (writer != NULL) {
+        moert_status closed = moert_writer_close(writer);
+        status = status != MOERT_OK ? status : closed;
+    }
+    if (status == MOERT_OK && rename(temporary, path) != 0)
+        status = MOERT_FAIL(ERROR_IO, "cannot rename %s to %s", temporary, path);
+    if (status != MOERT_OK)
+        remove(temporary);
+    free(temporary);
+    return status;
+}
+
+moert_status moert_op_run(const moert_op *op, moert_context *context, const char *input,
+                          const char *output) {
+    moert_op_job job = {.device = moert_context_device(context)};
+    moert_status status = MOERT_OK;
+    if (moert_context_size(context) > 1)
+        status = MOERT_FAIL(ERROR_USAGE, "moert-op runs on one rank, not on %zu",
+                            moert_context_size(context));
+    MOERT_TRY(moert_comm_agree(moert_context_comm(context), status));
+    status = moert_tensors_open(input, &job.input);
+    if (status == MOERT_OK)
+        status = op->run(&job);
+    if (status == MOERT_OK)
+        status = write_results(&job, output);
+    for (size_t i = 0; i < job.buffer_count; i++)
+        moert_buffer_destroy(job.buffers[i]);
+    moert_tensors_close(job.input);
+    free(job.ends);
+    return status;
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# moert-op against the golden quantised matrices, byte for byte, on both backends; the scales also back out of their tiles.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+golden=tests/golden/quant
+output=$folder/output.safetensors
+
+# agrees WHICH TITLE COMMAND...: the output of COMMAND has the bytes of $path, of its tensors WHICH
+agrees() {
+    local which=$1 title=$2 status
+    shift 2
+    ranks 1 "$bin/moert-op" "$@" --input "$path" --output "$output" &&
+        "$compare" bytes --expected "$path" --actual "$output" "$which" >>"$log" 2>&1
+    status=$?
+    verdict $status "$title: $(tail -n 1 "$log")"
+}
+
+for path in "$golden"/*.safetensors; do
+    name=$(basename "$path" .safetensors)
+    shape=${name##*-} block=32
+    case $name in
+    nvfp4-torchao-*)
+        options=(--format nvfp4 --nvfp4-rule torchao --global-scale amax)
+        block=16
+        ;;
+    *)
+        IFS=- read -r family element rounding _ <<<"$name"
+        options=(--format "$family-$element" --scale-rounding "$rounding")
+        ;;
+    esac
+    for backend in reference portable; do
+        agrees --except=x "$name, $backend" quantize "${options[@]}" --backend "$backend"
+        agrees --only=scale "$name, $backend, out of its tiles" unswizzle --backend "$backend" \
+            --lines "${shape%x*}" --width $((${shape#*x} / block))
+        case $name in *-normal-*)
+            ranks 1 "$bin/moert-op" dequantize --input "$path" --output "$output" --backend "$backend" \
+                "${options[@]:0:2}" &&
+                "$compare" tensors --expected "$path" --actual "$output" --only x --tolerance 0.12 >>"$log" 2>&1
+            verdict $? "$name, $backend, back: $(tail -n 1 "$log")"
+            ;;
+        esac
+    done
+done
+finish

@@ -1,0 +1,501 @@
+// run: np=1 sanitize=1
+/* Quantisers: published byte vectors, both backends on hostile data, axes, groups, random bits. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "support/quantized.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2 };
+
+/* ---- published vectors ---- */
+
+static void check_row(const moert_quantizer *how, const float *x, size_t n,
+                      const unsigned char *scale, const unsigned char *q) {
+    const matrix m = {.x = x, .rows = 1, .columns = n};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], how, &m);
+        assert_memory_equal(z.scale, scale, z.scale_bytes);
+        assert_memory_equal(z.q, q, z.q_bytes);
+        free_quantized(&z);
+    }
+}
+
+static void test_blocks_of_one_value_give_the_published_bytes(void **state) {
+    (void)state;
+    const struct {
+        uint32_t bits;
+        unsigned char ceil_scale, ceil_q, floor_scale, floor_q;
+    } cases[] = {
+        {0x43E00000, 127, 0x7E, 127, 0x7E}, /* 448 */
+        {0x43F00000, 128, 0x77, 127, 0x7E}, /* 480 */
+        {0x7F7FFFFF, 247, 0x78, 246, 0x7E}, /* the largest float32 */
+        {0x00800000, 0, 0x40, 0, 0x40},     /* 2^-126 */
+        {0x40600001, 121, 0x76, 120, 0x7E}, /* just above 3.5 */
+        {0x43FFFFFF, 128, 0x78, 127, 0x7E}, /* just below 512 */
+        {0x40600000, 120, 0x7E, 120, 0x7E}, /* 3.5 */
+        {0x43E10000, 128, 0x76, 127, 0x7E}, /* 450 */
+        {0x00000000, 0, 0x00, 0, 0x00},     {0x7FC00000, 255, 0x7F, 255, 0x7F}, /* NaN */
+        {0xFFC00000, 255, 0x7F, 255, 0x7F}, {0x7F800000, 254, 0x7E, 247, 0x7E}, /* infinity */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float x[32];
+        unsigned char up[32], down[32];
+        for (size_t k = 0; k < 32; k++)
+            x[k] = moert_number_of_bits(cases[i].bits);
+        memset(up, cases[i].ceil_q, sizeof up);
+        memset(down, cases[i].floor_q, sizeof down);
+        check_row(&HOW(.scale_rounding = MOERT_SCALE_RCEIL), x, 32, &cases[i].ceil_scale, up);
+        check_row(&HOW(.scale_rounding = MOERT_SCALE_FLOOR), x, 32, &cases[i].floor_scale, down);
+    }
+}
+
+static void test_mxfp8_of_a_ramp_gives_the_published_bytes(void **state) {
+    (void)state;
+    const unsigned char scale = 121;
+    const unsigned char q[] = {0xec, 0xeb, 0xea, 0xea, 0xe9, 0xe8, 0xe6, 0xe5, 0xe3, 0xe2, 0xe0,
+                               0xdd, 0xda, 0xd5, 0xcd, 0x00, 0x4d, 0x55, 0x5a, 0x5d, 0x60, 0x62,
+                               0x63, 0x65, 0x66, 0x68, 0x69, 0x6a, 0x6a, 0x6b, 0x6c, 0x77};
+    float x[32];
+    for (int i = 0; i < 32; i++)
+        x[i] = i < 31 ? 0.1f * (float)(i - 15) : 3.75f;
+    check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 32, &scale, q);
+}
+
+static void test_nvfp4_gives_the_published_bytes_of_each_rule(void **state) {
+    (void)state;
+    const unsigned char scale[] = {0x7E, 0x54};
+    const unsigned char nearest[] = {0x10, 0x29, 0x3a, 0xc4, 0x55, 0x6e, 0xf7, 0xf7,
+                                     0x11, 0x32, 0x44, 0x55, 0x65, 0x66, 0x76, 0x77};
+    const unsigned char bridge[] = {0x10, 0x29, 0x3a, 0xc4, 0x54, 0x6d, 0xe6, 0xf7,
+                                    0x11, 0x32, 0x44, 0x54, 0x55, 0x66, 0x66, 0x77};
+    float x[32] = {0, .5f, -.5f, 1, -1, 1.5f, 2, -2, 2.6f, 3, -3.6f, 4, 5.1f, -5.1f, 6, -6};
+    for (int i = 16; i < 32; i++)
+        x[i] = (float)(i - 15) / 100.0f;
+    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
+    check_row(&HOW(.format = nvfp4), x, 32, scale, nearest);
+    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_TORCHAO), x, 32, scale, nearest);
+    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_BRIDGE), x, 32, scale, bridge);
+}
+
+static void test_nvfp4_treats_tiny_blocks_by_each_rule(void **state) {
+    (void)state;
+    const float x[32] = {[0] = 2688, [16] = 0.010f, [17] = -0.004f};
+    const struct {
+        moert_nvfp4_rule rule;
+        unsigned char scale[2], q[16];
+    } cases[] = {
+        {MOERT_NVFP4_TE, {0x7E, 0x01}, {[0] = 0x07, [8] = 0xc7}},
+        {MOERT_NVFP4_TORCHAO, {0x7E, 0x08}, {[0] = 0x07, [8] = 0x91}},
+        {MOERT_NVFP4_BRIDGE, {0x7E, 0x00}, {[0] = 0x07}},
+    };
+    for (size_t i = 0; i < 3; i++)
+        check_row(&HOW(.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = cases[i].rule), x, 32,
+                  cases[i].scale, cases[i].q);
+}
+
+/* ---- both backends ---- */
+
+static const moert_quantizer hows[] = {
+    {.format = MOERT_FORMAT_MXFP8_E4M3},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN, .transposed = true},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_TILE, .scale_rounding = 1},
+    {.format = MOERT_FORMAT_MXFP8_E5M2, .scale_rounding = MOERT_SCALE_FLOOR},
+    {.format = MOERT_FORMAT_MXFP8_E5M2, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_MXFP4},
+    {.format = MOERT_FORMAT_MXFP4, .scale_rounding = MOERT_SCALE_FLOOR},
+    {.format = MOERT_FORMAT_MXFP4, .axis = MOERT_AXIS_COLUMN, .rounding = MOERT_ROUNDING_BRIDGE},
+    {.format = MOERT_FORMAT_MXFP4, .axis = MOERT_AXIS_TILE, .rounding = MOERT_ROUNDING_STOCHASTIC},
+    {.format = MOERT_FORMAT_NVFP4},
+    {.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = MOERT_NVFP4_TORCHAO, .group_scales = true},
+    {.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = MOERT_NVFP4_BRIDGE},
+    {.format = MOERT_FORMAT_NVFP4, .rounding = MOERT_ROUNDING_STOCHASTIC, .seed = 1ull << 40},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_TILE},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .group_scales = true},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true, .transposed = true},
+    {.format = MOERT_FORMAT_NVFP4,
+     .axis = MOERT_AXIS_COLUMN,
+     .hadamard = true,
+     .group_scales = true,
+     .rounding = MOERT_ROUNDING_STOCHASTIC,
+     .seed = 3},
+    {.format = MOERT_FORMAT_FP8_BLOCK},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN, .transposed = true},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE},
+};
+enum { HOWS = sizeof hows / sizeof hows[0] };
+
+static moert_quantizer how_at(size_t i) {
+    moert_quantizer how = hows[i];
+    how.size = sizeof how;
+    return how;
+}
+
+enum { NORMAL, WIDE, SUBNORMAL, SPECIAL, ZERO, DATA };
+
+/* n values of a kind. */
+static float *make_data(int kind, size_t n) {
+    float *x = random_floats(n, 1.0f, (uint64_t)kind);
+    for (size_t i = 0; i < n; i++) {
+        const int power = (int)(i * 2654435761u >> 7 & 0xFF) - 127;
+        if (kind == WIDE)
+            x[i] = ldexpf(x[i], power); /* up to 2^128, down to subnormal numbers */
+        else if (kind == SUBNORMAL)
+            x[i] = ldexpf(x[i], -127 - (int)(i % 20));
+        else if (kind == ZERO)
+            x[i] = i % 3 == 0 ? -0.0f : 0.0f;
+        else if (kind == SPECIAL && i % 131 == 0)
+            x[i] =
+                (const float[]){
+                    INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0, NAN, -NAN}[i / 131 %
+                                                                          (n % 2 == 0 ? 7 : 4)];
+    }
+    return x;
+}
+
+static void test_backends_give_the_same_bytes_on_hostile_data_and_shapes(void **state) {
+    (void)state;
+    const uint32_t ends[] = {0, 3, 3, 20, 37, 133, 133};
+    const matrix shapes[] = {
+        {.rows = 1, .columns = 1},
+        {.rows = 33, .columns = 31},
+        {.rows = 40, .columns = 96},
+        {.rows = 140, .columns = 147, .ends = ends, .groups = 7},
+        {.rows = 133, .columns = 1040, .ends = ends, .groups = 7},
+        {.rows = 0, .columns = 16},
+    };
+    for (size_t i = 0; i < HOWS * DATA * 6; i++) {
+        const moert_quantizer how = how_at(i % HOWS);
+        const int kind = (int)(i / HOWS % DATA);
+        matrix m = shapes[i / HOWS / DATA];
+        if (m.columns > 1000 && kind != NORMAL)
+            continue; /* more than one strip; once is enough */
+        float *x = make_data(kind, m.rows * m.columns);
+        char what[96];
+        snprintf(what, sizeof what, "quantiser %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows,
+                 m.columns);
+        m.x = x;
+        quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
+        assert_same_quantized(what, &got, &want);
+        free_quantized(&want);
+        free_quantized(&got);
+        free(x);
+    }
+}
+
+/* ---- axes, groups, values ---- */
+
+static void test_columns_are_the_rows_of_the_transpose_group_by_group(void **state) {
+    (void)state;
+    enum { M = 96 + 40, N = 50 };
+    const uint32_t ends[] = {96, 96, M};
+    float *x = random_floats(M * N, 3.0f, 1), *turned = test_alloc(M * N * sizeof *turned);
+    for (size_t f = 0; f <= MOERT_FORMAT_FP8_BLOCK; f++) {
+        const moert_quantizer columns =
+            HOW(.format = f, .axis = MOERT_AXIS_COLUMN, .transposed = true);
+        const moert_quantizer rows = HOW(.format = f);
+        const bool halves = moert_format_element_bits(f) == 4;
+        const size_t block = moert_format_block(f), bytes = moert_format_scale_bytes(f);
+        const matrix m = {x, M, N, ends, 3};
+        quantized whole = quantize("portable", &columns, &m);
+        for (size_t g = 0, start = 0, first = 0; g < 3; start = ends[g++]) {
+            const size_t own = ends[g] - start;
+            for (size_t r = 0; r < own; r++)
+                for (size_t c = 0; c < N; c++)
+                    turned[c * own + r] = x[(start + r) * N + c];
+            /* one global scale for all */
+            const matrix part = {turned, N, own, NULL, 0};
+            quantized z = quantize("reference", &rows, &part);
+            const bool comparable = f != MOERT_FORMAT_NVFP4 || *z.amax == *whole.amax;
+            for (size_t c = 0; c < N && own > 0 && comparable; c++) {
+                const size_t line = halves ? first * block / 2 : start;
+                assert_memory_equal(whole.q + c * whole.shape.q_bytes + line,
+                                    z.q + c * z.shape.q_bytes, z.shape.q_bytes);
+                assert_memory_equal(whole.scale + (c * whole.shape.scales + first) * bytes,
+                                    z.scale + c * z.shape.scales * bytes, z.shape.scales * bytes);
+            }
+            first += moert_ceil_div(own, block);
+            free_quantized(&z);
+        }
+        free_quantized(&whole);
+    }
+    free(turned);
+    free(x);
+}
+
+static void test_tiles_repeat_one_scale_and_rows_past_the_groups_stay(void **state) {
+    (void)state;
+    enum { M = 70, N = 40 };
+    const uint32_t ends[] = {33, 65};
+    float *x = random_floats(M * N, 3.0f, 2);
+    const matrix m = {x, M, N, ends, 2};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], &HOW(.axis = MOERT_AXIS_TILE), &m);
+        for (size_t r = 0; r < M; r++) {
+            const size_t first = r < 32 ? 0 : r < 33 ? 32 : r < 65 ? 33 : r;
+            assert_memory_equal(z.scale + r * 2, z.scale + first * 2, 2);
+        }
+        for (size_t i = 65 * 2; i < M * 2; i++)
+            assert_int_equal(z.scale[i], QUANTIZED_UNSET);
+        for (size_t i = 65 * N; i < M * N; i++)
+            assert_int_equal(z.q[i], QUANTIZED_UNSET);
+        free_quantized(&z);
+    }
+    free(x);
+}
+
+static void test_values_come_back_within_half_a_step(void **state) {
+    (void)state;
+    enum { M = 64, N = 256 };
+    /* relative to the block's amax: half a step of the largest binade, and the scale's rounding */
+    const double tolerance[] = {1 / 16.0, 1 / 8.0, 1 / 3.0, 0.25, 1 / 16.0};
+    float *x = random_floats(M * N, 5.0f, 3);
+    const matrix m = {x, M, N, NULL, 0};
+    for (size_t f = 0; f <= MOERT_FORMAT_FP8_BLOCK; f++)
+        for (size_t b = 0; b < BACKENDS; b++) {
+            quantized z = quantize(backends[b], &HOW(.format = f), &m);
+            for (size_t i = 0; i < M * N; i++)
+                assert_within((double)z.back[i], (double)x[i], 5.0 * tolerance[f]);
+            free_quantized(&z);
+        }
+    free(x);
+}
+
+static void test_fp8_blocks_are_scaled_to_448(void **state) {
+    (void)state;
+    enum { M = 130, N = 129 };
+    float *x = random_floats(M * N, 5.0f, 4);
+    x[0] = -896.0f;
+    const matrix m = {x, M, N, NULL, 0};
+    quantized z =
+        quantize("portable", &HOW(.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE), &m);
+    float scale[4];
+    assert_int_equal(z.scale_bytes, sizeof scale);
+    memcpy(scale, z.scale, sizeof scale);
+    assert_true(scale[0] == 2.0f && z.q[0] == 0xFE);
+    float amax = 0;
+    for (size_t r = 0; r < 128; r++)
+        amax = fmaxf(amax, fabsf(x[r * N + 128]));
+    assert_true(scale[1] == amax / 448.0f);
+    free_quantized(&z);
+    free(x);
+}
+
+/* ---- NVFP4's options ---- */
+
+static void test_global_scales_are_of_tensor_or_group_and_may_be_given(void **state) {
+    (void)state;
+    enum { M = 6, N = 16 };
+    const uint32_t ends[] = {2, 2, 5};
+    float x[M * N] = {[0] = 6.0f, [2 * N] = -12.0f, [5 * N] = 100.0f};
+    const matrix m = {x, M, N, ends, 3};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized one = quantize(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4), &m);
+        assert_true(one.amax[0] == 12.0f && one.global[0] == 12.0f / 2688.0f);
+        quantized each =
+            quantize(backends[b],
+                     &HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true, .nvfp4_rule = 1), &m);
+        const float want[] = {6.0f / 2688.0f, 0, 12.0f / 2688.0f};
+        assert_same_bits("global", each.global, want, 3);
+        free_quantized(&one);
+        free_quantized(&each);
+
+        /* given instead of made */
+        const float given = 12.0f / 2688.0f;
+        moert_buffer *source = upload(x, sizeof x), *global = upload(&given, sizeof given);
+        moert_quantize op = {.how = HOW(.format = MOERT_FORMAT_NVFP4),
+                             .groups = {.rows = M},
+                             .columns = N,
+                             .x = source,
+                             .q = upload(x, M * N / 2),
+                             .scale = upload(x, M),
+                             .global = global};
+        unsigned char scale[M];
+        ASSERT_OK(moert_quantize_run(&op));
+        download_into(op.scale, scale, sizeof scale);
+        assert_int_equal(scale[2], 0x7E); /* 12 / 6 / given = 448 */
+        assert_int_equal(scale[0], 0x76); /* half of it */
+        assert_int_equal(scale[5], 0x7E); /* saturated */
+        moert_buffer_destroy(source);
+        moert_buffer_destroy(global);
+        moert_buffer_destroy(op.q);
+        moert_buffer_destroy(op.scale);
+    }
+}
+
+static void test_a_rotation_keeps_products_of_whole_and_of_partial_blocks(void **state) {
+    (void)state;
+    enum { M = 20, N = 16 };
+    float x[M * N] = {0};
+    x[3 * N] = 8.0f;  /* row 3 changes sign and spreads evenly: all magnitudes are 2 */
+    x[17 * N] = 1.0f; /* in the partial block: as it is */
+    const matrix m = {x, M, N, NULL, 0};
+    const moert_quantizer how =
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true);
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], &how, &m);
+        assert_true(z.amax[0] == 2.0f);
+        for (size_t r = 0; r < 16; r++) {
+            const int sign = __builtin_popcount((unsigned)r & 3) % 2 == 0 ? -1 : 1;
+            assert_within((double)z.back[r * N], 2.0 * sign, 1e-6);
+        }
+        assert_within((double)z.back[17 * N], 1.0, 1e-6);
+        free_quantized(&z);
+    }
+}
+
+static void test_stochastic_rounding_follows_the_seed_and_is_unbiased(void **state) {
+    (void)state;
+    enum { M = 256, N = 64 };
+    float *x = test_alloc(M * N * sizeof *x);
+    for (size_t i = 0; i < M * N; i++)
+        x[i] = i % 16 == 0 ? 6.0f : 2.25f;
+    const matrix m = {x, M, N, NULL, 0};
+    moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .rounding = MOERT_ROUNDING_STOCHASTIC);
+    quantized first = quantize("portable", &how, &m), again = quantize("portable", &how, &m);
+    how.seed = 1;
+    quantized other = quantize("portable", &how, &m);
+    assert_same_quantized("the same seed", &again, &first);
+    assert_true(memcmp(other.q, first.q, first.q_bytes) != 0);
+    double sum = 0;
+    for (size_t i = 0; i < M * N; i++)
+        sum += i % 16 == 0 ? 0 : (double)first.back[i];
+    assert_within(sum / (M * N * 15 / 16), 2.25, 0.02);
+    free_quantized(&first);
+    free_quantized(&again);
+    free_quantized(&other);
+    free(x);
+}
+
+static void test_every_second_run_of_columns_is_quantised(void **state) {
+    (void)state;
+    enum { M = 3, N = 48 };
+    const size_t runs[] = {1, 8, 48};
+    for (size_t i = 0; i < 3; i++)
+        for (size_t b = 0; b < BACKENDS; b++) {
+            float *wide = random_floats(M * 2 * N, 2.0f, 5), x[M * N];
+            for (size_t k = 0; k < M * N; k++)
+                x[k] = wide[k / N * 2 * N + (k % N / runs[i] * 2 + 1) * runs[i] + k % N % runs[i]];
+            const matrix m = {x, M, N, NULL, 0};
+            quantized want = quantize("reference", &HOW(.axis = 0), &m);
+            moert_quantize op = {.how = HOW(.axis = 0),
+                                 .groups = {.rows = M},
+                                 .columns = N,
+                                 .x = upload(wide, 2 * sizeof x),
+                                 .q = upload(x, want.q_bytes),
+                                 .scale = upload(x, want.scale_bytes),
+                                 .x_runs = runs[i]};
+            set_variable("MOERT_BACKEND", backends[b]);
+            ASSERT_OK(moert_quantize_run(&op));
+            unsigned char *q = download(op.q, want.q_bytes);
+            assert_memory_equal(q, want.q, want.q_bytes);
+            free(q);
+            free(wide);
+            moert_buffer_destroy(op.x);
+            moert_buffer_destroy(op.q);
+            moert_buffer_destroy(op.scale);
+            free_quantized(&want);
+        }
+}
+
+static void test_gpt_oss_blocks_are_mxfp4_along_rows(void **state) {
+    (void)state;
+    /* blocks[1,1,1,16], scales[1,1,1]: low halves first, value * 2^(scale - 127) */
+    unsigned char blocks[16], scale = 125;
+    float want[32];
+    for (unsigned i = 0; i < 16; i++) {
+        blocks[i] = (unsigned char)(i | (15 - i) << 4);
+        want[2 * i] = moert_number_decode(MOERT_NUMBER_E2M1, i) / 4;
+        want[2 * i + 1] = moert_number_decode(MOERT_NUMBER_E2M1, 15 - i) / 4;
+    }
+    for (size_t b = 0; b < BACKENDS; b++) {
+        set_variable("MOERT_BACKEND", backends[b]);
+        moert_quantize op = {.how = HOW(.format = MOERT_FORMAT_MXFP4),
+                             .groups = {.rows = 1},
+                             .columns = 32,
+                             .x = unset_floats(32),
+                             .q = upload(blocks, sizeof blocks),
+                             .scale = upload(&scale, 1)};
+        ASSERT_OK(moert_dequantize_run(&op));
+        float *got = download(op.x, sizeof want);
+        assert_same_bits("x", got, want, 32);
+        free(got);
+        moert_buffer_destroy(op.x);
+        moert_buffer_destroy(op.q);
+        moert_buffer_destroy(op.scale);
+    }
+}
+
+/* ---- errors ---- */
+
+static void test_wrong_arguments_are_named(void **state) {
+    (void)state;
+    const float x[64] = {0};
+    moert_buffer *buffer = upload(x, sizeof x);
+    const moert_quantize good = {.how = HOW(.axis = 0),
+                                 .groups = {.rows = 1},
+                                 .columns = 32,
+                                 .x = buffer,
+                                 .q = buffer,
+                                 .scale = buffer};
+    moert_quantize op = good;
+    op.groups.rows = 1000;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "x has 384 bytes, too few for 1000");
+    op = good;
+    op.q = NULL;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "q[1,32] is missing");
+    op = good;
+    op.how.size = 3;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "size is 3");
+    op = good;
+    op.how.format = 17;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "format of a quantiser is 17");
+    op = good;
+    op.how.hadamard = true;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "hadamard goes with nvfp4");
+    op = good;
+    op.how.transposed = true;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "transposed goes with");
+    op = good;
+    op.how.rounding = MOERT_ROUNDING_STOCHASTIC;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "not with mxfp8-e4m3");
+    op = good;
+    op.x_runs = 5;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "32 columns are no multiple");
+    op = good;
+    op.how.format = MOERT_FORMAT_NVFP4;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "global scale[1,1] is missing");
+    op.columns = (size_t)1 << 31;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of a quantised matrix");
+    moert_buffer_destroy(buffer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_of_one_value_give_the_published_bytes),
+        cmocka_unit_test(test_mxfp8_of_a_ramp_gives_the_published_bytes),
+        cmocka_unit_test(test_nvfp4_gives_the_published_bytes_of_each_rule),
+        cmocka_unit_test(test_nvfp4_treats_tiny_blocks_by_each_rule),
+        cmocka_unit_test(test_backends_give_the_same_bytes_on_hostile_data_and_shapes),
+        cmocka_unit_test(test_columns_are_the_rows_of_the_transpose_group_by_group),
+        cmocka_unit_test(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay),
+        cmocka_unit_test(test_values_come_back_within_half_a_step),
+        cmocka_unit_test(test_fp8_blocks_are_scaled_to_448),
+        cmocka_unit_test(test_global_scales_are_of_tensor_or_group_and_may_be_given),
+        cmocka_unit_test(test_a_rotation_keeps_products_of_whole_and_of_partial_blocks),
+        cmocka_unit_test(test_stochastic_rounding_follows_the_seed_and_is_unbiased),
+        cmocka_unit_test(test_every_second_run_of_columns_is_quantised),
+        cmocka_unit_test(test_gpt_oss_blocks_are_mxfp4_along_rows),
+        cmocka_unit_test(test_wrong_arguments_are_named),
+    };
+    return cmocka_run_group_tests_name("quantize", tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,317 @@
+// run: np=1 sanitize=1
+/* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts, casts. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "ops/quantize.h"
+#include "ops/scales.h"
+#include "support/test.h"
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2 };
+
+/* n bytes from 1 to 255. */
+static unsigned char *make_scales(size_t n) {
+    unsigned char *scales = test_alloc(n);
+    for (size_t i = 0; i < n; i++)
+        scales[i] = (unsigned char)(1 + i * 2654435761u % 255);
+    return scales;
+}
+
+/* ---- tiles ---- */
+
+/* Lines of scales on the host, their groups (0: no ends), and what came of them. */
+typedef struct matrix {
+    const unsigned char *scales;
+    size_t lines, width;
+    bool transposed;
+    const uint32_t *ends;
+    size_t groups;
+} matrix;
+
+/* The tiles of a matrix, which must also come back from them; their number goes to *bytes. */
+static unsigned char *swizzle(const char *backend, const matrix *m, size_t *bytes) {
+    const uint32_t whole = (uint32_t)m->lines;
+    *bytes = moert_swizzled_bytes(m->ends, m->groups, m->lines, m->width, m->transposed);
+    set_variable("MOERT_BACKEND", backend);
+    unsigned char *unset = test_alloc(*bytes);
+    memset(unset, 0xEE, *bytes);
+    moert_buffer *ends = m->groups > 0 ? upload(m->ends, m->groups * sizeof *m->ends) : NULL;
+    moert_scale_tiles op = {.groups = {.ends = ends, .count = m->groups, .rows = m->lines},
+                            .width = m->width,
+                            .transposed = m->transposed,
+                            .linear = upload(m->scales, m->lines * m->width),
+                            .swizzled = upload(unset, *bytes),
+                            .tiles = moert_row_blocks(m->groups > 0 ? m->ends : &whole,
+                                                      m->groups > 0 ? m->groups : 1,
+                                                      m->transposed ? 4 : 128)};
+    ASSERT_OK(moert_swizzle(&op));
+    unsigned char *tiles = download(op.swizzled, *bytes);
+    ASSERT_OK(moert_buffer_clear(op.linear, 0, m->lines * m->width));
+    ASSERT_OK(moert_unswizzle(&op));
+    unsigned char *back = download(op.linear, m->lines * m->width);
+    assert_memory_equal(back, m->scales, m->lines * m->width);
+    free(back);
+    free(unset);
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(op.linear);
+    moert_buffer_destroy(op.swizzled);
+    return tiles;
+}
+
+/* Every scale is where the formula says, and all else is zero. */
+static void check_tiles(const matrix *m, const unsigned char *tiles, size_t bytes) {
+    const size_t rows = m->transposed ? m->width : m->lines;
+    const size_t scales = m->transposed ? m->lines : m->width;
+    unsigned char *want = test_alloc(bytes);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < scales; c++) {
+            const size_t tile = r / 128 * ((scales + 3) / 4) + c / 4;
+            want[tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4] =
+                m->scales[m->transposed ? c * m->width + r : r * m->width + c];
+        }
+    assert_memory_equal(tiles, want, bytes);
+    free(want);
+}
+
+static void test_scales_go_to_their_tiles_and_back(void **state) {
+    (void)state;
+    const size_t shapes[][2] = {{1, 1},   {100, 3}, {129, 5}, {200, 10}, {384, 12},
+                                {128, 4}, {256, 8}, {50, 10}, {4, 4}};
+    for (size_t i = 0; i < 9 * BACKENDS * 2; i++) {
+        const size_t *shape = shapes[i % 9];
+        unsigned char *scales = make_scales(shape[0] * shape[1]);
+        const bool transposed = i / 9 / BACKENDS > 0;
+        const matrix m = {scales, shape[transposed], shape[!transposed], transposed, NULL, 0};
+        size_t bytes;
+        unsigned char *tiles = swizzle(backends[i / 9 % BACKENDS], &m, &bytes);
+        assert_int_equal(bytes, (shape[0] + 127) / 128 * ((shape[1] + 3) / 4) * 512);
+        check_tiles(&m, tiles, bytes);
+        free(tiles);
+        free(scales);
+    }
+}
+
+static void test_published_places_of_scales_hold(void **state) {
+    (void)state;
+    enum { LINES = 200, WIDTH = 10 };
+    unsigned char scales[LINES * WIDTH] = {0};
+    scales[37 * WIDTH + 5] = 1;
+    scales[128 * WIDTH] = 2;
+    scales[199 * WIDTH + 9] = 3;
+    const matrix m = {scales, LINES, WIDTH, false, NULL, 0};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        size_t bytes;
+        unsigned char *tiles = swizzle(backends[b], &m, &bytes);
+        assert_int_equal(bytes, 3072);
+        assert_true(tiles[597] == 1 && tiles[1536] == 2 && tiles[2681] == 3);
+        free(tiles);
+    }
+}
+
+static void test_column_scales_lie_in_one_matrix_or_one_for_each_expert(void **state) {
+    (void)state;
+    /* H = 256 columns, rows ending at 256, 768, 1024 in blocks of 32; column 130, row 300 */
+    enum { LINES = 32, WIDTH = 256 };
+    const uint32_t ends[] = {8, 24, 32};
+    unsigned char scales[LINES * WIDTH] = {0};
+    scales[300 / 32 * WIDTH + 130] = 1;
+    const matrix whole = {scales, LINES, WIDTH, true, NULL, 0};
+    const matrix parts = {scales, LINES, WIDTH, true, ends, 3};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        size_t bytes;
+        unsigned char *tiles = swizzle(backends[b], &whole, &bytes);
+        assert_true(tiles[5153] == 1);
+        free(tiles);
+        tiles = swizzle(backends[b], &parts, &bytes);
+        assert_true(tiles[4129] == 1);
+        free(tiles);
+    }
+}
+
+static void test_experts_follow_each_other_from_a_new_tile_on(void **state) {
+    (void)state;
+    const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716, 716};
+    enum { GROUPS = 8, LINES = 720 };
+    for (size_t width = 3; width < 400; width += 190)
+        for (size_t i = 0; i < BACKENDS * 2; i++) {
+            unsigned char *scales = make_scales(LINES * width);
+            const bool transposed = i >= BACKENDS;
+            size_t bytes, at = 0, own;
+            memset(scales + 716 * width, 0, 4 * width); /* past the groups: nothing comes back */
+            const matrix m = {scales, LINES, width, transposed, ends, GROUPS};
+            unsigned char *tiles = swizzle(backends[i % BACKENDS], &m, &bytes);
+            for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++], at += own) {
+                const matrix part = {
+                    scales + start * width, ends[g] - start, width, transposed, NULL, 0};
+                own = moert_swizzled_bytes(NULL, 1, part.lines, width, transposed);
+                check_tiles(&part, tiles + at, own);
+            }
+            assert_int_equal(at, bytes);
+            free(tiles);
+            free(scales);
+        }
+}
+
+static void test_groups_without_room_are_left_out(void **state) {
+    (void)state;
+    enum { LINES = 300, WIDTH = 8 };
+    const uint32_t ends[] = {100, LINES}; /* 1 and 2 rows of tiles, 25 and 50 columns of them */
+    const size_t tiles[] = {2, 50}, kept[] = {2 * 512, 25 * 512};
+    unsigned char *scales = make_scales(LINES * WIDTH);
+    for (size_t i = 0; i < 2 * BACKENDS; i++) {
+        const bool transposed = i >= BACKENDS;
+        const size_t bytes = tiles[transposed] * (transposed ? 1 : 2) * 512;
+        unsigned char *unset = test_alloc(bytes);
+        memset(unset, 0xEE, bytes);
+        moert_buffer *group_ends = upload(ends, sizeof ends);
+        moert_scale_tiles op = {.groups = {.ends = group_ends, .count = 2, .rows = LINES},
+                                .width = WIDTH,
+                                .transposed = transposed,
+                                .linear = upload(scales, LINES * WIDTH),
+                                .swizzled = upload(unset, bytes),
+                                .tiles = tiles[transposed]};
+        set_variable("MOERT_BACKEND", backends[i % BACKENDS]);
+        ASSERT_OK(moert_swizzle(&op));
+        unsigned char *got = download(op.swizzled, bytes);
+        const matrix first = {scales, 100, WIDTH, transposed, NULL, 0};
+        check_tiles(&first, got, kept[transposed]);
+        assert_memory_equal(got + kept[transposed], unset, bytes - kept[transposed]);
+        op.tiles = 0;
+        ASSERT_FAILS(moert_swizzle(&op), MOERT_ERROR_USAGE, "bytes, too few for");
+        free(got);
+        free(unset);
+        moert_buffer_destroy(group_ends);
+        moert_buffer_destroy(op.linear);
+        moert_buffer_destroy(op.swizzled);
+    }
+    free(scales);
+}
+
+/* ---- gate and up ---- */
+
+/* from[rows, 2 width] in runs, and back. */
+static void check_runs(const char *backend, size_t rows, size_t width, size_t granularity,
+                       size_t element_bytes) {
+    const size_t bytes = rows * 2 * width * element_bytes;
+    unsigned char *plain = make_scales(bytes);
+    moert_buffer *from = upload(plain, bytes), *to = upload(plain, bytes);
+    moert_interleave op = {rows, width, granularity, element_bytes, false, from, to};
+    set_variable("MOERT_BACKEND", backend);
+    ASSERT_OK(moert_interleave_run(&op));
+    unsigned char *mixed = download(to, bytes);
+    for (size_t m = 0; m < rows; m++)
+        for (size_t j = 0; j < 2 * width; j++) {
+            /* new column j: q = j / 2g, o = j % 2g; o < g -> gate[gq + o], else up[gq + o - g] */
+            const size_t q = j / (2 * granularity), o = j % (2 * granularity);
+            const size_t column = granularity * q + (o < granularity ? o : width + o - granularity);
+            assert_memory_equal(mixed + (m * 2 * width + j) * element_bytes,
+                                plain + (m * 2 * width + column) * element_bytes, element_bytes);
+        }
+    op = (moert_interleave){rows, width, granularity, element_bytes, true, to, from};
+    ASSERT_OK(moert_buffer_clear(from, 0, bytes));
+    ASSERT_OK(moert_interleave_run(&op));
+    unsigned char *back = download(from, bytes);
+    assert_memory_equal(back, plain, bytes);
+    free(back);
+    free(mixed);
+    free(plain);
+    moert_buffer_destroy(from);
+    moert_buffer_destroy(to);
+}
+
+static void test_gate_and_up_alternate_in_runs_of_any_granularity(void **state) {
+    (void)state;
+    for (size_t b = 0; b < BACKENDS; b++) {
+        check_runs(backends[b], 3, 64, 1, 4);
+        check_runs(backends[b], 3, 64, 8, 1);
+        check_runs(backends[b], 2, 96, 32, 2);
+        check_runs(backends[b], 2, 33, 33, 4);
+        check_runs(backends[b], 1, 16, 8, 4 * 37); /* rows of a weight */
+    }
+    moert_interleave op = {1, 12, 8, 4, false, NULL, NULL};
+    ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_USAGE, "granularity 8");
+}
+
+static void test_expert_offsets_are_inclusive_sums(void **state) {
+    (void)state;
+    const uint64_t counts[] = {3, 0, 5, INT32_MAX - 8, 1};
+    int32_t offsets[5];
+    ASSERT_OK(moert_expert_offsets(counts, 4, offsets));
+    assert_true(offsets[0] == 3 && offsets[1] == 3 && offsets[2] == 8 && offsets[3] == INT32_MAX);
+    ASSERT_FAILS(moert_expert_offsets(counts, 5, offsets), MOERT_ERROR_UNSUPPORTED,
+                 "experts 0 to 4");
+}
+
+/* ---- casts ---- */
+
+/* n numbers of type `from`, as bytes, cast to `to` by a backend. */
+static void *cast(const char *backend, moert_number from, moert_number to, const void *source,
+                  size_t n) {
+    const size_t bytes = n * moert_number_bits(to) / 8;
+    unsigned char *unset = test_alloc(bytes);
+    const moert_cast op = {from, to, n, upload(source, n * moert_number_bits(from) / 8),
+                           upload(unset, bytes)};
+    set_variable("MOERT_BACKEND", backend);
+    ASSERT_OK(moert_cast_run(&op));
+    void *result = download(op.target, bytes);
+    free(unset);
+    moert_buffer_destroy((moert_buffer *)op.source);
+    moert_buffer_destroy(op.target);
+    return result;
+}
+
+static void test_casts_agree_on_every_code_and_around_every_midpoint(void **state) {
+    (void)state;
+    for (moert_number type = MOERT_NUMBER_F16; type <= MOERT_NUMBER_E5M2; type++) {
+        const size_t bytes = moert_number_bits(type) / 8, codes = (size_t)1 << 8 * bytes;
+        const size_t n = codes * 6 + 5;
+        unsigned char *code = test_alloc(codes * bytes);
+        float *x = test_alloc(n * sizeof *x);
+        for (size_t i = 0; i < codes; i++) {
+            for (size_t k = 0; k < bytes; k++)
+                code[i * bytes + k] = (unsigned char)(i >> 8 * k);
+            const float low = moert_number_decode(type, (uint32_t)i);
+            const float high = moert_number_decode(type, (uint32_t)(i + 1) % (uint32_t)codes);
+            const float middle = (float)(((double)low + (double)high) / 2);
+            const float all[] = {low,
+                                 middle,
+                                 nextafterf(middle, INFINITY),
+                                 nextafterf(middle, -INFINITY),
+                                 moert_number_of_bits((uint32_t)i * 0x9E3779B9u),
+                                 nextafterf(low, INFINITY)};
+            memcpy(x + i * 6, all, sizeof all);
+        }
+        float *want = cast("reference", type, MOERT_NUMBER_F32, code, codes);
+        float *got = cast("portable", type, MOERT_NUMBER_F32, code, codes);
+        assert_same_bits(moert_number_name(type), got, want, codes);
+        unsigned char *down = cast("reference", MOERT_NUMBER_F32, type, x, n);
+        unsigned char *also = cast("portable", MOERT_NUMBER_F32, type, x, n);
+        assert_memory_equal(also, down, n * bytes);
+        free(want);
+        free(got);
+        free(down);
+        free(also);
+        free(x);
+        free(code);
+    }
+    const moert_cast op = {MOERT_NUMBER_F16, MOERT_NUMBER_BF16, 1, NULL, NULL};
+    ASSERT_FAILS(moert_cast_run(&op), MOERT_ERROR_USAGE, "a cast from f16 to bf16");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_scales_go_to_their_tiles_and_back),
+        cmocka_unit_test(test_published_places_of_scales_hold),
+        cmocka_unit_test(test_column_scales_lie_in_one_matrix_or_one_for_each_expert),
+        cmocka_unit_test(test_experts_follow_each_other_from_a_new_tile_on),
+        cmocka_unit_test(test_groups_without_room_are_left_out),
+        cmocka_unit_test(test_gate_and_up_alternate_in_runs_of_any_granularity),
+        cmocka_unit_test(test_expert_offsets_are_inclusive_sums),
+        cmocka_unit_test(test_casts_agree_on_every_code_and_around_every_midpoint),
+    };
+    return cmocka_run_group_tests_name("swizzle", tests, open_test_device, close_test_device);
+}
