@@ -1,8 +1,5 @@
 /*
- * Elementwise helpers over n floats.
- *
- *   add    y[i] = y[i] + x[i]
- *   scale  y[i] = y[i] * factor
+ * y[i] = y[i] + x[i] over n floats.
  *
  * Deterministic. A work-item owns BLOCK consecutive floats. No local memory.
  */
@@ -14,14 +11,5 @@ KERNEL void add(global const float *restrict x, global float *restrict y, ulong 
     for (ulong i = first; i < end; i += VEC) {
         int part = (int)min((ulong)VEC, end - i);
         store_part(load_part(y + i, part) + load_part(x + i, part), y + i, part);
-    }
-}
-
-KERNEL void scale(global float *restrict y, ulong n, float factor)
-{
-    ulong first = get_group_id(0) * (ulong)BLOCK, end = min(first + BLOCK, n);
-    for (ulong i = first; i < end; i += VEC) {
-        int part = (int)min((ulong)VEC, end - i);
-        store_part(load_part(y + i, part) * (vec)(factor), y + i, part);
     }
 }

@@ -77,7 +77,10 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
  */
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
-/* y = layer(x); x must stay as it is until backward is done. Errors: ERROR_NUMERIC (non-finite scores), ERROR_MEMORY, ... */
+/*
+ * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group alike: ERROR_NUMERIC
+ * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
                                            moert_buffer *y);
 
@@ -94,11 +97,15 @@ typedef struct moert_layer_losses {
  */
 MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, const moert_layer_losses *losses,
                                             moert_buffer *dx);
-/* The experts' weight gradients of the last backward, for layers with deferred_wgrad. Not collective. */
+/*
+ * The experts' weight gradients of the last backward, for layers with deferred_wgrad, before the next forward. Not collective.
+ * Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
+ */
 MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 /*
  * Completes gradients: replicated tensors are summed over all ranks (added to what is there when `accumulate`), the experts' over
- * their replicas. Call it after each micro-batch's backward; the experts' once, at the last one (last = true).
+ * their replicas. Call it after each micro-batch's backward; the experts' once, at the last one (last = true). Errors:
+ * ERROR_USAGE without a backward, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
 

@@ -18,6 +18,10 @@ void moert_phase_set(const char *name) {
     atomic_fetch_add(&ticks, 1);
 }
 
+void moert_phase_tick(void) {
+    atomic_fetch_add(&ticks, 1);
+}
+
 void moert_phase_wait_begin(void) {
     atomic_fetch_add(&waiting, 1);
     atomic_fetch_add(&ticks, 1);

@@ -10,6 +10,9 @@
 void moert_phase_set_step(uint64_t step);
 void moert_phase_set(const char *name);
 
+/* Tells that a long phase gets on. */
+void moert_phase_tick(void);
+
 /* Bracket a blocking collective call: the rank then waits for others, and its own lateness is not
  * its fault. */
 void moert_phase_wait_begin(void);

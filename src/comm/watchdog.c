@@ -138,6 +138,10 @@ static void inspect(const moert_watchdog *watchdog, uint64_t now_ns) {
     if (verdict == MOERT_WATCH_FINE) /* the culprit's host knows more, and speaks before */
         limit_ns += 2 * patience_ns;
     bool late = waited_ns >= limit_ns;
+    if (verdict == MOERT_WATCH_LATE && /* it is slow, but gets on: a large checkpoint, say */
+        now_ns - moert_min(now_ns, atomic_load(&entries[culprit].progress_ns)) <
+            watchdog->timeout_s * second_ns)
+        return;
     if (!late && verdict != MOERT_WATCH_GONE)
         return;
     char explanation[896];

@@ -168,7 +168,7 @@ static moert_status check_rows(const moert_move *move) {
 }
 
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     const moert_buffer *source, moert_window *window,
+                                     moert_status local, const moert_buffer *source, moert_window *window,
                                      const moert_buffer *slot_source, moert_window *slots) {
     const moert_move move = {
         .plan = plan,
@@ -181,15 +181,17 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
     MOERT_TRY(moert_window_reserve(window, plan->plan));
     if (move.slots != NULL)
         MOERT_TRY(moert_window_reserve(move.slots, plan->plan));
-    moert_status status =
-        check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
+    moert_status status = local;
+    if (status == MOERT_OK)
+        status =
+            check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
     if (status == MOERT_OK)
         status = check_slots(&move, slot_source, "the slots of a dispatch");
     return exchange->engine->dispatch(exchange, &move, status);
 }
 
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_window *window, const moert_buffer *weight,
+                                    moert_status local, moert_window *window, const moert_buffer *weight,
                                     moert_buffer *target, moert_window *slots,
                                     moert_buffer *slot_target) {
     const moert_move move = {
@@ -202,7 +204,7 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
     };
     const size_t tokens = plan->plan->tokens;
     moert_phase_set("combine");
-    moert_status status = check_rows(&move);
+    moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)
         status = check_buffer(target, "the target of a combine", tokens * window->width);
     if (status == MOERT_OK && weight != NULL)

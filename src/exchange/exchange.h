@@ -92,9 +92,11 @@ void moert_exchange_free_plan(moert_exchange_plan *plan);
 /*
  * rows[t] of source[T,width] to the owners of its slots; with slot_source[T,K] (or NULL) also one
  * float per slot into `slots`, a window of width 1. Reserves the windows. On return the rows are
- * there. Collective.
+ * there. `local` is this rank's status so far: if it is bad on any rank, all ranks get the same
+ * error. Collective.
  */
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                     moert_status local,
                                      const moert_buffer *source, moert_window *window,
                                      const moert_buffer *slot_source, moert_window *slots);
 
@@ -102,9 +104,10 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
  * target[T,width] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0;
  * weight NULL = plain sum. A token without slots gets 0. With `slots` (or NULL) also
  * slot_target[T,K] = the slots' floats (0 when dropped). Waits for this rank's compute on the
- * windows first. Collective.
+ * windows first, whose status is `local`, as above. Collective.
  */
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                    moert_status local,
                                     moert_window *window, const moert_buffer *weight,
                                     moert_buffer *target, moert_window *slots,
                                     moert_buffer *slot_target);

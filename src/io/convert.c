@@ -1,6 +1,7 @@
 /* Elements of a mapped tensor as float32 or int32. Sources may be unaligned. */
 #include <string.h>
 
+#include "base/phase.h"
 #include "io/safetensors.h"
 
 static float float_from_bits(uint32_t bits) {
@@ -45,6 +46,7 @@ static moert_status check_range(const moert_tensor *tensor, size_t first, size_t
 
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
+    moert_phase_tick(); /* reading a large model takes a while */
     MOERT_TRY(check_range(tensor, first, count));
     const unsigned char *source =
         (const unsigned char *)tensor->data + first * moert_file_type_bytes(tensor->type);

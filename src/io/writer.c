@@ -12,7 +12,10 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/phase.h"
 #include "io/internal.h"
+
+enum { SETTLE_BYTES = 64 * 1024 * 1024 }; /* flushed to disk at a time */
 
 typedef struct placed_tensor {
     char *name;
@@ -27,7 +30,7 @@ struct moert_tensor_writer {
     placed_tensor *tensors; /* [count], ascending by name */
     size_t count;
     char *header; /* the prefix and the JSON with its padding */
-    size_t header_bytes, total_bytes;
+    size_t header_bytes, total_bytes, unsettled_bytes;
 };
 
 static int compare_placed(const void *left, const void *right) {
@@ -245,6 +248,20 @@ destroy:
     return status;
 }
 
+/* Flushes every so many bytes, so that the last flush is short and the watchdog sees progress. */
+static moert_status settle_often(moert_tensor_writer *writer, size_t bytes) {
+    writer->unsettled_bytes += bytes;
+    moert_phase_tick();
+    if (writer->unsettled_bytes < SETTLE_BYTES)
+        return MOERT_OK;
+    writer->unsettled_bytes = 0;
+    if (fdatasync(writer->file) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be flushed to disk: %s (is the disk full?)",
+                          writer->path, strerror(errno));
+    moert_phase_tick();
+    return MOERT_OK;
+}
+
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data) {
     placed_tensor key = {.name = (char *)name};
@@ -258,8 +275,9 @@ moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, siz
                           "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
                           writer->path, name, count, first, tensor->elements);
     size_t each = moert_file_type_bytes(tensor->type);
-    return write_all(writer, name, data, count * each,
-                     writer->header_bytes + tensor->begin + first * each);
+    MOERT_TRY(write_all(writer, name, data, count * each,
+                        writer->header_bytes + tensor->begin + first * each));
+    return settle_often(writer, count * each);
 }
 
 moert_status moert_writer_close(moert_tensor_writer *writer) {

@@ -47,11 +47,9 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out)
     return moert_gemm_dgrad(&in);
 }
 
-moert_status moert_layer_wgrad(moert_layer *layer)
+static moert_status compute_wgrad(moert_layer *layer)
 {
     const moert_layer_options *o = &layer->options;
-    if (layer->plan == NULL || layer->dy == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_wgrad without a backward before it");
     moert_phase_set("wgrad");
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.accumulate = layer->accumulate;
@@ -81,6 +79,22 @@ moert_status moert_layer_wgrad(moert_layer *layer)
         .y = second.y,
         .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
         .accumulate = layer->accumulate});
+}
+
+/* All that the experts do between the dispatch of dy and the combine of dx. */
+static moert_status differentiate_experts(moert_layer *layer, moert_window *out, moert_window *dprob)
+{
+    moert_phase_set("experts backward");
+    MOERT_TRY(differentiate_glu(layer, dprob));
+    MOERT_TRY(differentiate_rows(layer, out));
+    return layer->owns_dy ? MOERT_OK : compute_wgrad(layer);
+}
+
+moert_status moert_layer_wgrad(moert_layer *layer)
+{
+    if (layer->stage != STAGE_BACKWARD)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_wgrad without a backward before it");
+    return compute_wgrad(layer);
 }
 
 /* dx += the router's part, from the gradients of the weights and of the losses. */
@@ -153,26 +167,25 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, co
     moert_mesh *mesh = layer->mesh;
     moert_window *out, *dprob;
     moert_buffer *dweight;
-    if (layer->plan == NULL)
+    if (layer->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
     if (losses == NULL)
         losses = &none;
     layer->accumulate = losses->accumulate;
-    MOERT_TRY(moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch));
+    layer->stage = STAGE_NOTHING;
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, layer->options.hidden, &layer->dy));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, layer->batch.tokens * layer->options.router.topk, &dweight));
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, dy, layer->dy, NULL, NULL));
+    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
+    if (status == MOERT_OK)
+        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, layer->batch.tokens * layer->options.router.topk, &dweight);
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, dy, layer->dy, NULL, NULL));
     MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
     MOERT_TRY(moert_window_reserve(dprob, layer->plan->plan));
-    moert_phase_set("experts backward");
-    MOERT_TRY(differentiate_glu(layer, dprob));
-    MOERT_TRY(differentiate_rows(layer, out));
-    if (!layer->owns_dy)
-        MOERT_TRY(moert_layer_wgrad(layer));
-    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, out, NULL, dx, dprob, dweight));
+    status = differentiate_experts(layer, out, dprob); /* the ranks agree on it in the combine */
+    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
+    layer->stage = STAGE_BACKWARD;
     moert_phase_set("router backward");
     MOERT_TRY(differentiate_router(layer, losses, dweight, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
@@ -180,6 +193,8 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, co
 
 moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last)
 {
+    if (layer->stage != STAGE_BACKWARD)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
     MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch, accumulate));
     if (!last)
         return MOERT_OK;

@@ -8,6 +8,8 @@ static moert_status check_batch(const moert_layer *layer, const moert_batch *bat
                                 const moert_buffer *y)
 {
     size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
+    if (x == NULL || y == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "x or y of a layer is NULL; without tokens a buffer of 0 bytes will do");
     if (moert_buffer_bytes(x) < bytes || moert_buffer_bytes(y) < bytes)
         return MOERT_FAIL(ERROR_USAGE, "x and y hold %zu and %zu bytes; %zu tokens of hidden size %zu need %zu",
                           moert_buffer_bytes(x), moert_buffer_bytes(y), batch->tokens, layer->options.hidden, bytes);
@@ -119,16 +121,19 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, c
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
     layer->plan = NULL;
+    layer->stage = STAGE_NOTHING;
     layer->batch = *batch;
     layer->input = x;
     if (status == MOERT_OK)
         status = route(layer, x);
     MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index, batch->tokens, router->topk,
                                        router->experts, &layer->plan));
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, x, layer->x, layer->routing.weight, layer->prob));
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, MOERT_OK, x, layer->x, layer->routing.weight,
+                                      layer->prob));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
     MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
-    MOERT_TRY(compute_experts(layer, out));
-    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, out, NULL, y, NULL, NULL));
+    status = compute_experts(layer, out); /* the ranks agree on it in the combine */
+    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
+    layer->stage = STAGE_FORWARD;
     return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;
 }

@@ -28,6 +28,8 @@ struct moert_layer {
     moert_buffer *v, *h;       /* [M,2I] (backward turns it into dv), [M,I] */
     moert_buffer *shared_v, *shared_h;
 
+    enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
+
     /* the last backward, kept for a deferred wgrad */
     moert_window *dy;
     bool owns_dy, accumulate;

@@ -108,7 +108,8 @@ moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t widt
     size_t bytes = rows * width * sizeof(float);
     if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
         return MOERT_OK;
-    return moert_buffer_reserve(layer->mesh->device, bytes + bytes / 4, buffer);
+    size_t most = moert_max(bytes, moert_device_describe(layer->mesh->device)->largest_bytes);
+    return moert_buffer_reserve(layer->mesh->device, moert_min(bytes + bytes / 4, most), buffer);
 }
 
 /* Where a tensor lies; BLOCKS for the correction bias. */

@@ -99,8 +99,6 @@ moert_status moert_cross_entropy(size_t tokens, size_t vocabulary, const moert_b
 
 /* y[n] += x[n] */
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
-/* y[n] *= factor */
-moert_status moert_scale(size_t n, float factor, moert_buffer *y);
 
 /* ---- sums ---- */
 

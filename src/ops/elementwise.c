@@ -1,4 +1,4 @@
-/* Adds and scales whole buffers. */
+/* Adds whole buffers. */
 #include "base/memory.h"
 #include "ops/dense.h"
 
@@ -8,12 +8,5 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
     moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
     MOERT_TRY(MOERT_RUN(moert_buffer_device(y), "elementwise", "add", grid, MOERT_ARG(x),
                         MOERT_ARG(y), MOERT_ARG(n)));
-    return MOERT_OK;
-}
-
-moert_status moert_scale(size_t n, float factor, moert_buffer *y) {
-    moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(y), "elementwise", "scale", grid, MOERT_ARG(y),
-                        MOERT_ARG(n), MOERT_ARG(factor)));
     return MOERT_OK;
 }

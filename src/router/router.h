@@ -64,7 +64,4 @@ double moert_router_aux_loss(moert_aux_form form, const moert_router_options *op
                              const uint64_t *counts, const double *mass, double rows,
                              double coefficient, float *gradient);
 
-/* Aux-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]), on the host. */
-void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts, float rate);
-
 #endif

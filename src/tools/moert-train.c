@@ -141,6 +141,10 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
+    if (sample_bytes > 0 && config->vocabulary != 256)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--sample writes bytes; the vocabulary of this model is %zu, not 256",
+                          config->vocabulary);
     trainer.config_text = config->text;
     return MOERT_OK;
 }

@@ -46,7 +46,10 @@ moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
 char *moert_checkpoint_path(const char *folder, uint64_t step);
 /* The checkpoint of the highest step in `folder`, to be freed; NULL if there is none. Not collective. */
 moert_status moert_checkpoint_latest(const char *folder, char **path);
-/* Removes all but the newest `keep` checkpoints of `folder` and what interrupted saves left there. Not collective. */
-moert_status moert_checkpoint_prune(const char *folder, size_t keep);
+/*
+ * Keeps the newest `keep` checkpoints of `folder` up to step `newest`, the one just written; removes the others (higher steps are
+ * of an older run) and what interrupted saves left. Not collective.
+ */
+moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep);
 
 #endif

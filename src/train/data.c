@@ -225,6 +225,10 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
     return MOERT_OK;
 }
 
+bool moert_data_holds_out(const moert_data *data) {
+    return heldout_tokens(data, 1) > 0;
+}
+
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target) {
     MOERT_TRY(moert_data_check_length(data, length));

@@ -14,6 +14,7 @@
 #ifndef MOERT_TRAIN_DATA_H
 #define MOERT_TRAIN_DATA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -69,6 +70,9 @@ typedef struct moert_draw {
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target);
+
+/* True when a part of the data is held out of training. */
+bool moert_data_holds_out(const moert_data *data);
 
 /*
  * Sequence `index` of `count` at evenly spaced positions of the held-out part; they overlap when it

@@ -95,14 +95,16 @@ static moert_status remove_leftovers(const char *folder)
     return status;
 }
 
-moert_status moert_checkpoint_prune(const char *folder, size_t keep)
+moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep)
 {
     uint64_t *steps;
     size_t count;
     MOERT_TRY(remove_leftovers(folder));
     MOERT_TRY(list_steps(folder, &steps, &count));
     moert_status status = MOERT_OK;
-    for (size_t i = keep; i < count && status == MOERT_OK; i++) {
+    for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
+        if (steps[i] <= newest && kept++ < keep)
+            continue;
         char *path = moert_checkpoint_path(folder, steps[i]);
         status = path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
         free(path);

@@ -37,6 +37,9 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
                           "--save-every needs a folder for the checkpoints; give --out DIR");
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
+    if (o->eval_every > 0 && !moert_data_holds_out(data))
+        return MOERT_FAIL(ERROR_USAGE, "--eval-every needs held-out data: text or raw tokens, with "
+                                       "--held-out above 0");
     return moert_data_check_length(data, o->length);
 }
 

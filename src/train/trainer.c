@@ -84,7 +84,7 @@ static moert_status save_checkpoint(moert_trainer *t) {
                      : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK)
         status = moert_comm_agree(
-            t->world, t->first ? moert_checkpoint_prune(folder, t->options->keep_last) : MOERT_OK);
+            t->world, t->first ? moert_checkpoint_prune(folder, t->state.step, t->options->keep_last) : MOERT_OK);
     if (status == MOERT_OK)
         MOERT_INFO("checkpoint %s", path);
     free(path);
@@ -176,6 +176,9 @@ static moert_status resume(moert_trainer *t) {
         status = moert_comm_agree(t->world, check_state(t, path, &saved));
     if (status == MOERT_OK) {
         MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
+        if (saved.step >= t->options->steps && t->first)
+            MOERT_WARN("%s has done %llu steps already; nothing is left of %llu", path,
+                       (unsigned long long)saved.step, (unsigned long long)t->options->steps);
         t->state = saved;
     }
     free(path);

@@ -7,12 +7,12 @@ cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath --relative-to=. "${TEST_BUILD:-build}")
 make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$log" 2>&1
 verdict $? "make install"
-export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig LD_LIBRARY_PATH=$folder/prefix/lib
+export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig
 
 sed -n '/^```c$/,/^```$/p' README.md | sed '1d;$d' >"$folder/main.c"
 [ "$(grep -c . "$folder/main.c")" -gt 20 ]
 verdict $? "the README holds a program"
-flags=$(pkg-config --cflags --libs moert)
+flags="$(pkg-config --cflags --libs moert) -Wl,-rpath,$folder/prefix/lib"
 # shellcheck disable=SC2086
 gcc -std=c11 "$folder/main.c" -o "$folder/shared" $flags 2>"$log"
 verdict $? "it links with the shared library"

@@ -107,9 +107,9 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_FAILS_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, last ? small : t.source, t.x, NULL, NULL),
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, last ? small : t.source, t.x, NULL, NULL),
         MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, t.y, last ? small : t.weight,
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, last ? small : t.weight,
                                                t.target, NULL, NULL),
                         MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
     trip_free_buffers(&t);

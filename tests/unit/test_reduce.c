@@ -174,7 +174,7 @@ static void test_sum_squares_shows_what_is_not_finite(void **state) {
     }
 }
 
-static void test_add_and_scale_take_any_length(void **state) {
+static void test_add_takes_any_length(void **state) {
     (void)state;
     const size_t lengths[] = {0, 1, 15, 16, 17, 4096, 4097, 20000};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -182,10 +182,9 @@ static void test_add_and_scale_take_any_length(void **state) {
         float *x = random_floats(n, 2.0f, 400), *y = random_floats(n, 2.0f, 401);
         moert_buffer *x_buffer = upload(x, n * sizeof *x), *y_buffer = upload(y, n * sizeof *y);
         ASSERT_OK(moert_add(n, x_buffer, y_buffer));
-        ASSERT_OK(moert_scale(n, 0.3f, y_buffer));
         float *got = download(y_buffer, n * sizeof *got);
         for (size_t j = 0; j < n; j++)
-            y[j] = (y[j] + x[j]) * 0.3f;
+            y[j] += x[j];
         assert_same_bits("target", got, y, n);
         moert_buffer_destroy(x_buffer);
         moert_buffer_destroy(y_buffer);
@@ -203,7 +202,7 @@ int main(void) {
         cmocka_unit_test(test_sum_squares_matches_float64),
         cmocka_unit_test(test_sum_squares_does_not_depend_on_the_place),
         cmocka_unit_test(test_sum_squares_shows_what_is_not_finite),
-        cmocka_unit_test(test_add_and_scale_take_any_length),
+        cmocka_unit_test(test_add_takes_any_length),
     };
     return cmocka_run_group_tests_name("reduce", tests, open_test_device, close_test_device);
 }
