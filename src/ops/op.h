@@ -66,4 +66,9 @@ static inline bool moert_op_has_glu(const moert_op *op) {
     return op->options.kind == MOERT_OP_GLU || op->options.kind == MOERT_OP_DGLU;
 }
 
+/* alpha and beta of a dGLU count without an offset only, as in cuDNN. */
+static inline bool moert_op_dglu_scales(const moert_op *op) {
+    return op->options.glu.offset == 0.0f;
+}
+
 #endif

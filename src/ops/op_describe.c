@@ -193,8 +193,6 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
         return MOERT_FAIL(ERROR_USAGE, "op: kind is %d; below %d", (int)options->kind,
                           (int)MOERT_OP_KINDS);
     op->options = *options;
-    if (moert_op_has_glu(op))
-        return REFUSE(ERROR_UNSUPPORTED, op, "kind", "a GEMM", "%d", (int)options->kind);
     moert_op_options *o = &op->options;
     MOERT_TRY(check_size(op, "groups", o->groups, 0));
     MOERT_TRY(check_size(op, "rows", o->rows, 0));

@@ -202,6 +202,10 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     }
     if (work->acc == NULL)
         return MOERT_OK;
+    if (o->kind == MOERT_OP_GLU)
+        return moert_op_portable_glu(op, b);
+    if (o->kind == MOERT_OP_DGLU)
+        return moert_op_portable_dglu(op, b);
     return store_rows(op, b);
 }
 

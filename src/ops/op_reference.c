@@ -157,8 +157,13 @@ static void execute_group(const moert_op *op, const moert_op_maps *maps, size_t 
     for (size_t i = 0; i < o->n * o->k; i++)
         host->weight[i] = moert_op_load(weight, o->weight.type, base + i);
     multiply_rows(op, moert_op_start(maps, g), maps->ends[g]);
-    for (size_t r = moert_op_start(maps, g); r < maps->ends[g]; r++)
-        store_row(op, maps, g, r);
+    if (o->kind == MOERT_OP_GLU)
+        moert_op_reference_glu(op, maps, g);
+    else if (o->kind == MOERT_OP_DGLU)
+        moert_op_reference_dglu(op, maps, g);
+    else
+        for (size_t r = moert_op_start(maps, g); r < maps->ends[g]; r++)
+            store_row(op, maps, g, r);
 }
 
 /* ---- execute ---- */
