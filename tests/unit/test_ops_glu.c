@@ -248,6 +248,39 @@ static void test_backward_is_the_derivative_and_adds_to_its_sums(void **state) {
     }
 }
 
+/* ---- rows in another order ---- */
+
+/* Replaces the gathered rows of an input by rows that lie in the groups' order. */
+static ops_data gathered_before(const ops_data *data, moert_op_buffer which) {
+    moert_op_options o = data->shape.options;
+    const size_t width = data->shape.needs[which].stride,
+                 topk = which == MOERT_OP_BUFFER_x ? o.topk : 1;
+    o.permute = MOERT_OP_PERMUTE_NONE;
+    ops_data plain = ops_make(&o, ends, true);
+    for (size_t r = 0; r < ends[GROUPS - 1]; r++)
+        memcpy(plain.at[which] + r * width, data->at[which] + ops_gather(data)[r] / topk * width,
+               width * sizeof(float));
+    return plain;
+}
+
+static void test_permuted_inputs_are_read_where_they_lie(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        const bool forward = i < 2;
+        moert_op_options o = describe(forward ? MOERT_OP_GLU : MOERT_OP_DGLU, 1);
+        o.permute = forward ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
+        o.topk = 4;
+        ops_data got = ops_make(&o, ends, true);
+        ops_data want = gathered_before(&got, forward ? MOERT_OP_BUFFER_x : MOERT_OP_BUFFER_y);
+        ops_execute(backends[i % 2], &got, 1);
+        ops_execute(backends[i % 2], &want, 1);
+        assert_same_bits("d", got.at[MOERT_OP_BUFFER_d], want.at[MOERT_OP_BUFFER_d],
+                         want.count[MOERT_OP_BUFFER_d]);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
 /* ---- worked examples ---- */
 
 /* One row, one gate, one up: K = 1 (GLU) or N = 1 (dGLU). */
@@ -326,6 +359,7 @@ int main(void) {
         cmocka_unit_test(test_forward_is_the_formula_on_unrounded_values),
         cmocka_unit_test(test_prob_0_gives_zeros_and_leaves_c),
         cmocka_unit_test(test_backward_is_the_derivative_and_adds_to_its_sums),
+        cmocka_unit_test(test_permuted_inputs_are_read_where_they_lie),
         cmocka_unit_test(test_forward_example),
         cmocka_unit_test(test_backward_example),
     };
