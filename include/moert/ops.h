@@ -186,6 +186,19 @@ MOERT_API void moert_op_destroy(moert_op *op);
 MOERT_API moert_status moert_op_once(moert_device *device, const moert_op_options *options,
                                      const moert_op_buffers *buffers);
 
+/*
+ * An execute as a recording, for devices with cl_khr_command_buffer (CUDA graphs' counterpart):
+ * record checks as execute does and enqueues nothing; replay enqueues the whole operation on what
+ * the buffers then hold. Op and buffers must outlive the recording; destroy waits for its replays.
+ * Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device, or the reference
+ * backend, cannot), ERROR_MEMORY.
+ */
+typedef struct moert_op_recording moert_op_recording;
+MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
+                                       moert_op_recording **recording);
+MOERT_API moert_status moert_op_replay(moert_op_recording *recording);
+MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NULL is legal */
+
 /* The backend that computes it, "reference" or "portable"; bytes of device or host workspace. */
 MOERT_API const char *moert_op_backend_name(const moert_op *op);
 MOERT_API size_t moert_op_workspace_bytes(const moert_op *op);

@@ -30,6 +30,7 @@ typedef struct moert_op_rows {
 
 typedef struct moert_op_backend {
     const char *name;
+    bool records; /* execute only launches kernels */
     /* Makes op->state; frees it. */
     moert_status (*create)(moert_op *op);
     void (*destroy)(moert_op *op);

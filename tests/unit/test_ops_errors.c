@@ -100,7 +100,7 @@ static void test_fields_that_do_not_go_together_are_refused(void **state) {
 /* ---- buffers ---- */
 
 typedef struct fixture {
-    moert_buffer *ends, *x, *weight, *y, *small;
+    moert_buffer *ends, *x, *weight, *y, *small, *scratch;
     moert_op_buffers buffers;
 } fixture;
 
@@ -111,6 +111,7 @@ static fixture make_fixture(void) {
                  .x = upload(zeros, 4 * 32 * sizeof(float)),
                  .weight = upload(zeros, 2 * 64 * 32 * sizeof(float)),
                  .y = upload(zeros, 4 * 64 * sizeof(float)),
+                 .scratch = upload(zeros, 2 * 64 * 32 * sizeof(float)),
                  .buffers = MOERT_OP_BUFFERS_INIT};
     ASSERT_OK(moert_buffer_create(test_device, 4, &f.small));
     f.buffers.ends = f.ends;
@@ -122,8 +123,8 @@ static fixture make_fixture(void) {
 }
 
 static void free_fixture(fixture *f) {
-    moert_buffer *const all[] = {f->ends, f->x, f->weight, f->y, f->small};
-    for (size_t i = 0; i < 5; i++)
+    moert_buffer *const all[] = {f->ends, f->x, f->weight, f->y, f->small, f->scratch};
+    for (size_t i = 0; i < 6; i++)
         moert_buffer_destroy(all[i]);
 }
 
@@ -236,6 +237,56 @@ static void test_one_call_does_what_an_op_does(void **state) {
     moert_op_destroy(NULL);
 }
 
+static void test_a_recording_computes_again_on_what_its_buffers_hold(void **state) {
+    (void)state;
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    fixture f = make_fixture();
+    float x[4 * 32], y[4 * 64], weight[2 * 64 * 32];
+    moert_op *op;
+    moert_op_recording *recording;
+    o.accumulate = true; /* a product and an epilogue */
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    const moert_status status = moert_op_record(op, &f.buffers, &recording);
+    if (status == MOERT_ERROR_UNSUPPORTED) {
+        moert_op_destroy(op);
+        free_fixture(&f);
+        skip();
+    }
+    ASSERT_OK(status);
+    for (size_t i = 0; i < 2 * 64 * 32; i++)
+        x[i % (4 * 32)] = weight[i] = 0.5f;
+    ASSERT_OK(moert_buffer_write(f.x, 0, x, sizeof x));
+    ASSERT_OK(moert_buffer_write(f.weight, 0, weight, sizeof weight));
+    moert_op_buffers others = f.buffers; /* arguments of launches in between */
+    others.y = f.weight;
+    others.weight = others.x = f.scratch;
+    ASSERT_OK(moert_op_execute(op, &others));
+    ASSERT_OK(moert_buffer_write(f.weight, 0, weight, sizeof weight));
+    for (size_t i = 0; i < 3; i++)
+        ASSERT_OK(moert_op_replay(recording));
+    ASSERT_OK(moert_op_execute(op, &f.buffers));
+    download_into(f.y, y, sizeof y);
+    for (size_t i = 0; i < 4 * 64; i++)
+        assert_true(y[i] == 4 * 8.0f);
+    moert_op_recording_destroy(recording);
+    moert_op_recording_destroy(NULL);
+    moert_op_destroy(op);
+    free_fixture(&f);
+}
+
+static void test_the_reference_backend_cannot_be_recorded(void **state) {
+    (void)state;
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    fixture f = make_fixture();
+    moert_op *op;
+    moert_op_recording *recording;
+    o.backend = "reference";
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    ASSERT_FAILS(moert_op_record(op, &f.buffers, &recording), MOERT_ERROR_UNSUPPORTED, "reference");
+    moert_op_destroy(op);
+    free_fixture(&f);
+}
+
 static void test_empty_problems_need_no_buffers(void **state) {
     (void)state;
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
@@ -262,6 +313,8 @@ int main(void) {
         cmocka_unit_test(test_the_reference_finds_ends_that_decrease),
         cmocka_unit_test(test_backends_are_taken_by_name_or_automatically),
         cmocka_unit_test(test_one_call_does_what_an_op_does),
+        cmocka_unit_test(test_a_recording_computes_again_on_what_its_buffers_hold),
+        cmocka_unit_test(test_the_reference_backend_cannot_be_recorded),
         cmocka_unit_test(test_empty_problems_need_no_buffers),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);
