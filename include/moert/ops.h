@@ -103,9 +103,8 @@ typedef struct moert_op_options {
     moert_number bias_type; /* of bias and dbias */
 
     moert_op_permute permute;
-    size_t topk; /* with permute; at least 1 */
-    bool
-        row_weight; /* forward with permute Y: y = round(round(y) * round(row_weight[gather[r]])) */
+    size_t topk;     /* with permute; at least 1 */
+    bool row_weight; /* forward, permute Y: y = round(round(v) * round(w[gather[r]])) */
 
     moert_glu_form glu; /* `interleaved` = interleave 1 */
     size_t interleave;  /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
@@ -135,7 +134,7 @@ typedef struct moert_op_options {
     X(bias)       /* [G,N] */                                                                      \
     X(bias_scale) /* float32 [M] */                                                                \
     X(gather)     /* uint32 [M] */                                                                 \
-    X(row_weight) /* float32 [M], by slots */                                                      \
+    X(row_weight) /* float32 w[M], by slots */                                                     \
     X(prob)       /* float32 [M] */                                                                \
     X(amax)  /* float32 [G], DGLU [G,2] (gate, up): raised, so set it to 0 or -inf before; NaN     \
                 stays */                                                                           \

@@ -44,8 +44,8 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
          __builtin_add_overflow(elements, need->width, &elements)))
         elements = SIZE_MAX;
     if (buffer == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %s", kind,
-                          name, need->lines, need->width, moert_number_name(need->type));
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
+                          kind, name, need->lines, need->width, moert_number_bits(need->type));
     if (moert_buffer_device(buffer) != op->device)
         return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
                           moert_device_name(op->device));
@@ -53,9 +53,9 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
         bytes > moert_buffer_bytes(buffer))
         return MOERT_FAIL(
             ERROR_USAGE,
-            "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %s at stride %zu", kind,
-            name, moert_buffer_bytes(buffer), need->lines, need->width,
-            moert_number_name(need->type), need->stride);
+            "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
+            kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
+            moert_number_bits(need->type), need->stride);
     return MOERT_OK;
 }
 

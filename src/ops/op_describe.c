@@ -1,13 +1,26 @@
 /* Checks the description of an op, field by field, and derives its shapes. */
+#include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/memory.h"
 #include "ops/op.h"
 
-/* A refusal: the op, the field, its value, what is legal. */
-#define REFUSE(code, op, field, legal, format, value)                                              \
-    MOERT_FAIL(code, "%s: %s is " format "; %s", moert_op_kind_name((op)->options.kind), field,    \
-               value, legal)
+/* A refusal: the op, the field, its value by `format`, what is legal. */
+static moert_status refuse(moert_status code, const moert_op *op, const char *field,
+                           const char *legal, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+static moert_status refuse(moert_status code, const moert_op *op, const char *field,
+                           const char *legal, const char *format, ...) {
+    char value[80];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(value, sizeof value, format, arguments);
+    va_end(arguments);
+    return moert_error_record(code, __func__, __LINE__, "%s: %s is %s; %s",
+                              moert_op_kind_name(op->options.kind), field, value, legal);
+}
 
 static const char *const names[] = {
 #define KIND_NAME(name, text) [MOERT_OP_##name] = text,
@@ -21,18 +34,19 @@ const char *moert_op_kind_name(moert_op_kind kind) {
 
 static moert_status check_size(const moert_op *op, const char *field, size_t value, size_t least) {
     if (value < least)
-        return REFUSE(ERROR_USAGE, op, field, "at least 1", "%zu", value);
+        return refuse(MOERT_ERROR_USAGE, op, field, "at least 1", "%zu", value);
     if (value > INT32_MAX)
-        return REFUSE(ERROR_UNSUPPORTED, op, field, "below 2^31", "%zu", value);
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, "below 2^31", "%zu", value);
     return MOERT_OK;
 }
 
 static moert_status check_type(const moert_op *op, const char *field, moert_number type) {
     const char *name = moert_number_name(type);
     if (name == NULL)
-        return REFUSE(ERROR_USAGE, op, field, "f32, f16 or bf16", "number type %d", (int)type);
+        return refuse(MOERT_ERROR_USAGE, op, field, "f32, f16 or bf16", "number type %d",
+                      (int)type);
     if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_F16 && type != MOERT_NUMBER_BF16)
-        return REFUSE(ERROR_UNSUPPORTED, op, field, "f32, f16 or bf16", "%s", name);
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, "f32, f16 or bf16", "%s", name);
     return MOERT_OK;
 }
 
@@ -46,7 +60,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %td; 0, or at least the width %zu",
                           moert_op_kind_name(op->options.kind), stride_field, rows->stride, width);
     if (rows->stride > INT32_MAX)
-        return REFUSE(ERROR_UNSUPPORTED, op, stride_field, "below 2^31", "%td", rows->stride);
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, stride_field, "below 2^31", "%td", rows->stride);
     if (rows->discrete)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "%s: %.1s.discrete is true; only weight may be discrete",
@@ -58,7 +72,8 @@ static moert_status check_weight(moert_op *op) {
     moert_operand *weight = &op->options.weight;
     MOERT_TRY(check_type(op, "weight.type", weight->type));
     if (weight->stride != 0 && weight->stride != (ptrdiff_t)op->options.k)
-        return REFUSE(ERROR_UNSUPPORTED, op, "weight.stride", "0 or k", "%td", weight->stride);
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, "weight.stride", "0 or k", "%td",
+                      weight->stride);
     return MOERT_OK;
 }
 
@@ -101,12 +116,12 @@ static moert_status check_switches(const moert_op *op) {
     };
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
         if (switches[i].set && (switches[i].kinds >> o->kind & 1) == 0)
-            return REFUSE(ERROR_UNSUPPORTED, op, switches[i].field, switches[i].legal, "%s",
+            return refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field, switches[i].legal, "%s",
                           "true");
     if (o->beta && o->accumulate)
-        return REFUSE(ERROR_USAGE, op, "accumulate", "false beside beta", "%s", "true");
+        return refuse(MOERT_ERROR_USAGE, op, "accumulate", "false beside beta", "%s", "true");
     if (o->bias_scale && !o->bias)
-        return REFUSE(ERROR_USAGE, op, "bias_scale", "false without bias", "%s", "true");
+        return refuse(MOERT_ERROR_USAGE, op, "bias_scale", "false without bias", "%s", "true");
     return MOERT_OK;
 }
 
@@ -114,15 +129,15 @@ static moert_status check_permute(moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool x = o->permute == MOERT_OP_PERMUTE_X, y = o->permute == MOERT_OP_PERMUTE_Y;
     if ((unsigned)o->permute > MOERT_OP_PERMUTE_Y)
-        return REFUSE(ERROR_USAGE, op, "permute", "none (0), x (1) or y (2)", "%d",
+        return refuse(MOERT_ERROR_USAGE, op, "permute", "none (0), x (1) or y (2)", "%d",
                       (int)o->permute);
     if ((x && o->kind == MOERT_OP_DGLU) || (y && o->kind == MOERT_OP_GLU))
-        return REFUSE(ERROR_UNSUPPORTED, op, "permute", x ? "none or y" : "none or x", "%s",
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, "permute", x ? "none or y" : "none or x", "%s",
                       x ? "x" : "y");
     if (o->permute != MOERT_OP_PERMUTE_NONE)
         MOERT_TRY(check_size(op, "topk", o->topk, 1));
     if (o->row_weight && !y)
-        return REFUSE(ERROR_USAGE, op, "row_weight", "false without permute y", "%s", "true");
+        return refuse(MOERT_ERROR_USAGE, op, "row_weight", "false without permute y", "%s", "true");
     op->x.gathered = x;
     op->y.gathered = y;
     op->x.divisor = x && op->x.input ? o->topk : 1;
@@ -138,16 +153,17 @@ static moert_status check_glu(moert_op *op) {
     op->glu_width = columns / 2;
     op->run = asked > 0 ? asked : op->glu_width;
     if (asked != 0 && asked != 1 && asked != 8 && asked != 32 && asked != op->glu_width)
-        return REFUSE(ERROR_UNSUPPORTED, op, "interleave", "0, 1, 8, 32 or half the columns", "%zu",
-                      asked);
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, "interleave", "0, 1, 8, 32 or half the columns",
+                      "%zu", asked);
     if (o->glu.interleaved && asked != 1)
-        return REFUSE(ERROR_USAGE, op, "interleave", "0 or 1 with glu.interleaved", "%zu", asked);
+        return refuse(MOERT_ERROR_USAGE, op, "interleave", "0 or 1 with glu.interleaved", "%zu",
+                      asked);
     if (columns % 2 != 0 || columns % (2 * op->run) != 0)
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %zu; a multiple of %zu for runs of %zu columns",
                           moert_op_kind_name(o->kind), field, columns, moert_max(2 * asked, 2),
                           op->run);
     if (!(o->glu.limit > 0.0f))
-        return REFUSE(ERROR_USAGE, op, "glu.limit", "positive", "%g", (double)o->glu.limit);
+        return refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g", (double)o->glu.limit);
     if (o->kind == MOERT_OP_DGLU || o->save_c)
         MOERT_TRY(check_rows(op, "c.type", "c.stride", &o->c, columns));
     return check_rows(op, "d.type", "d.stride", &o->d,
