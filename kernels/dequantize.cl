@@ -24,7 +24,8 @@ static inline uint16 load_codes(global const uchar *q, ulong q_bytes, int axis, 
     }
     global const uchar *line = q + (p.row + r) * q_bytes;
 #if ELEMENT_BITS == 4
-    const uint8 code = load_bytes(line + column / 2, (min(n, VEC) + 1) / 2).lo;
+    line += column / 2;
+    const uint8 code = n >= VEC ? convert_uint8(vload8(0, line)) : load_bytes(line, (n + 1) / 2).lo;
     uint16 codes;
     codes.even = code & 0xF;
     codes.odd = code >> 4;
@@ -34,17 +35,22 @@ static inline uint16 load_codes(global const uchar *q, ulong q_bytes, int axis, 
 #endif
 }
 
-static inline vec scale_value(global const uchar *scale, ulong at, ulong stride, int n)
+/* The scales of 16 columns: one (stride 0), or n at this stride. */
+static inline vec load_scales(global const uchar *scale, ulong at, ulong stride, int n)
 {
 #if SCALE == 2
+    global const float *p = (global const float *)scale + at;
+    if (stride == 0)
+        return p[0];
     float lane[VEC];
     for (int i = 0; i < VEC; i++)
-        lane[i] = i < n ? ((global const float *)scale)[at + i * stride] : 0.0f;
+        lane[i] = i < n ? p[i * stride] : 0.0f;
     return vload16(0, lane);
-#elif SCALE == 1
-    return decode(load_bytes_apart(scale + at, stride, n), E4M3);
 #else
-    return decode_e8m0(load_bytes_apart(scale + at, stride, n));
+    const uint16 code = stride == 0   ? (uint16)scale[at]
+                        : stride == 1 ? load_bytes(scale + at, n)
+                                      : load_bytes_apart(scale + at, stride, n);
+    return SCALE == 1 ? decode(code, E4M3) : decode_e8m0(code);
 #endif
 }
 
@@ -64,7 +70,7 @@ KERNEL void dequantize(int axis, global const uint *ends, uint groups, uint rows
             const ulong at = axis != COLUMN ? line * scales + c / BLOCK
                              : transposed   ? c * scales + slot
                                             : slot * scales + c;
-            const vec s = scale_value(scale, at, axis != COLUMN ? 0 : transposed ? scales : 1, n);
+            const vec s = load_scales(scale, at, axis != COLUMN ? 0 : transposed ? scales : 1, n);
             vec y = decode(load_codes(q, q_bytes, axis, transposed, slot, p, r, c, n), ELEMENT) * s;
             if (SCALE == 1)
                 y *= whole[group_scales ? p.group : 0];

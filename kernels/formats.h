@@ -37,8 +37,11 @@ static inline vec decode(uint16 code, int bits, int mantissa, int bias, uint ove
 {
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
     const uint16 a = code & (sign - 1);
-    /* a number with the fraction and a too small exponent, subnormal numbers included, is scaled up */
-    uint16 u = as_uint16(as_float16(a << (23 - mantissa)) * as_float((uint)(254 - bias) << 23));
+    /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
+    const int least = 1 - bias - mantissa;
+    const float step = as_float(least < -126 ? 1u << (least + 149) : (uint)(least + 127) << 23);
+    uint16 u = a < 1u << mantissa ? as_uint16(convert_float16(a) * step)
+                                  : (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
     if (special == 2)
         u = a == infinity ? 0x7F800000u : u;
     u |= (code & sign) << (32 - bits);

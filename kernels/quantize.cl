@@ -68,8 +68,7 @@ static inline scaling scale_e8m0(vec amax, int rounding)
     if (rounding == FLOOR) {
         s.code = convert_uint16(max(convert_int16(e) - LARGEST_EXPONENT, 0));
     } else {
-        const uint16 up = e == 0u ? (m > 0x400000u ? (uint16)1 : (uint16)0) : (m != 0u ? (uint16)1 : (uint16)0);
-        s.code = min(e + up, 254u);
+        s.code = min(m > (e == 0u ? (uint16)0x400000u : (uint16)0) ? e + 1u : e, 254u);
     }
     s.code = u > 0x7F800000u ? 255u : s.code;
     s.factor = as_float16(s.code == 255u ? QUIET : s.code == 254u ? 0x00400000u : (254u - s.code) << 23);
@@ -183,10 +182,13 @@ static inline void store_row(const job *j, uint16 code, uint row, int column, in
 {
     global uchar *line = j->q + row * j->q_bytes;
 #if ELEMENT_BITS == 4
-    uchar lane[VEC] = {0};
-    vstore8(convert_uchar8(code.even | code.odd << 4), 0, lane);
-    for (int i = 0; i < (min(n, VEC) + 1) / 2; i++)
-        line[column / 2 + i] = 2 * i + 1 < n ? lane[i] : lane[i] & 0xF;
+    const uint16 lane = (uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const uint16 kept = lane < (uint)n ? code : 0u;
+    const uint8 pairs = kept.even | kept.odd << 4;
+    if (n >= VEC)
+        vstore8(convert_uchar8(pairs), 0, line + column / 2);
+    else
+        store_bytes((uint16)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
 #else
     store_bytes(code, line + column, n);
 #endif

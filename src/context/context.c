@@ -38,12 +38,19 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
     return MOERT_OK;
 }
 
-static void log_placement(const moert_placement *placement) {
+/* True once this process has bound itself: what later contexts find is then not the launcher's. */
+static bool bound_before;
+
+static void log_placement(const moert_context *context) {
+    const moert_placement *placement = &context->placement;
     MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus,
                 placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
                 placement->shared ? ", shared with other ranks" : "");
-    if (placement->confined)
-        MOERT_INFO("the launcher has bound this rank; staying on cpus %s", placement->cpus);
+    if (placement->confined && !bound_before && moert_comm_rank(context->comm) == 0)
+        MOERT_WARN("the launcher has bound rank 0: moert stays inside, on cpus %s; with mpirun "
+                   "--bind-to none it places the ranks itself",
+                   placement->cpus);
+    bound_before = true;
 }
 
 /* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is
@@ -55,7 +62,7 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     char threads[16];
     size_t pinned;
     MOERT_TRY(moert_topology_bind(topology, placement));
-    log_placement(placement);
+    log_placement(context);
     snprintf(threads, sizeof threads, "%u",
              config->threads > 0 ? config->threads : placement->cpu_count);
     setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);

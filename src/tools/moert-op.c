@@ -16,7 +16,8 @@ enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 64 };
 
 static const char *input_path, *output_path;
 static unsigned backend;
-static const moert_op *op; /* the one asked for; NULL when help is */
+static const moert_op *op;  /* the one asked for */
+static const char *op_word; /* its name, or what was given for it; NULL when nothing was */
 
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
@@ -53,7 +54,9 @@ static size_t make_options(void) {
 static moert_status check(void) {
     static const char *const names[] = {"auto", "reference", "portable"};
     if (op == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "no operation is named; --help lists them");
+        return op_word != NULL
+                   ? MOERT_FAIL(ERROR_USAGE, "no operation '%s'; --help lists them", op_word)
+                   : MOERT_FAIL(ERROR_USAGE, "no operation is named; --help lists them");
     if (input_path == NULL || output_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: --input and --output are needed; see --help", op->name);
     if (backend != MOERT_BACKEND_AUTO && setenv("MOERT_BACKEND", names[backend], 1) != 0)
@@ -77,8 +80,9 @@ static const moert_op *find(const char *name) {
 }
 
 int main(int argc, char **argv) {
-    op = argc > 1 ? find(argv[1]) : NULL;
-    if (op != NULL) { /* the rest are options */
+    if (argc > 1 && argv[1][0] != '-') { /* the rest are options */
+        op_word = argv[1];
+        op = find(op_word);
         argv[1] = argv[0];
         argv++;
         argc--;

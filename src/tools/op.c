@@ -1,8 +1,8 @@
 /* Files and buffers of moert-op. */
 #include "tools/op.h"
 
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/memory.h"
 #include "base/text.h"
@@ -135,10 +135,12 @@ static moert_status write_results(const moert_op_job *job, const char *path) {
 moert_status moert_op_run(const moert_op *op, moert_context *context, const char *input,
                           const char *output) {
     moert_op_job job = {.device = moert_context_device(context)};
+    moert_status status = MOERT_OK;
     if (moert_context_size(context) > 1)
-        return MOERT_FAIL(ERROR_USAGE, "moert-op runs on one rank, not on %zu",
-                          moert_context_size(context));
-    moert_status status = moert_tensors_open(input, &job.input);
+        status = MOERT_FAIL(ERROR_USAGE, "moert-op runs on one rank, not on %zu",
+                            moert_context_size(context));
+    MOERT_TRY(moert_comm_agree(moert_context_comm(context), status));
+    status = moert_tensors_open(input, &job.input);
     if (status == MOERT_OK)
         status = op->run(&job);
     if (status == MOERT_OK)

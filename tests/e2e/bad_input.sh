@@ -38,7 +38,7 @@ next() { # a number and a free slot
     while [ "$(jobs -pr | wc -l)" -ge "$slots" ]; do wait -n; done
 }
 
-# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|train ARGUMENT..., with OUT in the words replaced by DIR/out
+# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out
 job() {
     local ranks=$1 dir=$2 settings=() word
     shift 2
@@ -64,7 +64,7 @@ judge() { # NUMBER RANKS STATUS PATTERN WORD...
     status=$?
     [ "$status" -eq "$expected" ] || ok=1
     [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] || ok=1
-    grep -E '^moert-(layer|train): ' "$dir/stderr" | grep -Eq -- "$pattern" || ok=1
+    grep -E '^moert-(layer|op|train): ' "$dir/stderr" | grep -Eq -- "$pattern" || ok=1
     find "$dir/out" -mindepth 1 >>"$dir/left"
     [ -s "$dir/left" ] && ok=1
     verdict "$me" $ok "status $expected, $ranks ranks: $*" "$dir/stdout" "$dir/stderr" "$dir/left"
@@ -169,6 +169,23 @@ echo '{"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}'
     >"$work/shards/model.safetensors.index.json"
 bad "$both" 1 'model-00002-of-00002\.safetensors: .*No such file' layer --model "$work/shards" "${io[@]}"
 bad 1 1 'layer 7 is not a MoE layer' layer --model $layer --layer 7 "${io[@]}"
+
+# ---- operations ----
+
+matrix=(op quantize --input tests/golden/quant/mxfp8-e4m3-rceil-edge-40x96.safetensors --output OUT/q.safetensors)
+bad 1 2 "no operation 'quantise'; --help lists them" op quantise --input a --output OUT/q.safetensors
+bad 1 2 'quantize: --input and --output are needed' op quantize
+bad 2 2 'moert-op runs on one rank, not on 2' "${matrix[@]}"
+bad 1 2 '--format fp3: expected mxfp8-e4m3\|' "${matrix[@]}" --format fp3
+bad 1 2 'hadamard goes with nvfp4' "${matrix[@]}" --hadamard
+bad 1 2 'rounding 3 goes with e2m1 elements only' "${matrix[@]}" --rounding stochastic
+bad 1 2 '48 columns are no multiple of the runs of 7' "${matrix[@]}" --gate-runs 7
+bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/input.safetensors --output OUT/x.safetensors
+bad 1 1 'q\[40,96\] and scale\[40,3\] do not belong together' op dequantize "${matrix[@]:2}" --axis column
+bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "${matrix[@]:2}" --lines 400 --width 3
+tensors "$work/ends.safetensors" '{"ends":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1,1],"data_offsets":[4,8]}}' \
+    '\2\0\0\0\0\0\0\0'
+bad 1 1 'group 0 of 1 ends at 2, not in \[0, 1\]' op quantize --input "$work/ends.safetensors" --output OUT/q.safetensors
 
 # ---- data ----
 

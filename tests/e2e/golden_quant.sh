@@ -33,6 +33,13 @@ for path in "$golden"/*.safetensors; do
         agrees --except=x "$name, $backend" quantize "${options[@]}" --backend "$backend"
         agrees --only=scale "$name, $backend, out of its tiles" unswizzle --backend "$backend" \
             --lines "${shape%x*}" --width $((${shape#*x} / block))
+        case $name in *-normal-*)
+            ranks 1 "$bin/moert-op" dequantize --input "$path" --output "$output" --backend "$backend" \
+                "${options[@]:0:2}" &&
+                "$compare" tensors --expected "$path" --actual "$output" --only x --tolerance 0.12 >>"$log" 2>&1
+            verdict $? "$name, $backend, back: $(tail -n 1 "$log")"
+            ;;
+        esac
     done
 done
 finish

@@ -80,6 +80,13 @@ info 2 --model "$folder/nothing"
 [ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ]
 verdict $? "a model that is not there fails with one message"
 
+if [ "$(nproc)" -ge 2 ]; then
+    timeout -k 5 120 mpirun --quiet --bind-to core -n 2 "$program" >"$out" 2>"$log" &&
+        grep -q 'the launcher has bound rank 0: moert stays inside' "$log" &&
+        [ "$(section placement | awk '$1 ~ /^[01]$/ && $6 == "yes"' | wc -l)" -eq 2 ]
+    verdict $? "a mask of the launcher is kept, and named"
+fi
+
 export OCL_ICD_VENDORS=$folder/nowhere
 info 2
 [ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ] && grep -q 'no OpenCL platform' "$log"
