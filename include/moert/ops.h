@@ -116,7 +116,7 @@ typedef struct moert_op_options {
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \
-    { .size = sizeof(moert_op_options), .glu = MOERT_GLU_SWIGLU, .topk = 1 }
+    { .size = sizeof(moert_op_options), .topk = 1, .glu = MOERT_GLU_SWIGLU }
 
 /*
  * X(buffer): what execute takes; exactly those that the description asks for, the others NULL.

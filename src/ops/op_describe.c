@@ -23,7 +23,7 @@ static moert_status refuse(moert_status code, const moert_op *op, const char *fi
 }
 
 static const char *const names[] = {
-#define KIND_NAME(name, text) [MOERT_OP_##name] = text,
+#define KIND_NAME(name, text) [MOERT_OP_##name] = (text),
     MOERT_OP_KIND_TABLE(KIND_NAME)
 #undef KIND_NAME
 };
