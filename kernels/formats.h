@@ -175,3 +175,59 @@ static inline void store_bytes_apart(uint16 x, global uchar *p, ulong stride, in
     for (int i = 0; i < min(n, VEC); i++)
         p[i * stride] = lane[i];
 }
+
+/* ---- matrices whose type is known at run time: moert_number F32, F16, BF16 ---- */
+
+enum { F32, F16, BF16 };
+
+#define NUMBER_F16  16, 10, 15, 0x7C00u, 0x7E00u, 2
+#define NUMBER_BF16 16, 7, 127, 0x7F80u, 0x7FC0u, 2
+
+static inline uint16 encode_as(vec x, int type)
+{
+    return type == BF16 ? encode(x, NUMBER_BF16) : encode(x, NUMBER_F16);
+}
+
+static inline vec decode_as(uint16 code, int type)
+{
+    return type == BF16 ? decode(code, NUMBER_BF16) : decode(code, NUMBER_F16);
+}
+
+/* x as a number of the type has it. */
+static inline vec round_as(vec x, int type)
+{
+    return type == F32 ? x : decode_as(encode_as(x, type), type);
+}
+
+/* Reads elements [at, at + n), n from 1 to 16 or more; the lanes past them are zero. */
+static inline vec load_as(global const void *p, int type, ulong at, int n)
+{
+    if (type == F32)
+        return load_part((global const float *)p + at, n);
+    global const ushort *q = (global const ushort *)p + at;
+    if (n >= VEC)
+        return decode_as(convert_uint16(vload16(0, q)), type);
+    ushort lane[VEC];
+    for (int i = 0; i < VEC; i++)
+        lane[i] = i < n ? q[i] : 0;
+    return decode_as(convert_uint16(vload16(0, lane)), type);
+}
+
+/* Writes the first n lanes, rounded. */
+static inline void store_as(vec x, global void *p, int type, ulong at, int n)
+{
+    if (type == F32) {
+        store_part(x, (global float *)p + at, n);
+        return;
+    }
+    global ushort *q = (global ushort *)p + at;
+    const ushort16 code = convert_ushort16(encode_as(x, type));
+    if (n >= VEC) {
+        vstore16(code, 0, q);
+        return;
+    }
+    ushort lane[VEC];
+    vstore16(code, 0, lane);
+    for (int i = 0; i < n; i++)
+        q[i] = lane[i];
+}

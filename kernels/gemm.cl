@@ -7,7 +7,7 @@
  *   gemm_wgrad     w[g,n,k] = sum_m y[m,n] x[m,k]      n       k         m
  *
  * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A shared weight has G = 1
- * and serves the rows below ends[shared - 1] as one group.
+ * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, the first of the grid.
  *
  * A work-group makes `split` lines of `panels` x 32 columns of one group. It walks the reduction in blocks of `depth`:
  *
@@ -217,16 +217,16 @@ static inline void multiply_transposed(global const float *a, ulong lda, local v
     }
 }
 
-KERNEL void gemm_forward(global const uint *ends, uint shared, uint rows, global const float *x, ulong ldx,
+KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const float *x, ulong ldx,
                          global const float *w, global const float *bias, global float *y, ulong ldy, ulong y_column,
                          int n, int k, int panels, int depth, uint split, local vec *panel)
 {
-    uint g = get_group_id(1);
+    uint g = start + get_group_id(1);
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
     if (part.count == 0)
         return;
-    w += ((ulong)g * n + column) * k;
+    w += ((ulong)get_group_id(1) * n + column) * k;
     x += part.first * ldx;
     y += part.first * ldy + y_column + column;
     for (int p = 0; p < k; p += depth) {
@@ -238,16 +238,16 @@ KERNEL void gemm_forward(global const uint *ends, uint shared, uint rows, global
     }
 }
 
-KERNEL void gemm_dgrad(global const uint *ends, uint shared, uint rows, global const float *y, ulong ldy,
+KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const float *y, ulong ldy,
                        ulong y_column, global const float *w, global float *x, ulong ldx, int n, int k, int accumulate,
                        int panels, int depth, uint split, local vec *panel)
 {
-    uint g = get_group_id(1);
+    uint g = start + get_group_id(1);
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     if (part.count == 0)
         return;
-    w += (ulong)g * n * k + column;
+    w += (ulong)get_group_id(1) * n * k + column;
     y += part.first * ldy + y_column;
     x += part.first * ldx + column;
     for (int p = 0; p < n; p += depth) {
@@ -258,17 +258,17 @@ KERNEL void gemm_dgrad(global const uint *ends, uint shared, uint rows, global c
     }
 }
 
-KERNEL void gemm_wgrad(global const uint *ends, uint rows, global const float *y, ulong ldy, ulong y_column,
+KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const float *y, ulong ldy, ulong y_column,
                        global const float *x, ulong ldx, global float *w, int n, int k, int accumulate, int panels,
                        int depth, int split, local vec *panel, local vec *strip)
 {
-    uint g = get_group_id(1);
+    uint g = start + get_group_id(1);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     int line = get_group_id(0) * split, lines = min(split, n - line);
     if (part.count == 0 && accumulate)
         return;
-    w += ((ulong)g * n + line) * k + column;
+    w += ((ulong)get_group_id(1) * n + line) * k + column;
     y += part.first * ldy + y_column + line;
     x += part.first * ldx + column;
     for (int p = 0; p == 0 || p < part.count; p += depth) { /* a group without rows gets zeros */

@@ -106,6 +106,20 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
 
+/* ---- recorded launches ---- */
+
+/*
+ * From start to stop, launches on the device go into the recording instead of the queue; nothing
+ * else may be enqueued in between. play enqueues them all, any number of times; their buffers must
+ * stay. destroy waits for what was played; NULL is legal. Errors: ERROR_UNSUPPORTED (the device has
+ * no cl_khr_command_buffer), ERROR_DEVICE, ERROR_MEMORY.
+ */
+typedef struct moert_recording moert_recording;
+moert_status moert_recording_start(moert_device *device, moert_recording **recording);
+moert_status moert_recording_stop(moert_recording *recording);
+moert_status moert_recording_play(moert_recording *recording);
+void moert_recording_destroy(moert_recording *recording);
+
 /* ---- growable scratch ---- */
 
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts

@@ -27,6 +27,7 @@ struct moert_device {
     cl_command_queue queue;
     moert_device_info info;
     moert_program *programs;
+    moert_recording *recording; /* takes the launches, or NULL */
 };
 
 struct moert_buffer {
@@ -51,6 +52,13 @@ const char *moert_cl_device_name(const moert_device *device);
 #define MOERT_CL_FAIL(device, code, call)                                                          \
     MOERT_FAIL(ERROR_DEVICE, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),           \
                moert_cl_device_name(device))
+
+/* A kernel handle of the recording's own, since a driver may look at the arguments at replay only;
+ * and the launch of work-groups of one work-item with the arguments that it then has. */
+moert_status moert_recording_kernel(moert_recording *recording, const moert_kernel *kernel,
+                                    cl_kernel *handle);
+moert_status moert_recording_add(moert_recording *recording, cl_kernel kernel, const char *name,
+                                 const size_t groups[3]);
 
 /* Fills `info` from the driver. */
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,

@@ -2,20 +2,20 @@
 #include "base/log.h"
 #include "device/internal.h"
 
-static moert_status set_argument(const moert_kernel *kernel, cl_uint index,
+static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
                                  const moert_argument *argument) {
     cl_int code;
     cl_mem memory;
     switch (argument->kind) {
     case MOERT_ARGUMENT_BUFFER:
         memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
-        code = clSetKernelArg(kernel->handle, index, sizeof memory, &memory);
+        code = clSetKernelArg(handle, index, sizeof memory, &memory);
         break;
     case MOERT_ARGUMENT_LOCAL:
-        code = clSetKernelArg(kernel->handle, index, argument->bytes, NULL);
+        code = clSetKernelArg(handle, index, argument->bytes, NULL);
         break;
     default:
-        code = clSetKernelArg(kernel->handle, index, argument->bytes, &argument->value);
+        code = clSetKernelArg(handle, index, argument->bytes, &argument->value);
     }
     if (code != CL_SUCCESS)
         return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
@@ -46,12 +46,17 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         return MOERT_FAIL(ERROR_INTERNAL, "kernel %s takes %u arguments, not %zu", kernel_name,
                           kernel->arguments, count);
     MOERT_TRY(check_local(device, kernel, arguments, count));
+    cl_kernel handle = kernel->handle;
+    if (device->recording != NULL)
+        MOERT_TRY(moert_recording_kernel(device->recording, kernel, &handle));
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(set_argument(kernel, (cl_uint)i, &arguments[i]));
+        MOERT_TRY(set_argument(kernel, handle, (cl_uint)i, &arguments[i]));
     const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
+    if (device->recording != NULL)
+        return moert_recording_add(device->recording, handle, kernel_name, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code =
-        clEnqueueNDRangeKernel(device->queue, kernel->handle, 3, NULL, groups, one, 0, NULL, NULL);
+        clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL, NULL);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;

@@ -4,7 +4,7 @@
 
 #include "ops/grouped.h"
 
-enum { MOERT_MOST_MAPS = 6 };
+enum { MOERT_MOST_MAPS = 20 };
 
 typedef struct moert_mapping {
     struct {

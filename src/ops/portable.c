@@ -2,6 +2,7 @@
  * kernels/glu.cl. */
 #include "base/memory.h"
 #include "ops/backend.h"
+#include "ops/portable.h"
 
 enum {
     PANEL_COLUMNS = 32,  /* COLUMNS in kernels/gemm.cl */
@@ -12,7 +13,8 @@ enum {
     GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
 };
 
-/* Of a work-group: panels side by side, their depth, and local memory beside them for each of it. */
+/* Of a work-group: panels side by side, their depth, and local memory beside them for each of it.
+ */
 typedef struct limits {
     size_t panels, depth, more_bytes;
 } limits;
@@ -43,8 +45,7 @@ static share choose_share(const moert_device *device, product p, limits most) {
     size_t panels = moert_min(most.panels, blocks), split = LARGEST_SPLIT;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), most.depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
-    while (depth > 16 &&
-           depth * (panels * row_bytes + most.more_bytes) > info->local_bytes / 2) {
+    while (depth > 16 && depth * (panels * row_bytes + most.more_bytes) > info->local_bytes / 2) {
         if (panels > 1)
             panels--;
         else
@@ -73,11 +74,12 @@ static share choose_rows(const moert_device *device, const moert_gemm *gemm, siz
     return choose_share(device, p, row_limits);
 }
 
-moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
     const share s = choose_rows(device, gemm, gemm->n, gemm->k);
     return MOERT_RUN(device, "gemm", "gemm_forward", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
                      MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
@@ -86,11 +88,16 @@ moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
                      MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
 }
 
-moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
+moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
+    return moert_portable_forward_from(gemm, 0);
+}
+
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
     const share s = choose_rows(device, gemm, gemm->k, gemm->n);
     return MOERT_RUN(device, "gemm", "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start),
                      MOERT_ARG(gemm->shared_weight ? (unsigned)groups->count : 0u),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
@@ -99,18 +106,27 @@ moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
                      MOERT_ARG(s.split), moert_argument_local(s.panel_bytes));
 }
 
-moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
+moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
+    return moert_portable_dgrad_from(gemm, 0);
+}
+
+moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->weight);
     const moert_groups *groups = &gemm->groups;
     const product p = {groups->count, gemm->n, gemm->n, gemm->k, groups->rows};
     const share s = choose_share(device, p, wgrad_limits);
     return MOERT_RUN(device, "gemm", "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
-                     MOERT_ARG(gemm->weight), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
                      MOERT_ARG(s.split), moert_argument_local(s.panel_bytes),
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
+}
+
+moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
+    return moert_portable_wgrad_from(gemm, 0);
 }
 
 moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {

@@ -1,0 +1,209 @@
+/*
+ * The GLU behind or before a product of an op (include/moert/ops.h): rows of groups, in float32 until stored.
+ *
+ *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(slope gc)    act = gc s
+ *
+ *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u from v, not from c
+ *             d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before rounding
+ *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 acc
+ *             dg = q prob[r] (uc + offset) s (1 + slope gc (1 - s))   where g <= limit, else 0
+ *             du = q prob[r] act                                      where -limit <= u <= limit, else 0
+ *             d = round(dg, du);  wide = (dg, du);  peak[r,:] = max |dg|, max |du|
+ *             dprob[r] += sum_j q (uc + offset) act
+ *   op_amax   amax[g,:] = max(amax[g,:], peak[r,:])             rows of the group
+ *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
+ *
+ * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up (linear_first: up, then
+ * gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of a type, at a stride. Null: alpha, beta, prob =
+ * 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
+ * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod 16, then the lanes as a tree.
+ *
+ * Grid: op_glu, op_dglu: (splits of `split` rows); op_amax: (groups); op_dbias: (blocks of 16 columns, groups). No local
+ * memory.
+ */
+#include "formats.h"
+
+/* Where the 16 results from column j on have their gates and ups: two vectors of columns. */
+typedef struct spot {
+    int at[2], n[2], run;
+    bool swapped;
+} spot;
+
+static inline spot find_spot(int j, int width, int run, int linear_first)
+{
+    const int n = min(VEC, width - j);
+    if (run == 1 || run == 8)
+        return (spot){{2 * j, 2 * j + VEC}, {min(VEC, 2 * n), 2 * n - VEC}, run, linear_first};
+    const int first = j / run * 2 * run + j % run;
+    return (spot){{first, first + run}, {n, n}, VEC, linear_first};
+}
+
+typedef struct pair {
+    vec g, u;
+} pair;
+
+static inline pair swap_if(pair x, bool swapped)
+{
+    return swapped ? (pair){x.u, x.g} : x;
+}
+
+static inline pair split_pair(vec a, vec b, spot s)
+{
+    const pair x = s.run == 1   ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)}
+                   : s.run == 8 ? (pair){(vec)(a.lo, b.lo), (vec)(a.hi, b.hi)}
+                                : (pair){a, b};
+    return swap_if(x, s.swapped);
+}
+
+/* The inverse. */
+static inline pair join_pair(pair x, spot s)
+{
+    const pair y = swap_if(x, s.swapped);
+    pair out = y;
+    if (s.run == 1) {
+        out.g.even = y.g.lo;
+        out.g.odd = y.u.lo;
+        out.u.even = y.g.hi;
+        out.u.odd = y.u.hi;
+    } else if (s.run == 8) {
+        out.g = (vec)(y.g.lo, y.u.lo);
+        out.u = (vec)(y.g.hi, y.u.hi);
+    }
+    return out;
+}
+
+static inline vec sigmoid(vec x)
+{
+    return 1.0f / (1.0f + exp(-x));
+}
+
+static inline pair clamp_pair(pair x, vec limit)
+{
+    return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
+}
+
+/* The first n lanes, zeros after them. */
+static inline vec first_lanes(vec x, int n)
+{
+    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return lane < n ? x : 0.0f;
+}
+
+static inline vec raise(vec peak, vec x)
+{
+    return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
+}
+
+static inline float raise_lanes(vec peak)
+{
+    float lane[VEC], top = 0.0f;
+    vstore16(peak, 0, lane);
+    for (int i = 0; i < VEC; i++)
+        top = lane[i] > top || isnan(lane[i]) ? lane[i] : top;
+    return top;
+}
+
+KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
+                   global const void *bias, int bias_type, global const float *prob, global void *c, int c_type,
+                   ulong c_stride, global void *d, int d_type, ulong d_stride, global float *peak, int width, int run,
+                   int linear_first, float limit, float slope, float offset, uint split)
+{
+    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+    uint g = 0;
+    for (uint r = first; r < last; r++) {
+        while (ends[g] <= r)
+            g++;
+        const vec a = alpha != 0 ? alpha[g] : 1.0f, p = prob != 0 ? prob[r] : 1.0f;
+        vec top = 0.0f;
+        for (int j = 0; j < width; j += VEC) {
+            const spot s = find_spot(j, width, run, linear_first);
+            vec v[2] = {0.0f, 0.0f};
+            for (int i = 0; i < 2 && s.n[i] > 0; i++) {
+                const vec x = load_part(acc + (ulong)r * 2 * width + s.at[i], s.n[i]);
+                v[i] = x * a;
+                if (bias != 0)
+                    v[i] = fma(x, a, load_as(bias, bias_type, (ulong)g * 2 * width + s.at[i], s.n[i]));
+                if (c != 0)
+                    store_as(v[i], c, c_type, r * c_stride + s.at[i], s.n[i]);
+            }
+            const pair x = clamp_pair(split_pair(v[0], v[1], s), limit);
+            const vec y = x.g * sigmoid(slope * x.g) * (x.u + offset) * p;
+            store_as(y, d, d_type, r * d_stride + j, width - j);
+            top = raise(top, first_lanes(y, width - j));
+        }
+        if (peak != 0)
+            peak[r] = raise_lanes(top);
+    }
+}
+
+KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
+                    global const float *beta, global const float *prob, global const void *c, int c_type, ulong c_stride,
+                    global void *d, int d_type, ulong d_stride, global float *wide, global float *peak,
+                    global float *dprob, int width, int run, int linear_first, float limit, float slope, float offset,
+                    uint split)
+{
+    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+    uint g = 0;
+    for (uint r = first; r < last; r++) {
+        while (ends[g] <= r)
+            g++;
+        const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
+        const vec p = prob != 0 ? prob[r] : 1.0f;
+        vec sum = 0.0f;
+        pair top = {0.0f, 0.0f};
+        for (int j = 0; j < width; j += VEC) {
+            const spot s = find_spot(j, width, run, linear_first);
+            const int n = width - j;
+            vec v[2] = {0.0f, 0.0f};
+            for (int i = 0; i < 2 && s.n[i] > 0; i++)
+                v[i] = b * load_as(c, c_type, r * c_stride + s.at[i], s.n[i]);
+            const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, limit);
+            const vec q = a * load_part(acc + (ulong)r * width + j, n);
+            const vec sig = sigmoid(slope * k.g), act = k.g * sig, up = k.u + offset;
+            const vec dg = q * p * up * sig * (1.0f + slope * k.g * (1.0f - sig)), du = q * p * act;
+            const pair y = {x.g > limit ? 0.0f : dg, x.u > limit || x.u < -limit ? 0.0f : du};
+            const pair out = join_pair(y, s);
+            sum += first_lanes(q * up * act, n);
+            top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
+            for (int i = 0; i < 2 && s.n[i] > 0; i++) {
+                const vec z = i == 0 ? out.g : out.u;
+                store_as(z, d, d_type, r * d_stride + s.at[i], s.n[i]);
+                if (wide != 0)
+                    store_part(z, wide + (ulong)r * 2 * width + s.at[i], s.n[i]);
+            }
+        }
+        if (dprob != 0)
+            dprob[r] += sum_lanes(sum);
+        if (peak != 0) {
+            peak[2 * r] = raise_lanes(top.g);
+            peak[2 * r + 1] = raise_lanes(top.u);
+        }
+    }
+}
+
+KERNEL void op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
+{
+    const uint g = get_group_id(0), first = group_start(ends, g), last = min(ends[g], rows);
+    for (uint i = 0; i < sets; i++) {
+        float top = amax[g * sets + i];
+        for (uint r = first; r < last; r++) {
+            const float x = peak[r * sets + i];
+            top = x > top || isnan(x) ? x : top;
+        }
+        amax[g * sets + i] = top;
+    }
+}
+
+KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wide, global void *dbias, int type,
+                     int columns)
+{
+    const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], rows);
+    const int at = get_group_id(0) * VEC, n = columns - at;
+    const ulong place = (ulong)g * columns + at;
+    if (first >= last)
+        return;
+    vec sum = 0.0f;
+    for (uint r = first; r < last; r++)
+        sum += load_part(wide + (ulong)r * columns + at, n);
+    store_as(load_as(dbias, type, place, n) + sum, dbias, type, place, n);
+}

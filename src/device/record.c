@@ -1,0 +1,147 @@
+/*
+ * Launches recorded once and enqueued together any number of times (cl_khr_command_buffer). Each
+ * waits for the one before it, as on the queue.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <CL/cl_ext.h>
+
+#include "base/memory.h"
+#include "device/internal.h"
+
+struct moert_recording {
+    moert_device *device;
+    cl_command_buffer_khr handle;
+    cl_sync_point_khr last; /* of the launches so far */
+    size_t launches, kernels, room;
+    cl_kernel *kernel; /* [kernels] */
+    clCreateCommandBufferKHR_fn create;
+    clCommandNDRangeKernelKHR_fn launch;
+    clFinalizeCommandBufferKHR_fn finalize;
+    clEnqueueCommandBufferKHR_fn enqueue;
+    clReleaseCommandBufferKHR_fn release;
+};
+
+/* A device lends command buffers if it says so and lets one be enqueued again before it is done. */
+static moert_status check_support(const moert_device *device) {
+    char extensions[8192] = "";
+    cl_bitfield capabilities = 0;
+    clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, sizeof extensions - 1, extensions, NULL);
+    if (strstr(extensions, "cl_khr_command_buffer") == NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no cl_khr_command_buffer to record into",
+                          device->info.name);
+    clGetDeviceInfo(device->id, CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR, sizeof capabilities,
+                    &capabilities, NULL);
+    if ((capabilities & CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR) == 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s cannot enqueue a recording again before it is done",
+                          device->info.name);
+    return MOERT_OK;
+}
+
+static moert_status find_functions(moert_recording *recording) {
+    cl_platform_id platform;
+    const struct {
+        const char *name;
+        void *target;
+    } functions[] = {{"clCreateCommandBufferKHR", &recording->create},
+                     {"clCommandNDRangeKernelKHR", &recording->launch},
+                     {"clFinalizeCommandBufferKHR", &recording->finalize},
+                     {"clEnqueueCommandBufferKHR", &recording->enqueue},
+                     {"clReleaseCommandBufferKHR", &recording->release}};
+    MOERT_CL(recording->device, clGetDeviceInfo(recording->device->id, CL_DEVICE_PLATFORM,
+                                                sizeof platform, &platform, NULL));
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+        void *found = clGetExtensionFunctionAddressForPlatform(platform, functions[i].name);
+        if (found == NULL)
+            return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no %s", recording->device->info.name,
+                              functions[i].name);
+        memcpy(functions[i].target, &found, sizeof found);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_recording_start(moert_device *device, moert_recording **recording) {
+    const cl_command_buffer_properties_khr properties[] = {
+        CL_COMMAND_BUFFER_FLAGS_KHR, CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR, 0};
+    cl_int code = CL_SUCCESS;
+    moert_recording *made;
+    moert_status status;
+    MOERT_TRY(check_support(device));
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    MOERT_TRY_OR(release, find_functions(made));
+    made->handle = made->create(1, &device->queue, properties, &code);
+    if (code != CL_SUCCESS) {
+        status = MOERT_CL_FAIL(device, code, "clCreateCommandBufferKHR");
+        goto release;
+    }
+    device->recording = made;
+    *recording = made;
+    return MOERT_OK;
+release:
+    free(made);
+    return status;
+}
+
+moert_status moert_recording_kernel(moert_recording *recording, const moert_kernel *kernel,
+                                    cl_kernel *handle) {
+    cl_program program;
+    cl_int code;
+    if (recording->kernels == recording->room) {
+        const size_t room = 2 * recording->room + 8;
+        cl_kernel *grown = realloc(recording->kernel, room * sizeof *grown);
+        if (grown == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room to record %zu launches", room);
+        recording->kernel = grown;
+        recording->room = room;
+    }
+    MOERT_CL(recording->device,
+             clGetKernelInfo(kernel->handle, CL_KERNEL_PROGRAM, sizeof program, &program, NULL));
+    *handle = clCreateKernel(program, kernel->name, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(recording->device, code, kernel->name);
+    recording->kernel[recording->kernels++] = *handle;
+    return MOERT_OK;
+}
+
+moert_status moert_recording_add(moert_recording *recording, cl_kernel kernel, const char *name,
+                                 const size_t groups[3]) {
+    const size_t one[3] = {1, 1, 1};
+    const cl_uint waits = recording->launches > 0 ? 1 : 0;
+    const cl_sync_point_khr before = recording->last;
+    const cl_int code =
+        recording->launch(recording->handle, NULL, NULL, kernel, 3, NULL, groups, one, waits,
+                          waits > 0 ? &before : NULL, &recording->last, NULL);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(recording->device, code, name);
+    recording->launches++;
+    return MOERT_OK;
+}
+
+moert_status moert_recording_stop(moert_recording *recording) {
+    recording->device->recording = NULL;
+    MOERT_CL(recording->device, recording->finalize(recording->handle));
+    return MOERT_OK;
+}
+
+moert_status moert_recording_play(moert_recording *recording) {
+    if (recording->launches == 0)
+        return MOERT_OK;
+    MOERT_CL(recording->device, recording->enqueue(0, NULL, recording->handle, 0, NULL, NULL));
+    return MOERT_OK;
+}
+
+void moert_recording_destroy(moert_recording *recording) {
+    if (recording == NULL)
+        return;
+    if (recording->device->recording == recording)
+        recording->device->recording = NULL;
+    clFinish(recording->device->queue);
+    recording->release(recording->handle);
+    for (size_t i = 0; i < recording->kernels; i++)
+        clReleaseKernel(recording->kernel[i]);
+    free(recording->kernel);
+    free(recording);
+}
