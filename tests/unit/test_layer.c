@@ -227,6 +227,31 @@ static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void
     oracle_layer_destroy(&oracle);
 }
 
+static void test_calls_out_of_order_are_refused(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, true, &run));
+    moert_layer *layer = run.layer;
+    const moert_status early[] = {moert_layer_backward(layer, run.dy, NULL, run.dx),
+                                  moert_layer_wgrad(layer), moert_layer_reduce(layer, false, true)};
+    for (size_t i = 0; i < 3; i++)
+        ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    moert_status twice = moert_layer_backward(layer, run.dy, NULL, run.dx);
+    ASSERT_ON_ALL(twice == MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_layer_forward(layer, &run.batch, run.x, run.y));
+    moert_status stale = moert_layer_wgrad(layer);
+    ASSERT_ON_ALL(stale == MOERT_ERROR_USAGE);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
 static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state) {
     (void)state;
     moert_layer_options options = plain_form();
@@ -278,6 +303,7 @@ int main(int count, char **arguments) {
             test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
+        cmocka_unit_test(test_calls_out_of_order_are_refused),
         cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
         cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
     };

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "support/files.h"
+#include "io/durable.h"
+#include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
 
@@ -163,6 +165,26 @@ static void test_a_missing_gnuplot_is_only_a_warning(void **state) {
     ASSERT_OK(status);
 }
 
+static bool is_there(const char *name) {
+    return access(in_folder(name), F_OK) == 0;
+}
+
+static void test_pruning_keeps_the_checkpoints_of_this_run(void **state) {
+    (void)state;
+    static const char *const names[] = {"step-00000003", "step-00000005",     "step-00000010",
+                                        "step-00000030", "step-00000007.tmp", "notes"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        ASSERT_OK(moert_make_folders(in_folder(names[i])));
+    ASSERT_OK(moert_checkpoint_prune(test_folder, 10, 2));
+    assert_true(is_there("step-00000005") && is_there("step-00000010") && is_there("notes"));
+    assert_false(is_there("step-00000003") || is_there("step-00000030"));
+    assert_false(is_there("step-00000007.tmp"));
+    char *path;
+    ASSERT_OK(moert_checkpoint_latest(test_folder, &path));
+    assert_non_null(strstr(path, "step-00000010"));
+    free(path);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rate_warms_up_and_stays),
@@ -173,6 +195,7 @@ int main(void) {
         cmocka_unit_test(test_a_path_that_cannot_be_written_is_an_error),
         cmocka_unit_test(test_plots_are_svg_when_gnuplot_is_there),
         cmocka_unit_test(test_a_missing_gnuplot_is_only_a_warning),
+        cmocka_unit_test(test_pruning_keeps_the_checkpoints_of_this_run),
     };
     return cmocka_run_group_tests_name("train_parts", tests, make_test_folder, remove_test_folder);
 }
