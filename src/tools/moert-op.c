@@ -6,18 +6,18 @@
 #include "base/config.h"
 #include "tools/op.h"
 
-static const moert_op *const ops[] = {
-    &moert_op_quantize,
-    &moert_op_dequantize,
-    &moert_op_swizzle,
-    &moert_op_unswizzle,
+static const moert_file_op *const ops[] = {
+    &moert_file_op_quantize,
+    &moert_file_op_dequantize,
+    &moert_file_op_swizzle,
+    &moert_file_op_unswizzle,
 };
 enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 64 };
 
 static const char *input_path, *output_path;
 static unsigned backend;
-static const moert_op *op;  /* the one asked for */
-static const char *op_word; /* its name, or what was given for it; NULL when nothing was */
+static const moert_file_op *op; /* the one asked for */
+static const char *op_word;     /* its name, or what was given for it; NULL when nothing was */
 
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
@@ -66,13 +66,13 @@ static moert_status check(void) {
 }
 
 static moert_status run(moert_context *context) {
-    MOERT_TRY(moert_op_run(op, context, input_path, output_path));
+    MOERT_TRY(moert_file_op_run(op, context, input_path, output_path));
     moert_program_say(context, "%s of %s, backend %s -> %s\n", op->name, input_path,
                       moert_backend_name(), output_path);
     return MOERT_OK;
 }
 
-static const moert_op *find(const char *name) {
+static const moert_file_op *find(const char *name) {
     for (size_t i = 0; i < OPS; i++)
         if (strcmp(ops[i]->name, name) == 0)
             return ops[i];

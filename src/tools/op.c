@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-moert_status moert_op_buffer(moert_op_job *job, size_t bytes, moert_buffer **buffer) {
+moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer) {
     if (job->buffer_count == MOERT_OP_MOST_BUFFERS)
         return MOERT_FAIL(ERROR_INTERNAL, "an operation has more than %d buffers",
                           MOERT_OP_MOST_BUFFERS);
@@ -19,7 +19,7 @@ moert_status moert_op_buffer(moert_op_job *job, size_t bytes, moert_buffer **buf
 /* ---- input ---- */
 
 /* The matrix `name`, or ERROR_MISMATCH. */
-static moert_status find(moert_op_job *job, const char *name, const moert_tensor **tensor) {
+static moert_status find(moert_file_op_job *job, const char *name, const moert_tensor **tensor) {
     *tensor = moert_tensors_find(job->input, name);
     if (*tensor == NULL)
         return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor '%s'",
@@ -33,14 +33,14 @@ static moert_status find(moert_op_job *job, const char *name, const moert_tensor
     return MOERT_OK;
 }
 
-moert_status moert_op_load_f32(moert_op_job *job, const char *name, size_t *rows, size_t *columns,
-                               moert_buffer **buffer) {
+moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name, size_t *rows,
+                                    size_t *columns, moert_buffer **buffer) {
     const moert_tensor *tensor;
     float *values;
     MOERT_TRY(find(job, name, &tensor));
     *rows = tensor->shape[0];
     *columns = tensor->shape[1];
-    MOERT_TRY(moert_op_buffer(job, tensor->elements * sizeof *values, buffer));
+    MOERT_TRY(moert_file_op_buffer(job, tensor->elements * sizeof *values, buffer));
     MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
     moert_status status = moert_tensor_read_f32(tensor, 0, tensor->elements, values);
     if (status == MOERT_OK)
@@ -49,8 +49,9 @@ moert_status moert_op_load_f32(moert_op_job *job, const char *name, size_t *rows
     return status;
 }
 
-moert_status moert_op_load_bytes(moert_op_job *job, const char *name, size_t element_bytes,
-                                 size_t *rows, size_t *columns, moert_buffer **buffer) {
+moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
+                                      size_t element_bytes, size_t *rows, size_t *columns,
+                                      moert_buffer **buffer) {
     const moert_tensor *tensor;
     MOERT_TRY(find(job, name, &tensor));
     *rows = tensor->shape[0];
@@ -59,11 +60,11 @@ moert_status moert_op_load_bytes(moert_op_job *job, const char *name, size_t ele
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%s: tensor '%s' is %s; its elements should have %zu bytes", tensor->file,
                           name, moert_file_type_text(tensor->type), element_bytes);
-    MOERT_TRY(moert_op_buffer(job, tensor->bytes, buffer));
+    MOERT_TRY(moert_file_op_buffer(job, tensor->bytes, buffer));
     return moert_buffer_write(*buffer, 0, tensor->data, tensor->bytes);
 }
 
-moert_status moert_op_load_groups(moert_op_job *job, size_t rows, moert_groups *groups) {
+moert_status moert_file_op_load_groups(moert_file_op_job *job, size_t rows, moert_groups *groups) {
     const moert_tensor *tensor = moert_tensors_find(job->input, "ends");
     moert_buffer *buffer;
     *groups = (moert_groups){.count = 1, .rows = rows};
@@ -77,7 +78,7 @@ moert_status moert_op_load_groups(moert_op_job *job, size_t rows, moert_groups *
             return MOERT_FAIL(ERROR_MISMATCH, "%s: group %zu of %zu ends at %d, not in [%u, %zu]",
                               tensor->file, g, count, (int)job->ends[g],
                               g > 0 ? job->ends[g - 1] : 0, rows);
-    MOERT_TRY(moert_op_buffer(job, count * sizeof *job->ends, &buffer));
+    MOERT_TRY(moert_file_op_buffer(job, count * sizeof *job->ends, &buffer));
     MOERT_TRY(moert_buffer_write(buffer, 0, job->ends, count * sizeof *job->ends));
     groups->ends = buffer;
     groups->count = count;
@@ -86,8 +87,8 @@ moert_status moert_op_load_groups(moert_op_job *job, size_t rows, moert_groups *
 
 /* ---- output ---- */
 
-moert_status moert_op_result(moert_op_job *job, const char *name, moert_file_type type, size_t rows,
-                             size_t columns, const moert_buffer *buffer) {
+moert_status moert_file_op_result(moert_file_op_job *job, const char *name, moert_file_type type,
+                                  size_t rows, size_t columns, const moert_buffer *buffer) {
     if (job->result_count == MOERT_OP_MOST_RESULTS)
         return MOERT_FAIL(ERROR_INTERNAL, "an operation has more than %d results",
                           MOERT_OP_MOST_RESULTS);
@@ -97,7 +98,7 @@ moert_status moert_op_result(moert_op_job *job, const char *name, moert_file_typ
     return MOERT_OK;
 }
 
-static moert_status put(const moert_op_job *job, size_t index, moert_tensor_writer *writer) {
+static moert_status put(const moert_file_op_job *job, size_t index, moert_tensor_writer *writer) {
     const moert_tensor_spec *spec = &job->results[index];
     const size_t elements = spec->shape[0] * (spec->rank > 1 ? spec->shape[1] : 1);
     const size_t bytes = elements * moert_file_type_bytes(spec->type);
@@ -111,7 +112,7 @@ static moert_status put(const moert_op_job *job, size_t index, moert_tensor_writ
 }
 
 /* Under a temporary name first. */
-static moert_status write_results(const moert_op_job *job, const char *path) {
+static moert_status write_results(const moert_file_op_job *job, const char *path) {
     char *temporary = moert_text_format("%s.tmp", path);
     moert_tensor_writer *writer = NULL;
     if (temporary == NULL)
@@ -132,9 +133,9 @@ static moert_status write_results(const moert_op_job *job, const char *path) {
     return status;
 }
 
-moert_status moert_op_run(const moert_op *op, moert_context *context, const char *input,
-                          const char *output) {
-    moert_op_job job = {.device = moert_context_device(context)};
+moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
+                               const char *output) {
+    moert_file_op_job job = {.device = moert_context_device(context)};
     moert_status status = MOERT_OK;
     if (moert_context_size(context) > 1)
         status = MOERT_FAIL(ERROR_USAGE, "moert-op runs on one rank, not on %zu",

@@ -12,7 +12,7 @@
 enum { MOERT_OP_MOST_BUFFERS = 16, MOERT_OP_MOST_RESULTS = 8 };
 
 /* One run. What is loaded or made through it is freed with it. */
-typedef struct moert_op_job {
+typedef struct moert_file_op_job {
     moert_device *device;
     moert_tensors *input;
     moert_buffer *buffers[MOERT_OP_MOST_BUFFERS];
@@ -21,36 +21,38 @@ typedef struct moert_op_job {
     const moert_buffer *result_buffers[MOERT_OP_MOST_RESULTS];
     size_t result_count;
     uint32_t *ends; /* of `ends` in the file, on the host; NULL when it has none */
-} moert_op_job;
+} moert_file_op_job;
 
-typedef struct moert_op {
+typedef struct moert_file_op {
     const char *name, *about; /* tensors and shapes, in and out */
     const moert_option *options;
     size_t option_count;
-    moert_status (*run)(moert_op_job *job);
-} moert_op;
+    moert_status (*run)(moert_file_op_job *job);
+} moert_file_op;
 
 /* The operations of the other files. */
-extern const moert_op moert_op_quantize, moert_op_dequantize, moert_op_swizzle, moert_op_unswizzle;
+extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moert_file_op_swizzle,
+    moert_file_op_unswizzle;
 
 /* Runs `op` from file to file, on one rank. */
-moert_status moert_op_run(const moert_op *op, moert_context *context, const char *input,
-                          const char *output);
+moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
+                               const char *output);
 
 /* A buffer of the job, zeroed. */
-moert_status moert_op_buffer(moert_op_job *job, size_t bytes, moert_buffer **buffer);
+moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer);
 
 /* Loads a matrix as float32, or as the bytes in the file; its shape goes to rows and columns. */
-moert_status moert_op_load_f32(moert_op_job *job, const char *name, size_t *rows, size_t *columns,
-                               moert_buffer **buffer);
-moert_status moert_op_load_bytes(moert_op_job *job, const char *name, size_t element_bytes,
-                                 size_t *rows, size_t *columns, moert_buffer **buffer);
+moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name, size_t *rows,
+                                    size_t *columns, moert_buffer **buffer);
+moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
+                                      size_t element_bytes, size_t *rows, size_t *columns,
+                                      moert_buffer **buffer);
 
 /* Groups by the tensor ends[G] if there is one, else one group of all rows. */
-moert_status moert_op_load_groups(moert_op_job *job, size_t rows, moert_groups *groups);
+moert_status moert_file_op_load_groups(moert_file_op_job *job, size_t rows, moert_groups *groups);
 
 /* Names a result: the first elements of `buffer` in this shape; columns 0 makes it a vector. */
-moert_status moert_op_result(moert_op_job *job, const char *name, moert_file_type type, size_t rows,
-                             size_t columns, const moert_buffer *buffer);
+moert_status moert_file_op_result(moert_file_op_job *job, const char *name, moert_file_type type,
+                                  size_t rows, size_t columns, const moert_buffer *buffer);
 
 #endif

@@ -64,7 +64,7 @@ static void describe(moert_quantize *op) {
 }
 
 /* P of the groups at hand. */
-static size_t row_blocks(const moert_op_job *job, const moert_groups *groups, size_t block) {
+static size_t row_blocks(const moert_file_op_job *job, const moert_groups *groups, size_t block) {
     return job->ends != NULL ? moert_row_blocks(job->ends, groups->count, block)
                              : moert_ceil_div(groups->rows, block);
 }
@@ -72,7 +72,7 @@ static size_t row_blocks(const moert_op_job *job, const moert_groups *groups, si
 /* ---- quantize ---- */
 
 /* Ends of the groups' row blocks, as groups of the lines of the scales. */
-static moert_status block_groups(moert_op_job *job, const moert_quantize *op,
+static moert_status block_groups(moert_file_op_job *job, const moert_quantize *op,
                                  moert_groups *groups) {
     moert_buffer *buffer;
     uint32_t *ends = job->ends; /* from here on those of the blocks */
@@ -85,7 +85,7 @@ static moert_status block_groups(moert_op_job *job, const moert_quantize *op,
         ends[g] = (uint32_t)sum;
         start = end;
     }
-    MOERT_TRY(moert_op_buffer(job, op->groups.count * sizeof *ends, &buffer));
+    MOERT_TRY(moert_file_op_buffer(job, op->groups.count * sizeof *ends, &buffer));
     MOERT_TRY(moert_buffer_write(buffer, 0, ends, op->groups.count * sizeof *ends));
     groups->ends = buffer;
     groups->count = op->groups.count;
@@ -93,7 +93,7 @@ static moert_status block_groups(moert_op_job *job, const moert_quantize *op,
 }
 
 /* The result `swizzled`, of scales of one byte; not of transposed ones of several groups. */
-static moert_status swizzle_scales(moert_op_job *job, const moert_quantize *op,
+static moert_status swizzle_scales(moert_file_op_job *job, const moert_quantize *op,
                                    moert_quantized_shape shape) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN;
     moert_scale_tiles tiles = {.groups = op->groups, .width = shape.scales, .linear = op->scale};
@@ -108,19 +108,19 @@ static moert_status swizzle_scales(moert_op_job *job, const moert_quantize *op,
     const size_t bytes = moert_swizzled_bytes(job->ends, tiles.groups.count, tiles.groups.rows,
                                               tiles.width, tiles.transposed);
     tiles.tiles = row_blocks(job, &tiles.groups, tiles.transposed ? 4 : 128);
-    MOERT_TRY(moert_op_buffer(job, bytes, &tiles.swizzled));
+    MOERT_TRY(moert_file_op_buffer(job, bytes, &tiles.swizzled));
     MOERT_TRY(moert_swizzle(&tiles));
-    return moert_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, tiles.swizzled);
+    return moert_file_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, tiles.swizzled);
 }
 
 /* The global scale of the file, or a new one with the amax to make it from. */
-static moert_status prepare_global(moert_op_job *job, moert_quantize *op) {
+static moert_status prepare_global(moert_file_op_job *job, moert_quantize *op) {
     const size_t count = group_scales ? op->groups.count : 1;
     const moert_tensor *given =
         global_from == 0 ? moert_tensors_find(job->input, "global_scale") : NULL;
-    MOERT_TRY(moert_op_buffer(job, count * sizeof(float), &op->global));
+    MOERT_TRY(moert_file_op_buffer(job, count * sizeof(float), &op->global));
     if (given == NULL) {
-        MOERT_TRY(moert_op_buffer(job, count * sizeof(float), &op->amax));
+        MOERT_TRY(moert_file_op_buffer(job, count * sizeof(float), &op->amax));
         return moert_quantize_amax(op);
     }
     if (given->type != MOERT_FILE_F32 || given->elements != count)
@@ -129,50 +129,50 @@ static moert_status prepare_global(moert_op_job *job, moert_quantize *op) {
     return moert_buffer_write(op->global, 0, given->data, given->bytes);
 }
 
-static moert_status quantize(moert_op_job *job) {
+static moert_status quantize(moert_file_op_job *job) {
     moert_quantize op = {.x_runs = gate_runs};
     size_t rows;
     describe(&op);
-    MOERT_TRY(moert_op_load_f32(job, "x", &rows, &op.columns, &op.x));
+    MOERT_TRY(moert_file_op_load_f32(job, "x", &rows, &op.columns, &op.x));
     if (gate_runs > 0)
         op.columns /= 2;
-    MOERT_TRY(moert_op_load_groups(job, rows, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, rows, &op.groups));
     op.blocks = row_blocks(job, &op.groups, moert_format_block(op.how.format));
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op.how, rows, op.columns, op.blocks);
     const size_t bytes = moert_format_scale_bytes(op.how.format);
     if (op.how.format == MOERT_FORMAT_NVFP4)
         MOERT_TRY(prepare_global(job, &op));
-    MOERT_TRY(moert_op_buffer(job, shape.q_lines * shape.q_bytes, &op.q));
-    MOERT_TRY(moert_op_buffer(job, shape.scale_lines * shape.scales * bytes, &op.scale));
+    MOERT_TRY(moert_file_op_buffer(job, shape.q_lines * shape.q_bytes, &op.q));
+    MOERT_TRY(moert_file_op_buffer(job, shape.scale_lines * shape.scales * bytes, &op.scale));
     MOERT_TRY(moert_quantize_run(&op));
-    MOERT_TRY(moert_op_result(job, "q", MOERT_FILE_U8, shape.q_lines, shape.q_bytes, op.q));
-    MOERT_TRY(moert_op_result(job, "scale", bytes == 1 ? MOERT_FILE_U8 : MOERT_FILE_F32,
-                              shape.scale_lines, shape.scales, op.scale));
+    MOERT_TRY(moert_file_op_result(job, "q", MOERT_FILE_U8, shape.q_lines, shape.q_bytes, op.q));
+    MOERT_TRY(moert_file_op_result(job, "scale", bytes == 1 ? MOERT_FILE_U8 : MOERT_FILE_F32,
+                                   shape.scale_lines, shape.scales, op.scale));
     if (op.global != NULL)
-        MOERT_TRY(moert_op_result(job, "global_scale", MOERT_FILE_F32,
-                                  group_scales ? op.groups.count : 1, 0, op.global));
+        MOERT_TRY(moert_file_op_result(job, "global_scale", MOERT_FILE_F32,
+                                       group_scales ? op.groups.count : 1, 0, op.global));
     return swizzle_scales(job, &op, shape);
 }
 
 /* ---- dequantize ---- */
 
-static moert_status dequantize(moert_op_job *job) {
+static moert_status dequantize(moert_file_op_job *job) {
     moert_quantize op = {.columns = 0};
     size_t lines, bytes, scale_lines, scales, rows;
     describe(&op);
     const bool column = op.how.axis == MOERT_AXIS_COLUMN;
     const bool halves = moert_format_element_bits(op.how.format) == 4;
-    MOERT_TRY(moert_op_load_bytes(job, "q", 1, &lines, &bytes, &op.q));
-    MOERT_TRY(moert_op_load_bytes(job, "scale", moert_format_scale_bytes(op.how.format),
-                                  &scale_lines, &scales, &op.scale));
+    MOERT_TRY(moert_file_op_load_bytes(job, "q", 1, &lines, &bytes, &op.q));
+    MOERT_TRY(moert_file_op_load_bytes(job, "scale", moert_format_scale_bytes(op.how.format),
+                                       &scale_lines, &scales, &op.scale));
     rows = column && transposed ? bytes : lines;
     op.columns = column && transposed ? lines : bytes;
     if (halves && column)
         rows *= 2;
     else if (halves)
         op.columns = columns_given > 0 ? columns_given : 2 * bytes;
-    MOERT_TRY(moert_op_load_groups(job, rows, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, rows, &op.groups));
     op.blocks = row_blocks(job, &op.groups, moert_format_block(op.how.format));
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op.how, rows, op.columns, op.blocks);
@@ -188,12 +188,12 @@ static moert_status dequantize(moert_op_job *job) {
             return MOERT_FAIL(ERROR_MISMATCH, "nvfp4 needs a tensor global_scale");
         MOERT_TRY(prepare_global(job, &op));
     }
-    MOERT_TRY(moert_op_buffer(job, rows * op.columns * sizeof(float), &op.x));
+    MOERT_TRY(moert_file_op_buffer(job, rows * op.columns * sizeof(float), &op.x));
     MOERT_TRY(moert_dequantize_run(&op));
-    return moert_op_result(job, "x", MOERT_FILE_F32, rows, op.columns, op.x);
+    return moert_file_op_result(job, "x", MOERT_FILE_F32, rows, op.columns, op.x);
 }
 
-const moert_op moert_op_quantize = {
+const moert_file_op moert_file_op_quantize = {
     "quantize",
     "x[M,N] f32|f16|bf16, ends[G] (optional: groups of rows), global_scale (optional) -> q u8, "
     "scale u8|f32, swizzled u8 (scales in 128x4 tiles), nvfp4: global_scale f32",
@@ -202,7 +202,7 @@ const moert_op moert_op_quantize = {
     quantize,
 };
 
-const moert_op moert_op_dequantize = {
+const moert_file_op moert_file_op_dequantize = {
     "dequantize",
     "q, scale, ends[G] (optional), nvfp4: global_scale, as quantize writes them -> x[M,N] f32",
     dequantize_options,

@@ -22,7 +22,7 @@ static const moert_option unswizzle_options[] = {
 };
 
 /* Bytes of the tiles, and how many there are along the groups. */
-static size_t count_tiles(const moert_op_job *job, moert_scale_tiles *op) {
+static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
     const size_t unit = op->transposed ? 4 : 128;
     op->tiles = job->ends != NULL ? moert_row_blocks(job->ends, op->groups.count, unit)
                                   : moert_ceil_div(op->groups.rows, unit);
@@ -30,36 +30,36 @@ static size_t count_tiles(const moert_op_job *job, moert_scale_tiles *op) {
                                 op->transposed);
 }
 
-static moert_status swizzle(moert_op_job *job) {
+static moert_status swizzle(moert_file_op_job *job) {
     moert_scale_tiles op = {.transposed = transposed};
     size_t lines;
-    MOERT_TRY(moert_op_load_bytes(job, "scale", 1, &lines, &op.width, &op.linear));
-    MOERT_TRY(moert_op_load_groups(job, lines, &op.groups));
+    MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.width, &op.linear));
+    MOERT_TRY(moert_file_op_load_groups(job, lines, &op.groups));
     const size_t bytes = count_tiles(job, &op);
-    MOERT_TRY(moert_op_buffer(job, bytes, &op.swizzled));
+    MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
     MOERT_TRY(moert_swizzle(&op));
-    return moert_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, op.swizzled);
+    return moert_file_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, op.swizzled);
 }
 
-static moert_status unswizzle(moert_op_job *job) {
+static moert_status unswizzle(moert_file_op_job *job) {
     moert_scale_tiles op = {.transposed = transposed, .width = width_given};
     const moert_tensor *tensor = moert_tensors_find(job->input, "swizzled");
     if (lines_given == 0 || width_given == 0)
         return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");
-    MOERT_TRY(moert_op_load_groups(job, lines_given, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, lines_given, &op.groups));
     const size_t bytes = count_tiles(job, &op);
     if (tensor == NULL || tensor->bytes != bytes)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "swizzled has %zu bytes; %zu lines of %zu scales make %zu",
                           tensor != NULL ? tensor->bytes : 0, lines_given, width_given, bytes);
-    MOERT_TRY(moert_op_buffer(job, bytes, &op.swizzled));
+    MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
     MOERT_TRY(moert_buffer_write(op.swizzled, 0, tensor->data, bytes));
-    MOERT_TRY(moert_op_buffer(job, lines_given * width_given, &op.linear));
+    MOERT_TRY(moert_file_op_buffer(job, lines_given * width_given, &op.linear));
     MOERT_TRY(moert_unswizzle(&op));
-    return moert_op_result(job, "scale", MOERT_FILE_U8, lines_given, width_given, op.linear);
+    return moert_file_op_result(job, "scale", MOERT_FILE_U8, lines_given, width_given, op.linear);
 }
 
-const moert_op moert_op_swizzle = {
+const moert_file_op moert_file_op_swizzle = {
     "swizzle",
     "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own) -> "
     "swizzled u8, in 128x4 tiles",
@@ -68,7 +68,7 @@ const moert_op moert_op_swizzle = {
     swizzle,
 };
 
-const moert_op moert_op_unswizzle = {
+const moert_file_op moert_file_op_unswizzle = {
     "unswizzle",       "swizzled u8, ends[G] (optional) -> scale[lines,width] u8",
     unswizzle_options, sizeof unswizzle_options / sizeof unswizzle_options[0],
     unswizzle,
