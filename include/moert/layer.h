@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "moert/context.h"
+#include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/router.h"
 
@@ -62,10 +63,12 @@ typedef struct moert_layer_options {
     bool correction_bias; /* a bias on the selection scores, without gradient */
     bool expert_biases;   /* both projections of the experts have biases */
     bool deferred_wgrad;  /* weight gradients of the experts by moert_layer_wgrad, not in backward */
+    moert_precision precision; /* of the experts' GEMMs; the shared expert and the router stay in float32 */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
-    {sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false, false, false, false}
+    {sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false, false, false, false, \
+     MOERT_PRECISION_F32}
 
 /* Errors: ERROR_USAGE (sizes, K > E, E < EP: says which), ERROR_MEMORY. The mesh must outlive the layer. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options, moert_layer **layer);
@@ -76,6 +79,12 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
  * that they do not depend on the number of ranks. Not collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
+
+/*
+ * To be called when weights were written by other means than moert_layer_initialize: the next forward rounds them anew, unless
+ * `precision` is F32, which needs no copies. A new layer counts as changed. Not collective, no errors.
+ */
+MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /* y = layer(x); x must stay as it is until backward is done. Errors: ERROR_NUMERIC (non-finite scores), ERROR_MEMORY, ... */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
@@ -124,7 +133,10 @@ typedef enum moert_layer_tensor {
     MOERT_LAYER_TENSORS
 } moert_layer_tensor;
 
-/* Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient). Not collective. */
+/*
+ * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient). Not collective. Who writes to
+ * weights calls moert_layer_weights_changed afterwards.
+ */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);

@@ -106,6 +106,13 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
 
+/* ---- copies ---- */
+
+/* Enqueues a copy of `rows` rows of `target_row_bytes` each, which lie `source_row_bytes` apart, to
+ * rows without gaps. Errors: ERROR_USAGE (outside the buffers), ERROR_DEVICE. */
+moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
+                                    moert_buffer *target, size_t target_row_bytes, size_t rows);
+
 /* ---- growable scratch ---- */
 
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts

@@ -1,6 +1,6 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/phase.h"
-#include "layer/internal.h"
+#include "layer/precision.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
@@ -15,7 +15,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob)
     second.x = dh;
     second.y = moert_window_rows(layer->dy);
     second.ldy = moert_window_stride(layer->dy);
-    MOERT_TRY(moert_gemm_dgrad(&second));
+    MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .rows = rows,
                                               .width = o->intermediate,
@@ -44,7 +44,7 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out)
     in.x = moert_window_rows(out);
     in.ldx = moert_window_stride(out);
     in.y = layer->v;
-    return moert_gemm_dgrad(&in);
+    return moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in);
 }
 
 moert_status moert_layer_wgrad(moert_layer *layer)
@@ -59,7 +59,7 @@ moert_status moert_layer_wgrad(moert_layer *layer)
     second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
     second.y = moert_window_rows(layer->dy);
     second.ldy = moert_window_stride(layer->dy);
-    MOERT_TRY(moert_gemm_wgrad(&second));
+    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_OUT, &second));
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     in.accumulate = layer->accumulate;
@@ -68,7 +68,7 @@ moert_status moert_layer_wgrad(moert_layer *layer)
     in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
     in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
     in.y = layer->v;
-    MOERT_TRY(moert_gemm_wgrad(&in));
+    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
     if (!o->expert_biases)
         return MOERT_OK;
     MOERT_TRY(moert_gemm_bias_grad(&in));

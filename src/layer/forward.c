@@ -1,6 +1,6 @@
 /* The layer's forward pass. */
 #include "base/phase.h"
-#include "layer/internal.h"
+#include "layer/precision.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
@@ -45,6 +45,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out)
     const moert_layer_options *o = &layer->options;
     size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
     moert_phase_set("experts");
+    MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
     MOERT_TRY(moert_layer_activation(layer, rows, o->intermediate, &layer->h));
 
@@ -52,7 +53,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out)
     in.x = moert_window_rows(layer->x);
     in.ldx = moert_window_stride(layer->x);
     in.y = layer->v;
-    MOERT_TRY(moert_gemm_forward(&in));
+    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_IN, &in));
 
     MOERT_TRY(moert_glu_forward(&(moert_glu){.form = o->glu,
                                              .rows = rows,
@@ -67,7 +68,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out)
     second.y = moert_window_rows(out);
     second.ldy = moert_window_stride(out);
     second.bias = NULL;
-    MOERT_TRY(moert_gemm_forward(&second));
+    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
     if (!o->expert_biases)
         return MOERT_OK;
     return moert_scaled_bias_forward(&(moert_scaled_bias){

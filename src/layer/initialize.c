@@ -22,6 +22,7 @@ moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double de
 {
     static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER, MOERT_LAYER_SHARED_W1, MOERT_LAYER_SHARED_W2,
                                                   MOERT_LAYER_W1, MOERT_LAYER_W2};
+    moert_layer_weights_changed(layer);
     for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) {
         moert_layer_tensor which = matrices[m];
         moert_buffer *weight = moert_layer_weight(layer, which);

@@ -11,12 +11,20 @@ enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS };
 enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
+/* Of an expert block, when the precision is not float32. */
+typedef struct moert_rounded {
+    moert_buffer *weight[2]; /* copies in blocks along K (or without blocks) and along N */
+    float amax_x, amax_y;    /* NVFP4: of the last forward's x and backward's y, over all ranks */
+} moert_rounded;
+
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
     size_t first_expert, local_experts;
     moert_block *block[BLOCKS];
     moert_buffer *correction; /* [E] or NULL */
+    moert_rounded rounded[BLOCKS];
+    bool weights_changed; /* since `rounded` was made */
 
     /* the last forward, kept for backward */
     moert_batch batch;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "layer/precision.h"
 
 static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options)
 {
@@ -13,6 +14,9 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if (options->hidden == 0 || options->intermediate == 0)
         return MOERT_FAIL(ERROR_USAGE, "a layer needs sizes above 0: hidden is %zu, intermediate %zu", options->hidden,
                           options->intermediate);
+    if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
+        return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d", (unsigned)options->precision,
+                          MOERT_PRECISION_NVFP4);
     MOERT_TRY(moert_router_check(&options->router));
     if (options->router.experts < moert_comm_size(mesh->experts))
         return MOERT_FAIL(ERROR_USAGE,
@@ -54,6 +58,7 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     made->mesh = mesh;
     made->options = *options;
     made->owns_dy = options->deferred_wgrad;
+    made->weights_changed = true;
     moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts), moert_comm_rank(mesh->experts),
                        &made->first_expert, &made->local_experts);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_blocks(made)));
@@ -77,6 +82,7 @@ void moert_layer_destroy(moert_layer *layer)
     moert_window_destroy(layer->prob);
     moert_window_destroy(layer->x);
     moert_exchange_free_plan(layer->plan);
+    moert_precision_free(layer);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
     moert_buffer *const buffers[] = {layer->correction,    layer->logits,         layer->routing.scores,
@@ -136,6 +142,11 @@ moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
 {
     const struct place *place = &places[which];
     return place->block == BLOCKS ? NULL : layer->block[place->block]->tensor[place->tensor].gradient;
+}
+
+void moert_layer_weights_changed(moert_layer *layer)
+{
+    layer->weights_changed = true;
 }
 
 moert_block *moert_layer_block(moert_layer *layer, size_t index)

@@ -15,6 +15,14 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_SLOTS,   /* [T,K] */
     MOERT_SCRATCH_LOGITS,  /* [T,E] */
     MOERT_SCRATCH_TOKENS,  /* [T,H] */
+    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window without gaps */
+    MOERT_SCRATCH_CODES,     /* what quantisers write */
+    MOERT_SCRATCH_SCALES,    /* likewise */
+    MOERT_SCRATCH_GLOBAL,    /* [L] */
+    MOERT_SCRATCH_AMAX,      /* [L] */
+    MOERT_SCRATCH_ENDS,      /* uint32 [L] */
+    MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
+    MOERT_SCRATCH_ROUNDED_Y,
     MOERT_SCRATCHES
 } moert_scratch;
 

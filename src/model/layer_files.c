@@ -17,6 +17,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config)
     options.router_bias = config->router_bias;
     options.correction_bias = config->correction_bias;
     options.expert_biases = config->expert_biases;
+    options.precision = config->precision;
     return options;
 }
 
@@ -163,6 +164,7 @@ moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slice
 {
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(load_slice(layer, &slices[i], files));
+    moert_layer_weights_changed(layer);
     return MOERT_OK;
 }
 

@@ -98,8 +98,15 @@ moert_mesh *moert_model_mesh(const moert_model *model)
     return model->mesh;
 }
 
+void moert_model_weights_changed(moert_model *model)
+{
+    for (size_t i = 0; i < model->config.layers; i++)
+        moert_layer_weights_changed(model->layer[i].moe);
+}
+
 moert_status moert_model_initialize(moert_model *model, uint64_t seed)
 {
+    moert_model_weights_changed(model);
     for (size_t t = 0; t < model->tensor_count; t++) {
         const moert_model_tensor *tensor = &model->tensor[t];
         if (tensor->block == NULL)

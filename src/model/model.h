@@ -29,6 +29,10 @@ moert_mesh *moert_model_mesh(const moert_model *model);
 /* Fresh weights: matrices normal with the config's initializer_range, norms 1; by (seed, name, element). Not collective. */
 moert_status moert_model_initialize(moert_model *model, uint64_t seed);
 
+/* To be called when weights were written other than by the two functions of this file that set them, as the optimizer does: see
+ * moert_layer_weights_changed. Not collective. */
+void moert_model_weights_changed(moert_model *model);
+
 /* ---- tensors, in the names and shapes of the model's files; the order is the same on all ranks ---- */
 
 typedef struct moert_model_tensor {

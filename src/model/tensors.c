@@ -127,6 +127,7 @@ static moert_status load_tensor(const moert_tensors *files, const moert_model_te
 moert_status moert_model_load(moert_model *model, const char *path)
 {
     moert_tensors *files = NULL;
+    moert_model_weights_changed(model);
     moert_status status = moert_tensors_open(path, &files);
     for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++)
         status = load_tensor(files, &model->tensor[i]);

@@ -136,6 +136,7 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
     const moert_optimizer_options *o = &optimizer->options;
     double scale = o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0;
     moert_phase_set("optimizer");
+    moert_model_weights_changed(optimizer->model);
     for (size_t b = 0; b < moert_model_block_count(optimizer->model); b++) {
         const moert_block *block = moert_model_block(optimizer->model, b), *moments = optimizer->moments[b];
         for (size_t i = 0; i < block->count; i++) {
