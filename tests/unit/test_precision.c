@@ -20,17 +20,16 @@ static moert_layer_options form(size_t hidden, size_t intermediate) {
     return options;
 }
 
-/* A layer of the oracle's values in a precision, over `batches` micro-batches. */
-static void compute(const oracle_layer *oracle, moert_precision precision, size_t batches,
+/* A layer of the oracle's values in a precision, with `ep` ranks per set of experts (0 = all). */
+static void compute(const oracle_layer *oracle, moert_precision precision, size_t ep,
                     layer_results *results) {
     oracle_layer changed = *oracle;
     moert_mesh *mesh;
     layer_run run;
     changed.options.precision = precision;
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
     ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
-    for (size_t i = 0; i < batches; i++)
-        ASSERT_OK(layer_run_step(&run, i, batches));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
     ASSERT_OK(layer_run_collect(&run, results));
     layer_run_destroy(&run);
     moert_mesh_destroy(mesh);
@@ -57,7 +56,7 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
                        const limits *limit) {
     const size_t n = TOKENS * oracle->options.hidden;
     layer_results got;
-    compute(oracle, limit->precision, 1, &got);
+    compute(oracle, limit->precision, 0, &got);
     const double y = sqnr(got.y, exact->y, n), dx = sqnr(got.dx, exact->dx, n),
                  w1 = sqnr(got.gradient[MOERT_LAYER_W1], exact->gradient[MOERT_LAYER_W1],
                            oracle->elements[MOERT_LAYER_W1]),
@@ -88,7 +87,7 @@ static const limits gemm_limits[] = {
 
 static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
     layer_results exact;
-    compute(oracle, MOERT_PRECISION_F32, 1, &exact);
+    compute(oracle, MOERT_PRECISION_F32, 0, &exact);
     for (size_t i = 0; i < 3; i++)
         check_near(oracle, &exact, &rows[i]);
     layer_results_free(&exact);
@@ -131,6 +130,29 @@ static void test_one_rounded_gemm_keeps_its_signal(void **state) {
     for (size_t i = 0; i < oracle.elements[MOERT_LAYER_W1]; i++)
         w1[i] = copysign(0.25, w1[i]);
     check_oracle(&oracle, gemm_limits);
+    oracle_layer_destroy(&oracle);
+}
+
+/* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
+ * of weight gradients are cut otherwise when replicas share an expert's rows. */
+static void test_replicas_of_experts_give_the_same_rows(void **state) {
+    (void)state;
+    const moert_layer_options options = form(64, 48);
+    const size_t bytes = TOKENS * options.hidden * sizeof(float);
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        layer_results shared, replicated;
+        compute(&oracle, (moert_precision)p, 0, &shared);
+        compute(&oracle, (moert_precision)p, 1, &replicated);
+        const bool same = memcmp(shared.y, replicated.y, bytes) == 0 &&
+                          memcmp(shared.dx, replicated.dx, bytes) == 0;
+        const double w1 = sqnr(shared.gradient[MOERT_LAYER_W1], replicated.gradient[MOERT_LAYER_W1],
+                               oracle.elements[MOERT_LAYER_W1]);
+        layer_results_free(&shared);
+        layer_results_free(&replicated);
+        ASSERT_ON_ALL(same && w1 > 12.0);
+    }
     oracle_layer_destroy(&oracle);
 }
 
@@ -188,6 +210,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_recipes_stay_near_float32),
         cmocka_unit_test(test_recipes_take_odd_sizes_and_biases),
         cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
+        cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
         cmocka_unit_test(test_rounded_weights_follow_when_told),
         cmocka_unit_test(test_an_unknown_precision_is_refused),
     };
