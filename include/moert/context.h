@@ -1,8 +1,9 @@
 /*
  * A context ties a rank to its communicator, its cores and its device.
  *
- * Creating one binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE) and starts the watchdog
- * (MOERT_TIMEOUT_S). MPI must be initialised, from the thread that makes all further calls (MPI_THREAD_FUNNELED).
+ * Creating one binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE) and
+ * starts the watchdog (MOERT_TIMEOUT_S). MPI must be initialised, from the thread that makes all
+ * further calls (MPI_THREAD_FUNNELED).
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
@@ -17,7 +18,8 @@ extern "C" {
 
 typedef struct moert_context moert_context;
 
-/* OpenCL objects of the caller, all three or none; they must stay valid and the queue must be in-order. */
+/* OpenCL objects of the caller, all three or none; they must stay valid and the queue must be
+ * in-order. */
 typedef struct moert_context_options {
     size_t size;      /* sizeof(moert_context_options) */
     void *cl_context; /* cl_context */
@@ -25,11 +27,13 @@ typedef struct moert_context_options {
     void *cl_queue;   /* cl_command_queue */
 } moert_context_options;
 
-#define MOERT_CONTEXT_OPTIONS_INIT {sizeof(moert_context_options), NULL, NULL, NULL}
+#define MOERT_CONTEXT_OPTIONS_INIT                                                                 \
+    { sizeof(moert_context_options), NULL, NULL, NULL }
 
 /*
- * Makes a context over a duplicate of `comm`. options may be NULL. Collective over `comm`, blocking; all ranks return the same
- * status. Errors: ERROR_USAGE (a MOERT_* variable), ERROR_DEVICE (no device), ERROR_COMM, ERROR_TOPOLOGY, ERROR_MEMORY.
+ * Makes a context over a duplicate of `comm`. options may be NULL. Collective over `comm`,
+ * blocking; all ranks return the same status. Errors: ERROR_USAGE (a MOERT_* variable),
+ * ERROR_DEVICE (no device), ERROR_COMM, ERROR_TOPOLOGY, ERROR_MEMORY.
  */
 MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                             moert_context **context);

@@ -126,6 +126,20 @@ typedef struct moert_quantizer {
             MOERT_NVFP4_TE, MOERT_ROUNDING_AUTO, 0, false, false, false                            \
     }
 
+/*
+ * Recipes of training: how the operands of the experts' three GEMMs are rounded. Products
+ * accumulate in float32; weights, gradients and the optimizer stay float32.
+ *   BF16   to nearest even
+ *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the dimension that is summed over
+ *   NVFP4  likewise, TE; global scales of an expert's weight, and of an activation over all ranks
+ */
+typedef enum moert_precision {
+    MOERT_PRECISION_F32,
+    MOERT_PRECISION_BF16,
+    MOERT_PRECISION_MXFP8,
+    MOERT_PRECISION_NVFP4
+} moert_precision;
+
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);
 MOERT_API const char *moert_number_name(moert_number number);

@@ -1,15 +1,17 @@
 /*
  * The Mixture-of-Experts layer: router, dispatch, experts, combine, and their backward.
  *
- *   x[T,H] -> router -> index[T,K], weight[T,K] -> plan -> dispatch -> GEMM1 + GLU (times weight) -> GEMM2 -> combine -> y[T,H]
+ *   x[T,H] -> router -> index[T,K], weight[T,K] -> plan -> dispatch -> GEMM1 + GLU (times weight)
+ * -> GEMM2 -> combine -> y[T,H]
  *
- * A mesh arranges the R ranks of a context as EP x EDP: EP consecutive ranks share one set of experts, EDP such groups
- * hold replicas. Tokens go to owners inside their group; weight gradients are summed over the replicas. The routing weight is
- * applied in the GLU, so that dispatch and combine are each other's transposes: backward dispatches dy and combines dx.
+ * A mesh arranges the R ranks of a context as EP x EDP: EP consecutive ranks share one set of
+ * experts, EDP such groups hold replicas. Tokens go to owners inside their group; weight gradients
+ * are summed over the replicas. The routing weight is applied in the GLU, so that dispatch and
+ * combine are each other's transposes: backward dispatches dy and combines dx.
  *
- * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0. Calls are collective
- * over the mesh's context unless said, and enqueue work without waiting for its end, so that buffers may be reused in queue
- * order.
+ * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0.
+ * Calls are collective over the mesh's context unless said, and enqueue work without waiting for
+ * its end, so that buffers may be reused in queue order.
  */
 #ifndef MOERT_LAYER_H
 #define MOERT_LAYER_H
@@ -18,6 +20,7 @@
 #include <stdint.h>
 
 #include "moert/context.h"
+#include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/router.h"
 
@@ -28,8 +31,9 @@ extern "C" {
 typedef struct moert_mesh moert_mesh;
 
 /*
- * ep = ranks that share one set of experts; 0 = all. Errors: ERROR_USAGE (ep does not divide R), ERROR_UNSUPPORTED (the
- * engine named by MOERT_EXCHANGE cannot work here). `context` must outlive the mesh.
+ * ep = ranks that share one set of experts; 0 = all. Errors: ERROR_USAGE (ep does not divide R),
+ * ERROR_UNSUPPORTED (the engine named by MOERT_EXCHANGE cannot work here). `context` must outlive
+ * the mesh.
  */
 MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh);
 /* Layers go first. NULL is legal. */
@@ -38,15 +42,16 @@ MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
 MOERT_API const char *moert_mesh_engine(const moert_mesh *mesh);
 
 /*
- * How a rank's tokens are cut into sequences, the leaves of the tree in which gradients of replicated parameters are summed
- * (any pieces that do not depend on the number of ranks give the same bits on any number of ranks).
+ * How a rank's tokens are cut into sequences, the leaves of the tree in which gradients of
+ * replicated parameters are summed (any pieces that do not depend on the number of ranks give the
+ * same bits on any number of ranks).
  */
 typedef struct moert_batch {
-    size_t tokens;                 /* T on this rank */
-    size_t sequences;              /* pieces on this rank, in order */
-    size_t first_sequence;         /* global index of the first; ascending with the rank */
-    size_t total_sequences;        /* pieces of all ranks */
-    const moert_buffer *ends;      /* uint32 [sequences] cumulative ends, the last is T */
+    size_t tokens;            /* T on this rank */
+    size_t sequences;         /* pieces on this rank, in order */
+    size_t first_sequence;    /* global index of the first; ascending with the rank */
+    size_t total_sequences;   /* pieces of all ranks */
+    const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
 } moert_batch;
 
 typedef struct moert_layer moert_layer;
@@ -61,83 +66,108 @@ typedef struct moert_layer_options {
     bool router_bias;     /* the router's logits have a bias */
     bool correction_bias; /* a bias on the selection scores, without gradient */
     bool expert_biases;   /* both projections of the experts have biases */
-    bool deferred_wgrad;  /* weight gradients of the experts by moert_layer_wgrad, not in backward */
+    bool deferred_wgrad; /* weight gradients of the experts by moert_layer_wgrad, not in backward */
+    moert_precision
+        precision; /* of the experts' GEMMs; the shared expert and the router stay in float32 */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
-    {sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false, false, false, false}
+    {                                                                                              \
+        sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false,  \
+            false, false, false, MOERT_PRECISION_F32                                               \
+    }
 
-/* Errors: ERROR_USAGE (sizes, K > E, E < EP: says which), ERROR_MEMORY. The mesh must outlive the layer. */
-MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options, moert_layer **layer);
+/* Errors: ERROR_USAGE (sizes, K > E, E < EP: says which), ERROR_MEMORY. The mesh must outlive the
+ * layer. */
+MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
+                                          moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
 
 /*
- * Fresh weights: matrices normal with this standard deviation, biases zero, drawn by (seed, tensor, expert, element), so
- * that they do not depend on the number of ranks. Not collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ * Fresh weights: matrices normal with this standard deviation, biases zero, drawn by (seed, tensor,
+ * expert, element), so that they do not depend on the number of ranks. Not collective. Errors:
+ * ERROR_MEMORY, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
 /*
- * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group alike: ERROR_NUMERIC
- * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * To be called when weights were written by other means than moert_layer_initialize: the next
+ * forward rounds them anew, unless `precision` is F32, which needs no copies. A new layer counts as
+ * changed. Not collective, no errors.
  */
-MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
-                                           moert_buffer *y);
+MOERT_API void moert_layer_weights_changed(moert_layer *layer);
+
+/*
+ * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group
+ * alike: ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch),
+ * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ */
+MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
+                                           const moert_buffer *x, moert_buffer *y);
 
 /* What backward needs beside dy. */
 typedef struct moert_layer_losses {
-    const moert_buffer *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
-    float z_factor;                   /* 2 * z-loss coefficient / tokens of the global batch */
-    bool accumulate;                  /* add to the experts' gradients (further micro-batches) instead of replacing them */
+    const moert_buffer
+        *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
+    float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
+    bool accumulate;   /* add to the experts' gradients (further micro-batches) instead of replacing
+                          them */
 } moert_layer_losses;
 
 /*
- * dx = gradient of the last forward's x from dy; also the gradients of this rank's experts (unless deferred) and the tree
- * nodes of the replicated tensors. losses may be NULL. dy must stay until backward (and wgrad) is done.
+ * dx = gradient of the last forward's x from dy; also the gradients of this rank's experts (unless
+ * deferred) and the tree nodes of the replicated tensors. losses may be NULL. dy must stay until
+ * backward (and wgrad) is done.
  */
-MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, const moert_layer_losses *losses,
-                                            moert_buffer *dx);
+MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
+                                            const moert_layer_losses *losses, moert_buffer *dx);
 /*
- * The experts' weight gradients of the last backward, for layers with deferred_wgrad, before the next forward. Not collective.
- * Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
+ * The experts' weight gradients of the last backward, for layers with deferred_wgrad, before the
+ * next forward. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 /*
- * Completes gradients: replicated tensors are summed over all ranks (added to what is there when `accumulate`), the experts' over
- * their replicas. Call it after each micro-batch's backward; the experts' once, at the last one (last = true). Errors:
- * ERROR_USAGE without a backward, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * Completes gradients: replicated tensors are summed over all ranks (added to what is there when
+ * `accumulate`), the experts' over their replicas. Call it after each micro-batch's backward; the
+ * experts' once, at the last one (last = true). Errors: ERROR_USAGE without a backward,
+ * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
 
 /*
- * X(name, replicated, has gradient): tensors of a layer. L experts [first, first + L) live on this rank. W1 holds gate rows then
- * up rows, or alternating gate and up rows when the GLU is interleaved.
+ * X(name, replicated, has gradient): tensors of a layer. L experts [first, first + L) live on this
+ * rank. W1 holds gate rows then up rows, or alternating gate and up rows when the GLU is
+ * interleaved.
  */
 #define MOERT_LAYER_TENSOR_TABLE(X)                                                                \
-    X(ROUTER)        /* [E,H] */                                                                   \
-    X(ROUTER_BIAS)   /* [E] */                                                                     \
-    X(SHARED_W1)     /* [2 shared_intermediate, H] */                                              \
-    X(SHARED_W2)     /* [H, shared_intermediate] */                                                \
-    X(W1)            /* [L,2I,H] */                                                                \
-    X(B1)            /* [L,2I] */                                                                  \
-    X(W2)            /* [L,H,I] */                                                                 \
-    X(B2)            /* [L,H] */                                                                   \
-    X(CORRECTION)    /* [E], no gradient */
+    X(ROUTER)      /* [E,H] */                                                                     \
+    X(ROUTER_BIAS) /* [E] */                                                                       \
+    X(SHARED_W1)   /* [2 shared_intermediate, H] */                                                \
+    X(SHARED_W2)   /* [H, shared_intermediate] */                                                  \
+    X(W1)          /* [L,2I,H] */                                                                  \
+    X(B1)          /* [L,2I] */                                                                    \
+    X(W2)          /* [L,H,I] */                                                                   \
+    X(B2)          /* [L,H] */                                                                     \
+    X(CORRECTION)  /* [E], no gradient */
 
 typedef enum moert_layer_tensor {
 #define MOERT_LAYER_TENSOR_ENUM(name) MOERT_LAYER_##name,
     MOERT_LAYER_TENSOR_TABLE(MOERT_LAYER_TENSOR_ENUM)
 #undef MOERT_LAYER_TENSOR_ENUM
-    MOERT_LAYER_TENSORS
+        MOERT_LAYER_TENSORS
 } moert_layer_tensor;
 
-/* Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient). Not collective. */
+/*
+ * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient).
+ * Not collective. Who writes to weights calls moert_layer_weights_changed afterwards.
+ */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
-/* Slots per expert [E], over all ranks of this rank's EP group, of the last forward. Not collective. */
+/* Slots per expert [E], over all ranks of this rank's EP group, of the last forward. Not
+ * collective. */
 MOERT_API const uint64_t *moert_layer_expert_counts(const moert_layer *layer);
 
 #ifdef __cplusplus

@@ -7,8 +7,9 @@
  *   glu.h      forms of the gated unit      formats.h  number formats and block scales
  *   ops.h      grouped GEMM and its fusions as objects
  *
- * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K experts per token, R ranks,
- * EP ranks that share one set of experts, EDP replicas of it, L experts of a rank, M rows that a rank receives.
+ * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K
+ * experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of it, L experts
+ * of a rank, M rows that a rank receives.
  */
 #ifndef MOERT_MOERT_H
 #define MOERT_MOERT_H

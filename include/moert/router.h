@@ -41,10 +41,12 @@ typedef struct moert_router_options {
     { sizeof(moert_router_options), 0, 0, MOERT_SCORE_SOFTMAX, true, 1.0f, 1, 1 }
 
 /*
- * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host memory; for the correction bias
- * of a layer, from moert_layer_expert_counts summed over what the step has seen. Not collective.
+ * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host
+ * memory; for the correction bias of a layer, from moert_layer_expert_counts summed over what the
+ * step has seen. Not collective.
  */
-MOERT_API void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts, float rate);
+MOERT_API void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts,
+                                        float rate);
 
 #ifdef __cplusplus
 }

@@ -128,6 +128,20 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     return MOERT_OK;
 }
 
+moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
+                                    moert_buffer *target, size_t target_row_bytes, size_t rows) {
+    const size_t origin[3] = {0, 0, 0}, region[3] = {target_row_bytes, rows, 1};
+    if (rows == 0 || target_row_bytes == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_range(source, 0, (rows - 1) * source_row_bytes + target_row_bytes));
+    MOERT_TRY(check_range(target, 0, rows * target_row_bytes));
+    MOERT_CL(source->device,
+             clEnqueueCopyBufferRect(source->device->queue, source->memory, target->memory, origin,
+                                     origin, region, source_row_bytes, 0, target_row_bytes, 0, 0,
+                                     NULL, NULL));
+    return MOERT_OK;
+}
+
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));

@@ -120,6 +120,13 @@ moert_status moert_recording_stop(moert_recording *recording);
 moert_status moert_recording_play(moert_recording *recording);
 void moert_recording_destroy(moert_recording *recording);
 
+/* ---- copies ---- */
+
+/* Enqueues a copy of `rows` rows of `target_row_bytes` each, which lie `source_row_bytes` apart, to
+ * rows without gaps. Errors: ERROR_USAGE (outside the buffers), ERROR_DEVICE. */
+moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
+                                    moert_buffer *target, size_t target_row_bytes, size_t rows);
+
 /* ---- growable scratch ---- */
 
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts

@@ -168,8 +168,9 @@ static moert_status check_rows(const moert_move *move) {
 }
 
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     moert_status local, const moert_buffer *source, moert_window *window,
-                                     const moert_buffer *slot_source, moert_window *slots) {
+                                     moert_status local, const moert_buffer *source,
+                                     moert_window *window, const moert_buffer *slot_source,
+                                     moert_window *slots) {
     const moert_move move = {
         .plan = plan,
         .window = window,
@@ -191,9 +192,9 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
 }
 
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_status local, moert_window *window, const moert_buffer *weight,
-                                    moert_buffer *target, moert_window *slots,
-                                    moert_buffer *slot_target) {
+                                    moert_status local, moert_window *window,
+                                    const moert_buffer *weight, moert_buffer *target,
+                                    moert_window *slots, moert_buffer *slot_target) {
     const moert_move move = {
         .plan = plan,
         .window = window,

@@ -96,9 +96,9 @@ void moert_exchange_free_plan(moert_exchange_plan *plan);
  * error. Collective.
  */
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     moert_status local,
-                                     const moert_buffer *source, moert_window *window,
-                                     const moert_buffer *slot_source, moert_window *slots);
+                                     moert_status local, const moert_buffer *source,
+                                     moert_window *window, const moert_buffer *slot_source,
+                                     moert_window *slots);
 
 /*
  * target[T,width] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0;
@@ -107,9 +107,8 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
  * windows first, whose status is `local`, as above. Collective.
  */
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_status local,
-                                    moert_window *window, const moert_buffer *weight,
-                                    moert_buffer *target, moert_window *slots,
-                                    moert_buffer *slot_target);
+                                    moert_status local, moert_window *window,
+                                    const moert_buffer *weight, moert_buffer *target,
+                                    moert_window *slots, moert_buffer *slot_target);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/router.h"
 
@@ -36,7 +37,8 @@ typedef struct moert_model_config {
     bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
-    char *text; /* config.json as read, to be written beside a trained model */
+    moert_precision precision; /* of the experts' GEMMs; not a part of config.json, F32 when read */
+    char *text;                /* config.json as read, to be written beside a trained model */
 } moert_model_config;
 
 /*

@@ -1,12 +1,12 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/phase.h"
-#include "layer/internal.h"
+#include "layer/precision.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
-/* From the received dy: dh, then v becomes dv, and the gradients of the routing weights go to `dprob`. */
-static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob)
-{
+/* From the received dy: dh, then v becomes dv, and the gradients of the routing weights go to
+ * `dprob`. */
+static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
     const moert_layer_options *o = &layer->options;
     size_t rows = layer->plan->plan->rows;
     moert_buffer *dh;
@@ -15,7 +15,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob)
     second.x = dh;
     second.y = moert_window_rows(layer->dy);
     second.ldy = moert_window_stride(layer->dy);
-    MOERT_TRY(moert_gemm_dgrad(&second));
+    MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .rows = rows,
                                               .width = o->intermediate,
@@ -27,28 +27,27 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob)
                                               .dprob = moert_window_rows(dprob)}));
     if (!o->expert_biases)
         return MOERT_OK;
-    return moert_scaled_bias_dprob(&(moert_scaled_bias){
-        .groups = second.groups,
-        .n = o->hidden,
-        .ldy = second.ldy,
-        .prob_stride = moert_window_stride(dprob),
-        .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-        .y = second.y,
-        .dprob = moert_window_rows(dprob)});
+    return moert_scaled_bias_dprob(
+        &(moert_scaled_bias){.groups = second.groups,
+                             .n = o->hidden,
+                             .ldy = second.ldy,
+                             .prob_stride = moert_window_stride(dprob),
+                             .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+                             .y = second.y,
+                             .dprob = moert_window_rows(dprob)});
 }
 
 /* Gradients of the rows that the experts received, into `out`. */
-static moert_status differentiate_rows(moert_layer *layer, moert_window *out)
-{
-    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate, layer->options.hidden);
+static moert_status differentiate_rows(moert_layer *layer, moert_window *out) {
+    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
+                                     layer->options.hidden);
     in.x = moert_window_rows(out);
     in.ldx = moert_window_stride(out);
     in.y = layer->v;
-    return moert_gemm_dgrad(&in);
+    return moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in);
 }
 
-static moert_status compute_wgrad(moert_layer *layer)
-{
+static moert_status compute_wgrad(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     moert_phase_set("wgrad");
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
@@ -57,7 +56,7 @@ static moert_status compute_wgrad(moert_layer *layer)
     second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
     second.y = moert_window_rows(layer->dy);
     second.ldy = moert_window_stride(layer->dy);
-    MOERT_TRY(moert_gemm_wgrad(&second));
+    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_OUT, &second));
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     in.accumulate = layer->accumulate;
@@ -66,32 +65,31 @@ static moert_status compute_wgrad(moert_layer *layer)
     in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
     in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
     in.y = layer->v;
-    MOERT_TRY(moert_gemm_wgrad(&in));
+    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
     if (!o->expert_biases)
         return MOERT_OK;
     MOERT_TRY(moert_gemm_bias_grad(&in));
-    return moert_scaled_bias_gradient(&(moert_scaled_bias){
-        .groups = second.groups,
-        .n = o->hidden,
-        .ldy = second.ldy,
-        .prob = moert_window_rows(layer->prob),
-        .prob_stride = moert_window_stride(layer->prob),
-        .y = second.y,
-        .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
-        .accumulate = layer->accumulate});
+    return moert_scaled_bias_gradient(
+        &(moert_scaled_bias){.groups = second.groups,
+                             .n = o->hidden,
+                             .ldy = second.ldy,
+                             .prob = moert_window_rows(layer->prob),
+                             .prob_stride = moert_window_stride(layer->prob),
+                             .y = second.y,
+                             .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
+                             .accumulate = layer->accumulate});
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx. */
-static moert_status differentiate_experts(moert_layer *layer, moert_window *out, moert_window *dprob)
-{
+static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
+                                          moert_window *dprob) {
     moert_phase_set("experts backward");
     MOERT_TRY(differentiate_glu(layer, dprob));
     MOERT_TRY(differentiate_rows(layer, out));
     return layer->owns_dy ? MOERT_OK : compute_wgrad(layer);
 }
 
-moert_status moert_layer_wgrad(moert_layer *layer)
-{
+moert_status moert_layer_wgrad(moert_layer *layer) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_wgrad without a backward before it");
     return compute_wgrad(layer);
@@ -99,15 +97,16 @@ moert_status moert_layer_wgrad(moert_layer *layer)
 
 /* dx += the router's part, from the gradients of the weights and of the losses. */
 static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
-                                         const moert_buffer *dweight, moert_buffer *dx)
-{
+                                         const moert_buffer *dweight, moert_buffer *dx) {
     const moert_router_options *router = &layer->options.router;
     moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens;
     moert_buffer *dlogits;
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, &dlogits));
-    MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits, &layer->routing, dweight,
-                                    losses->aux_gradient, losses->z_factor, dlogits));
+    MOERT_TRY(
+        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, &dlogits));
+    MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits,
+                                    &layer->routing, dweight, losses->aux_gradient,
+                                    losses->z_factor, dlogits));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = router->experts,
                        .k = layer->options.hidden,
@@ -119,13 +118,14 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
     MOERT_TRY(moert_gemm_dgrad(&gemm));
     gemm.x = (moert_buffer *)layer->input;
     gemm.accumulate = false;
-    return moert_block_dense_gradient(dense, DENSE_ROUTER, &layer->batch, &gemm, layer->options.router_bias,
+    return moert_block_dense_gradient(dense, DENSE_ROUTER, &layer->batch, &gemm,
+                                      layer->options.router_bias,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
 /* dx += the shared expert's part, and its weight gradients. */
-static moert_status differentiate_shared(moert_layer *layer, const moert_buffer *dy, moert_buffer *dx)
-{
+static moert_status differentiate_shared(moert_layer *layer, const moert_buffer *dy,
+                                         moert_buffer *dx) {
     const moert_layer_options *o = &layer->options;
     moert_block *dense = layer->block[BLOCK_DENSE];
     moert_buffer **partial = &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh;
@@ -139,7 +139,8 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
                        .shared_weight = true,
                        .x = layer->shared_h,
                        .y = (moert_buffer *)dy};
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
+    MOERT_TRY(
+        moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
     gemm.weight = dense->tensor[DENSE_SHARED_W2].weight;
     gemm.x = dh;
     MOERT_TRY(moert_gemm_dgrad(&gemm));
@@ -153,16 +154,16 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.k = o->hidden;
     gemm.y = layer->shared_v;
     gemm.x = (moert_buffer *)layer->input;
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
+    MOERT_TRY(
+        moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
     gemm.weight = dense->tensor[DENSE_SHARED_W1].weight;
     gemm.x = dx;
     gemm.accumulate = true;
     return moert_gemm_dgrad(&gemm);
 }
 
-moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, const moert_layer_losses *losses,
-                                  moert_buffer *dx)
-{
+moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
+                                  const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = {NULL, 0.0f, false};
     moert_mesh *mesh = layer->mesh;
     moert_window *out, *dprob;
@@ -179,23 +180,26 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy, co
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
     moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
     if (status == MOERT_OK)
-        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS, layer->batch.tokens * layer->options.router.topk, &dweight);
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, dy, layer->dy, NULL, NULL));
+        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
+                                    layer->batch.tokens * layer->options.router.topk, &dweight);
+    MOERT_TRY(
+        moert_exchange_dispatch(mesh->exchange, layer->plan, status, dy, layer->dy, NULL, NULL));
     MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
     MOERT_TRY(moert_window_reserve(dprob, layer->plan->plan));
     status = differentiate_experts(layer, out, dprob); /* the ranks agree on it in the combine */
-    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
+    MOERT_TRY(
+        moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
     layer->stage = STAGE_BACKWARD;
     moert_phase_set("router backward");
     MOERT_TRY(differentiate_router(layer, losses, dweight, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 
-moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last)
-{
+moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
-    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch, accumulate));
+    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch,
+                                 accumulate));
     if (!last)
         return MOERT_OK;
     MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN], layer->mesh->replicas));

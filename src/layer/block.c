@@ -12,8 +12,7 @@ enum {
     PARTIAL_BYTES = 64 * 1024 * 1024, /* partial gradients of this size at a time */
 };
 
-static moert_status make_views(moert_block *block)
-{
+static moert_status make_views(moert_block *block) {
     for (size_t i = 0; i < block->count; i++) {
         moert_block_tensor *tensor = &block->tensor[i];
         size_t start = tensor->offset * sizeof(float), bytes = tensor->elements * sizeof(float);
@@ -25,17 +24,15 @@ static moert_status make_views(moert_block *block)
     return MOERT_OK;
 }
 
-size_t moert_block_floats(const size_t *elements, size_t count)
-{
+size_t moert_block_floats(const size_t *elements, size_t count) {
     size_t floats = 0;
     for (size_t i = 0; i < count; i++)
         floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
     return floats;
 }
 
-moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
-                                moert_block **block)
-{
+moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements,
+                                size_t count, moert_block **block) {
     moert_block *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
@@ -44,7 +41,8 @@ moert_status moert_block_create(moert_device *device, bool replicated, const siz
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
     made->count = count;
     for (size_t i = 0; i < count; i++)
-        made->tensor[i] = (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
+        made->tensor[i] =
+            (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
     made->floats = moert_block_floats(elements, count);
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->weight));
@@ -59,8 +57,7 @@ fail:
     return status;
 }
 
-void moert_block_destroy(moert_block *block)
-{
+void moert_block_destroy(moert_block *block) {
     if (block == NULL)
         return;
     for (size_t i = 0; i < block->count; i++) {
@@ -74,30 +71,30 @@ void moert_block_destroy(moert_block *block)
     free(block);
 }
 
-moert_status moert_block_begin(moert_block *block, const moert_batch *batch)
-{
+moert_status moert_block_begin(moert_block *block, const moert_batch *batch) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
     size_t bytes = count * block->floats * sizeof(float);
     bool fits = block->nodes != NULL && moert_buffer_bytes(block->nodes) >= bytes;
     MOERT_TRY(moert_buffer_reserve(block->device, bytes, &block->nodes));
-    return fits ? MOERT_OK : moert_buffer_clear(block->nodes, 0, bytes); /* the padding must be zero */
+    return fits ? MOERT_OK
+                : moert_buffer_clear(block->nodes, 0, bytes); /* the padding must be zero */
 }
 
-moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
-                                 moert_buffer *partial)
-{
-    return moert_tree_reduce(&(moert_tree_reduction){.span = moert_batch_span(batch),
-                                                     .n = n,
-                                                     .partial = partial,
-                                                     .target = block->nodes,
-                                                     .target_stride = block->floats,
-                                                     .target_offset = block->tensor[tensor].offset + first});
+moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch,
+                                 size_t first, size_t n, moert_buffer *partial) {
+    return moert_tree_reduce(
+        &(moert_tree_reduction){.span = moert_batch_span(batch),
+                                .n = n,
+                                .partial = partial,
+                                .target = block->nodes,
+                                .target_stride = block->floats,
+                                .target_offset = block->tensor[tensor].offset + first});
 }
 
-moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch, const moert_gemm *gemm,
-                                        bool has_bias, moert_buffer **scratch)
-{
+moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
+                                        const moert_gemm *gemm, bool has_bias,
+                                        moert_buffer **scratch) {
     if (batch->sequences == 0)
         return MOERT_OK;
     size_t row_bytes = batch->sequences * gemm->k * sizeof(float);
@@ -112,21 +109,24 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         part.y_column = gemm->y_column + row;
         part.weight = *scratch;
         MOERT_TRY(moert_gemm_wgrad(&part));
-        MOERT_TRY(moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
+        MOERT_TRY(
+            moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
     if (!has_bias)
         return MOERT_OK;
     part.n = gemm->n;
     part.y_column = gemm->y_column;
-    MOERT_TRY(moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
+    MOERT_TRY(
+        moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;
     MOERT_TRY(moert_gemm_bias_grad(&part));
     return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 
-/* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy. */
-static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_span span, size_t n)
-{
+/* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy.
+ */
+static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_span span,
+                                   size_t n) {
     float *mapped;
     MOERT_TRY(moert_buffer_map(rows, &mapped));
     moert_status status = moert_comm_tree_sum(comm, span, mapped, n, mapped);
@@ -134,8 +134,8 @@ static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_s
     return status != MOERT_OK ? status : unmap;
 }
 
-moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch, bool accumulate)
-{
+moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch,
+                                bool accumulate) {
     if (block->floats == 0)
         return MOERT_OK;
     moert_phase_set("reduce gradients");
@@ -145,11 +145,11 @@ moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moer
     return moert_buffer_copy(block->nodes, 0, block->gradient, 0, block->floats * sizeof(float));
 }
 
-moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas)
-{
+moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas) {
     size_t size = moert_comm_size(replicas);
     if (size == 1 || block->floats == 0)
         return MOERT_OK;
     moert_phase_set("reduce replicas");
-    return sum_over_ranks(block->gradient, replicas, (moert_span){moert_comm_rank(replicas), 1, size}, block->floats);
+    return sum_over_ranks(block->gradient, replicas,
+                          (moert_span){moert_comm_rank(replicas), 1, size}, block->floats);
 }

@@ -1,9 +1,11 @@
 /*
- * A block: tensors whose weights, gradients and optimizer state lie in one buffer each, so that they are summed, clipped
- * and written together. Replicated blocks are the same on all ranks; expert blocks hold the experts of one rank.
+ * A block: tensors whose weights, gradients and optimizer state lie in one buffer each, so that
+ * they are summed, clipped and written together. Replicated blocks are the same on all ranks;
+ * expert blocks hold the experts of one rank.
  *
- * The gradient of a replicated block is first collected as tree nodes (base/tree.h): nodes[N, floats], one row per node of
- * this rank's span of sequences; moert_block_reduce sums them over all ranks into gradient[floats].
+ * The gradient of a replicated block is first collected as tree nodes (base/tree.h): nodes[N,
+ * floats], one row per node of this rank's span of sequences; moert_block_reduce sums them over all
+ * ranks into gradient[floats].
  */
 #ifndef MOERT_LAYER_BLOCK_H
 #define MOERT_LAYER_BLOCK_H
@@ -15,8 +17,8 @@
 #include "router/router.h"
 
 typedef struct moert_block_tensor {
-    size_t elements, offset;          /* in floats; offsets are multiples of 128 */
-    moert_buffer *weight, *gradient;  /* views of the block's buffers */
+    size_t elements, offset;         /* in floats; offsets are multiples of 128 */
+    moert_buffer *weight, *gradient; /* views of the block's buffers */
 } moert_block_tensor;
 
 typedef struct moert_block {
@@ -31,40 +33,45 @@ typedef struct moert_block {
 /* The floats of a block of these tensors, with their padding. */
 size_t moert_block_floats(const size_t *elements, size_t count);
 /* Tensors of elements[count] floats each (0 is legal); weights and gradients start as zero. */
-moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements, size_t count,
-                                moert_block **block);
+moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements,
+                                size_t count, moert_block **block);
 void moert_block_destroy(moert_block *block);
 
 /* Makes room for the nodes of a batch; before its gradients are collected. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch);
 
 /*
- * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of a tensor. Further gradients of
- * the same tensor must already be in the partials: trees that were summed one by one would depend on the number of ranks.
+ * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of
+ * a tensor. Further gradients of the same tensor must already be in the partials: trees that were
+ * summed one by one would depend on the number of ranks.
  */
-moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch, size_t first, size_t n,
-                                 moert_buffer *partial);
+moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch,
+                                 size_t first, size_t n, moert_buffer *partial);
 
 /*
- * The weight gradient (and with gemm->bias != NULL the bias gradient, tensor + 1) of a dense layer y = x weight^T: groups, weight and
- * bias of `gemm` are filled in here. `scratch` is a growable buffer for partials.
+ * The weight gradient (and with gemm->bias != NULL the bias gradient, tensor + 1) of a dense layer
+ * y = x weight^T: groups, weight and bias of `gemm` are filled in here. `scratch` is a growable
+ * buffer for partials.
  */
-moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch, const moert_gemm *gemm,
-                                        bool has_bias, moert_buffer **scratch);
+moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
+                                        const moert_gemm *gemm, bool has_bias,
+                                        moert_buffer **scratch);
 
 /* Sums nodes over the ranks into gradient, adding when `accumulate`. Collective. */
-moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch, bool accumulate);
+moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch,
+                                bool accumulate);
 
-/* Sums gradients over the replicas of an expert block, in a fixed tree over the ranks of `replicas`. Collective. */
+/* Sums gradients over the replicas of an expert block, in a fixed tree over the ranks of
+ * `replicas`. Collective. */
 moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas);
 
-/* The blocks of a layer, by index: the replicated one first, then the experts' first and second projection; NULL past the end. */
+/* The blocks of a layer, by index: the replicated one first, then the experts' first and second
+ * projection; NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
 /* What the router computed in the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);
 
-static inline moert_span moert_batch_span(const moert_batch *batch)
-{
+static inline moert_span moert_batch_span(const moert_batch *batch) {
     return (moert_span){batch->first_sequence, batch->sequences, batch->total_sequences};
 }
 

@@ -1,26 +1,28 @@
 /* The layer's forward pass. */
 #include "base/phase.h"
-#include "layer/internal.h"
+#include "layer/precision.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
-static moert_status check_batch(const moert_layer *layer, const moert_batch *batch, const moert_buffer *x,
-                                const moert_buffer *y)
-{
+static moert_status check_batch(const moert_layer *layer, const moert_batch *batch,
+                                const moert_buffer *x, const moert_buffer *y) {
     size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
     if (x == NULL || y == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "x or y of a layer is NULL; without tokens a buffer of 0 bytes will do");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "x or y of a layer is NULL; without tokens a buffer of 0 bytes will do");
     if (moert_buffer_bytes(x) < bytes || moert_buffer_bytes(y) < bytes)
-        return MOERT_FAIL(ERROR_USAGE, "x and y hold %zu and %zu bytes; %zu tokens of hidden size %zu need %zu",
-                          moert_buffer_bytes(x), moert_buffer_bytes(y), batch->tokens, layer->options.hidden, bytes);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "x and y hold %zu and %zu bytes; %zu tokens of hidden size %zu need %zu",
+                          moert_buffer_bytes(x), moert_buffer_bytes(y), batch->tokens,
+                          layer->options.hidden, bytes);
     if ((batch->tokens > 0) != (batch->sequences > 0))
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens, batch->sequences);
+        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens,
+                          batch->sequences);
     return MOERT_OK;
 }
 
 /* logits = x router^T, then the choice of experts. */
-static moert_status route(moert_layer *layer, const moert_buffer *x)
-{
+static moert_status route(moert_layer *layer, const moert_buffer *x) {
     const moert_router_options *router = &layer->options.router;
     const moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, experts = router->experts, topk = router->topk;
@@ -30,23 +32,25 @@ static moert_status route(moert_layer *layer, const moert_buffer *x)
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.index));
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.weight));
     MOERT_TRY(moert_layer_activation(layer, tokens, 1, &layer->routing.lse));
-    MOERT_TRY(moert_gemm_forward(&(moert_gemm){.groups = {layer->batch.ends, layer->batch.sequences, tokens},
-                                               .n = experts,
-                                               .k = layer->options.hidden,
-                                               .shared_weight = true,
-                                               .x = (moert_buffer *)x,
-                                               .weight = dense->tensor[DENSE_ROUTER].weight,
-                                               .bias = dense->tensor[DENSE_ROUTER_BIAS].weight,
-                                               .y = layer->logits}));
-    return moert_router_forward(layer->mesh->device, router, tokens, layer->logits, layer->correction, &layer->routing);
+    MOERT_TRY(moert_gemm_forward(
+        &(moert_gemm){.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+                      .n = experts,
+                      .k = layer->options.hidden,
+                      .shared_weight = true,
+                      .x = (moert_buffer *)x,
+                      .weight = dense->tensor[DENSE_ROUTER].weight,
+                      .bias = dense->tensor[DENSE_ROUTER_BIAS].weight,
+                      .y = layer->logits}));
+    return moert_router_forward(layer->mesh->device, router, tokens, layer->logits,
+                                layer->correction, &layer->routing);
 }
 
 /* The experts over the received rows: out = W2 (prob * glu(W1 x)). */
-static moert_status compute_experts(moert_layer *layer, moert_window *out)
-{
+static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     const moert_layer_options *o = &layer->options;
     size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
     moert_phase_set("experts");
+    MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
     MOERT_TRY(moert_layer_activation(layer, rows, o->intermediate, &layer->h));
 
@@ -54,7 +58,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out)
     in.x = moert_window_rows(layer->x);
     in.ldx = moert_window_stride(layer->x);
     in.y = layer->v;
-    MOERT_TRY(moert_gemm_forward(&in));
+    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_IN, &in));
 
     MOERT_TRY(moert_glu_forward(&(moert_glu){.form = o->glu,
                                              .rows = rows,
@@ -69,22 +73,21 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out)
     second.y = moert_window_rows(out);
     second.ldy = moert_window_stride(out);
     second.bias = NULL;
-    MOERT_TRY(moert_gemm_forward(&second));
+    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
     if (!o->expert_biases)
         return MOERT_OK;
-    return moert_scaled_bias_forward(&(moert_scaled_bias){
-        .groups = second.groups,
-        .n = o->hidden,
-        .ldy = second.ldy,
-        .prob = moert_window_rows(layer->prob),
-        .prob_stride = prob_stride,
-        .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-        .y = second.y});
+    return moert_scaled_bias_forward(
+        &(moert_scaled_bias){.groups = second.groups,
+                             .n = o->hidden,
+                             .ldy = second.ldy,
+                             .prob = moert_window_rows(layer->prob),
+                             .prob_stride = prob_stride,
+                             .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+                             .y = second.y});
 }
 
 /* y += the shared expert, which sees every token where it is. */
-static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x, moert_buffer *y)
-{
+static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x, moert_buffer *y) {
     const moert_layer_options *o = &layer->options;
     const moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
@@ -102,8 +105,8 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
                        .weight = dense->tensor[DENSE_SHARED_W1].weight,
                        .y = layer->shared_v};
     MOERT_TRY(moert_gemm_forward(&gemm));
-    MOERT_TRY(moert_glu_forward(
-        &(moert_glu){.form = form, .rows = tokens, .width = width, .v = layer->shared_v, .h = layer->shared_h}));
+    MOERT_TRY(moert_glu_forward(&(moert_glu){
+        .form = form, .rows = tokens, .width = width, .v = layer->shared_v, .h = layer->shared_h}));
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.x = layer->shared_h;
@@ -113,8 +116,8 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
     return moert_add(tokens * o->hidden, result, y);
 }
 
-moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, const moert_buffer *x, moert_buffer *y)
-{
+moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
+                                 const moert_buffer *x, moert_buffer *y) {
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
     moert_window *out;
@@ -126,14 +129,15 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch, c
     layer->input = x;
     if (status == MOERT_OK)
         status = route(layer, x);
-    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index, batch->tokens, router->topk,
-                                       router->experts, &layer->plan));
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, MOERT_OK, x, layer->x, layer->routing.weight,
-                                      layer->prob));
+    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index, batch->tokens,
+                                       router->topk, router->experts, &layer->plan));
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, MOERT_OK, x, layer->x,
+                                      layer->routing.weight, layer->prob));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
     MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
     status = compute_experts(layer, out); /* the ranks agree on it in the combine */
-    MOERT_TRY(moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
+    MOERT_TRY(
+        moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
     layer->stage = STAGE_FORWARD;
     return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;
 }

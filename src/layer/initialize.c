@@ -6,27 +6,29 @@
 #include "layer/internal.h"
 
 /* One expert's part of a tensor, or the whole of a replicated one. */
-static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed, uint64_t stream,
-                         double deviation)
-{
+static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed,
+                         uint64_t stream, double deviation) {
     float *values;
     MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
     for (size_t i = 0; i < elements; i++)
         values[i] = (float)(moert_rng_normal(seed, stream, i) * deviation);
-    moert_status status = moert_buffer_write(weight, offset * sizeof *values, values, elements * sizeof *values);
+    moert_status status =
+        moert_buffer_write(weight, offset * sizeof *values, values, elements * sizeof *values);
     free(values);
     return status;
 }
 
-moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation)
-{
-    static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER, MOERT_LAYER_SHARED_W1, MOERT_LAYER_SHARED_W2,
-                                                  MOERT_LAYER_W1, MOERT_LAYER_W2};
+moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation) {
+    static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER, MOERT_LAYER_SHARED_W1,
+                                                  MOERT_LAYER_SHARED_W2, MOERT_LAYER_W1,
+                                                  MOERT_LAYER_W2};
+    moert_layer_weights_changed(layer);
     for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) {
         moert_layer_tensor which = matrices[m];
         moert_buffer *weight = moert_layer_weight(layer, which);
         bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2;
-        size_t pieces = of_expert ? layer->local_experts : 1, first = of_expert ? layer->first_expert : 0;
+        size_t pieces = of_expert ? layer->local_experts : 1,
+               first = of_expert ? layer->first_expert : 0;
         size_t elements = weight != NULL ? moert_buffer_bytes(weight) / sizeof(float) / pieces : 0;
         for (size_t i = 0; i < pieces && elements > 0; i++) {
             uint64_t stream = (uint64_t)which << 32 | (first + i);

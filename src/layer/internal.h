@@ -11,12 +11,20 @@ enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS };
 enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
+/* Of an expert block, when the precision is not float32. */
+typedef struct moert_rounded {
+    moert_buffer *weight[2]; /* copies in blocks along K (or without blocks) and along N */
+    float amax_x, amax_y;    /* NVFP4: of the last forward's x and backward's y, over all ranks */
+} moert_rounded;
+
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
     size_t first_expert, local_experts;
     moert_block *block[BLOCKS];
     moert_buffer *correction; /* [E] or NULL */
+    moert_rounded rounded[BLOCKS];
+    bool weights_changed; /* since `rounded` was made */
 
     /* the last forward, kept for backward */
     moert_batch batch;
@@ -24,8 +32,8 @@ struct moert_layer {
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
     moert_exchange_plan *plan;
-    moert_window *x, *prob;    /* received rows and their weights */
-    moert_buffer *v, *h;       /* [M,2I] (backward turns it into dv), [M,I] */
+    moert_window *x, *prob; /* received rows and their weights */
+    moert_buffer *v, *h;    /* [M,2I] (backward turns it into dv), [M,I] */
     moert_buffer *shared_v, *shared_h;
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
@@ -40,6 +48,7 @@ moert_groups moert_layer_groups(const moert_layer *layer);
 /* W1 or W2 as a GEMM descriptor over the experts' rows, without x and y. */
 moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k);
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
-moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width, moert_buffer **buffer);
+moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
+                                    moert_buffer **buffer);
 
 #endif

@@ -4,29 +4,37 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "layer/precision.h"
 
-static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options)
-{
+static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options) {
     if (options->size != sizeof *options)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_options.size is %zu, expected %zu; start from MOERT_LAYER_OPTIONS_INIT",
-                          options->size, sizeof *options);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "moert_layer_options.size is %zu, expected %zu; start from MOERT_LAYER_OPTIONS_INIT",
+            options->size, sizeof *options);
     if (options->hidden == 0 || options->intermediate == 0)
-        return MOERT_FAIL(ERROR_USAGE, "a layer needs sizes above 0: hidden is %zu, intermediate %zu", options->hidden,
-                          options->intermediate);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a layer needs sizes above 0: hidden is %zu, intermediate %zu",
+                          options->hidden, options->intermediate);
+    if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
+        return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d",
+                          (unsigned)options->precision, MOERT_PRECISION_NVFP4);
     MOERT_TRY(moert_router_check(&options->router));
     if (options->router.experts < moert_comm_size(mesh->experts))
         return MOERT_FAIL(ERROR_USAGE,
-                          "%zu experts cannot be spread over %zu ranks; use fewer ranks, or expert parallelism (ep) of at "
+                          "%zu experts cannot be spread over %zu ranks; use fewer ranks, or expert "
+                          "parallelism (ep) of at "
                           "most %zu",
-                          options->router.experts, moert_comm_size(mesh->experts), options->router.experts);
+                          options->router.experts, moert_comm_size(mesh->experts),
+                          options->router.experts);
     return MOERT_OK;
 }
 
-static moert_status create_blocks(moert_layer *layer)
-{
+static moert_status create_blocks(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     moert_device *device = layer->mesh->device;
-    size_t experts = o->router.experts, local = layer->local_experts, h = o->hidden, i = o->intermediate;
+    size_t experts = o->router.experts, local = layer->local_experts, h = o->hidden,
+           i = o->intermediate;
     const size_t dense[DENSE_TENSORS] = {
         [DENSE_ROUTER] = experts * h,
         [DENSE_ROUTER_BIAS] = o->router_bias ? experts : 0,
@@ -36,8 +44,10 @@ static moert_status create_blocks(moert_layer *layer)
     const size_t in[EXPERT_TENSORS] = {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0};
     const size_t out[EXPERT_TENSORS] = {local * h * i, o->expert_biases ? local * h : 0};
     MOERT_TRY(moert_block_create(device, true, dense, DENSE_TENSORS, &layer->block[BLOCK_DENSE]));
-    MOERT_TRY(moert_block_create(device, false, in, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_IN]));
-    MOERT_TRY(moert_block_create(device, false, out, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_OUT]));
+    MOERT_TRY(
+        moert_block_create(device, false, in, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_IN]));
+    MOERT_TRY(
+        moert_block_create(device, false, out, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_OUT]));
     if (o->correction_bias) {
         MOERT_TRY(moert_buffer_create(device, experts * sizeof(float), &layer->correction));
         MOERT_TRY(moert_buffer_clear(layer->correction, 0, experts * sizeof(float)));
@@ -45,8 +55,8 @@ static moert_status create_blocks(moert_layer *layer)
     return MOERT_OK;
 }
 
-moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options, moert_layer **layer)
-{
+moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
+                                moert_layer **layer) {
     moert_layer *made;
     moert_status status;
     MOERT_TRY(moert_comm_agree(mesh->world, check_options(mesh, options)));
@@ -54,8 +64,9 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     made->mesh = mesh;
     made->options = *options;
     made->owns_dy = options->deferred_wgrad;
-    moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts), moert_comm_rank(mesh->experts),
-                       &made->first_expert, &made->local_experts);
+    made->weights_changed = true;
+    moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts),
+                       moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_blocks(made)));
     MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, options->hidden, &made->x));
     MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, 1, &made->prob));
@@ -68,8 +79,7 @@ fail:
     return status;
 }
 
-void moert_layer_destroy(moert_layer *layer)
-{
+void moert_layer_destroy(moert_layer *layer) {
     if (layer == NULL)
         return;
     if (layer->owns_dy)
@@ -77,24 +87,29 @@ void moert_layer_destroy(moert_layer *layer)
     moert_window_destroy(layer->prob);
     moert_window_destroy(layer->x);
     moert_exchange_free_plan(layer->plan);
+    moert_precision_free(layer);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
-    moert_buffer *const buffers[] = {layer->correction,    layer->logits,         layer->routing.scores,
-                                     layer->routing.index, layer->routing.weight, layer->routing.lse,
-                                     layer->v,             layer->h,              layer->shared_v,
+    moert_buffer *const buffers[] = {layer->correction,
+                                     layer->logits,
+                                     layer->routing.scores,
+                                     layer->routing.index,
+                                     layer->routing.weight,
+                                     layer->routing.lse,
+                                     layer->v,
+                                     layer->h,
+                                     layer->shared_v,
                                      layer->shared_h};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     free(layer);
 }
 
-moert_groups moert_layer_groups(const moert_layer *layer)
-{
+moert_groups moert_layer_groups(const moert_layer *layer) {
     return (moert_groups){layer->plan->ends, layer->local_experts, layer->plan->plan->rows};
 }
 
-moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k)
-{
+moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k) {
     const moert_block *weights = layer->block[block];
     return (moert_gemm){.groups = moert_layer_groups(layer),
                         .n = n,
@@ -103,8 +118,8 @@ moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_
                         .bias = weights->tensor[EXPERT_BIAS].weight};
 }
 
-moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width, moert_buffer **buffer)
-{
+moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
+                                    moert_buffer **buffer) {
     size_t bytes = rows * width * sizeof(float);
     if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
         return MOERT_OK;
@@ -127,39 +142,38 @@ static const struct place {
     [MOERT_LAYER_CORRECTION] = {BLOCKS, 0},
 };
 
-moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which)
-{
+moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which) {
     const struct place *place = &places[which];
-    return place->block == BLOCKS ? layer->correction : layer->block[place->block]->tensor[place->tensor].weight;
+    return place->block == BLOCKS ? layer->correction
+                                  : layer->block[place->block]->tensor[place->tensor].weight;
 }
 
-moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
-{
+moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which) {
     const struct place *place = &places[which];
-    return place->block == BLOCKS ? NULL : layer->block[place->block]->tensor[place->tensor].gradient;
+    return place->block == BLOCKS ? NULL
+                                  : layer->block[place->block]->tensor[place->tensor].gradient;
 }
 
-moert_block *moert_layer_block(moert_layer *layer, size_t index)
-{
+void moert_layer_weights_changed(moert_layer *layer) {
+    layer->weights_changed = true;
+}
+
+moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
 }
 
-const moert_routing *moert_layer_routing(const moert_layer *layer)
-{
+const moert_routing *moert_layer_routing(const moert_layer *layer) {
     return &layer->routing;
 }
 
-size_t moert_layer_first_expert(const moert_layer *layer)
-{
+size_t moert_layer_first_expert(const moert_layer *layer) {
     return layer->first_expert;
 }
 
-size_t moert_layer_local_experts(const moert_layer *layer)
-{
+size_t moert_layer_local_experts(const moert_layer *layer) {
     return layer->local_experts;
 }
 
-const uint64_t *moert_layer_expert_counts(const moert_layer *layer)
-{
+const uint64_t *moert_layer_expert_counts(const moert_layer *layer) {
     return layer->plan != NULL ? layer->plan->plan->expert_counts : NULL;
 }

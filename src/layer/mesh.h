@@ -1,5 +1,6 @@
 /*
- * The EP x EDP arrangement of the ranks, and what layers on it share: the exchange, windows that no layer keeps, scratch.
+ * The EP x EDP arrangement of the ranks, and what layers on it share: the exchange, windows that no
+ * layer keeps, scratch.
  */
 #ifndef MOERT_LAYER_MESH_H
 #define MOERT_LAYER_MESH_H
@@ -10,11 +11,19 @@
 
 /* Scratch buffers, valid until the next operation that uses the same one. */
 typedef enum moert_scratch {
-    MOERT_SCRATCH_PARTIAL, /* partial gradients per sequence */
-    MOERT_SCRATCH_HIDDEN,  /* [M or T, I] */
-    MOERT_SCRATCH_SLOTS,   /* [T,K] */
-    MOERT_SCRATCH_LOGITS,  /* [T,E] */
-    MOERT_SCRATCH_TOKENS,  /* [T,H] */
+    MOERT_SCRATCH_PARTIAL,   /* partial gradients per sequence */
+    MOERT_SCRATCH_HIDDEN,    /* [M or T, I] */
+    MOERT_SCRATCH_SLOTS,     /* [T,K] */
+    MOERT_SCRATCH_LOGITS,    /* [T,E] */
+    MOERT_SCRATCH_TOKENS,    /* [T,H] */
+    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window without gaps */
+    MOERT_SCRATCH_CODES,     /* what quantisers write */
+    MOERT_SCRATCH_SCALES,    /* likewise */
+    MOERT_SCRATCH_GLOBAL,    /* [L] */
+    MOERT_SCRATCH_AMAX,      /* [L] */
+    MOERT_SCRATCH_ENDS,      /* uint32 [L] */
+    MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
+    MOERT_SCRATCH_ROUNDED_Y,
     MOERT_SCRATCHES
 } moert_scratch;
 
@@ -38,13 +47,16 @@ struct moert_mesh {
     moert_buffer *scratch[MOERT_SCRATCHES];
 };
 
-/* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of moert_mesh_create. */
+/* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of
+ * moert_mesh_create. */
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
 
 /* A scratch buffer of at least `floats`. */
-moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats, moert_buffer **buffer);
+moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
+                                moert_buffer **buffer);
 
 /* The shared window with rows of `width` floats. Collective when the width is new. */
-moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width, moert_window **window);
+moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
+                               moert_window **window);
 
 #endif

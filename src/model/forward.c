@@ -7,16 +7,16 @@
 #include "ops/dense.h"
 
 /* Uploads this rank's share of the batch. */
-static moert_status take_batch(moert_model *model, const moert_model_batch *batch)
-{
+static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
-    moert_model_share(batch->total_sequences, moert_comm_rank(model->mesh->world), moert_comm_size(model->mesh->world),
-                      &first, &count);
+    moert_model_share(batch->total_sequences, moert_comm_rank(model->mesh->world),
+                      moert_comm_size(model->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
     uint32_t *ends;
     if (length > model->config.max_positions)
-        return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the model's max_position_embeddings, %zu", length,
-                          model->config.max_positions);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
+                          length, model->config.max_positions);
     MOERT_TRY(moert_alloc(&ends, count, sizeof *ends));
     for (size_t i = 0; i < count; i++)
         ends[i] = (uint32_t)((i + 1) * length);
@@ -35,29 +35,35 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     return MOERT_OK;
 }
 
-static moert_status prepare_rope(moert_model *model)
-{
+static moert_status prepare_rope(moert_model *model) {
     if (model->rope != NULL && model->rope_length >= model->length)
         return MOERT_OK;
     moert_buffer_destroy(model->rope);
     model->rope = NULL;
     model->rope_length = model->length;
-    return moert_rope_table_create(model->device, model->length, model->config.head_size, model->config.rope_theta,
-                                   &model->rope);
+    return moert_rope_table_create(model->device, model->length, model->config.head_size,
+                                   model->config.rope_theta, &model->rope);
 }
 
-static moert_status reserve_layer(moert_model *model, moert_model_layer *layer)
-{
+static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
-    size_t t = model->batch.tokens, q = t * c->heads * c->head_size, kv = t * c->kv_heads * c->head_size;
+    size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
+           kv = t * c->kv_heads * c->head_size;
     const struct {
         moert_buffer **buffer;
         size_t floats;
     } rows[] = {
-        {&layer->normed, t * c->hidden},      {&layer->rstd, t},         {&layer->q, q},
-        {&layer->k, kv},                      {&layer->v, kv},           {&layer->attended, q},
-        {&layer->lse, t * c->heads},          {&layer->middle, t * c->hidden},
-        {&layer->post_normed, t * c->hidden}, {&layer->post_rstd, t},    {&layer->out, t * c->hidden},
+        {&layer->normed, t * c->hidden},
+        {&layer->rstd, t},
+        {&layer->q, q},
+        {&layer->k, kv},
+        {&layer->v, kv},
+        {&layer->attended, q},
+        {&layer->lse, t * c->heads},
+        {&layer->middle, t * c->hidden},
+        {&layer->post_normed, t * c->hidden},
+        {&layer->post_rstd, t},
+        {&layer->out, t * c->hidden},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         MOERT_TRY(moert_model_reserve(model, rows[i].floats, rows[i].buffer));
@@ -70,76 +76,82 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer)
 }
 
 /* q or k: projection, norm over each head where the model has one, rotation. */
-static moert_status project_heads(moert_model *model, const moert_model_layer *layer, size_t weight, size_t norm,
-                                  size_t heads, moert_buffer *raw, moert_buffer *rstd, moert_buffer *out)
-{
+static moert_status project_heads(moert_model *model, const moert_model_layer *layer, size_t weight,
+                                  size_t norm, size_t heads, moert_buffer *raw, moert_buffer *rstd,
+                                  moert_buffer *out) {
     const moert_model_config *c = &model->config;
     const moert_block_tensor *tensor = layer->attention->tensor;
     size_t tokens = model->batch.tokens;
     moert_buffer *projected = c->qk_norm ? raw : out;
-    moert_gemm gemm =
-        moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed, tensor[weight].weight, projected);
+    moert_gemm gemm = moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed,
+                                       tensor[weight].weight, projected);
     MOERT_TRY(moert_gemm_forward(&gemm));
     if (c->qk_norm)
-        MOERT_TRY(moert_norm_forward(tokens * heads, c->head_size, c->norm_epsilon, raw, tensor[norm].weight, out, rstd));
+        MOERT_TRY(moert_norm_forward(tokens * heads, c->head_size, c->norm_epsilon, raw,
+                                     tensor[norm].weight, out, rstd));
     return moert_rope(tokens, model->length, heads, c->head_size, model->rope, false, out);
 }
 
 /* middle = x + attention(norm(x)) */
-static moert_status attend(moert_model *model, moert_model_layer *layer, const moert_buffer *x)
-{
+static moert_status attend(moert_model *model, moert_model_layer *layer, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     const moert_block_tensor *tensor = layer->attention->tensor;
-    size_t tokens = model->batch.tokens, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
+    size_t tokens = model->batch.tokens, q = c->heads * c->head_size,
+           kv = c->kv_heads * c->head_size;
     moert_phase_set("attention");
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x, tensor[ATTN_INPUT_NORM].weight, layer->normed,
-                                 layer->rstd));
-    MOERT_TRY(project_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw, layer->q_rstd, layer->q));
-    MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw, layer->k_rstd, layer->k));
-    moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, tensor[ATTN_V].weight, layer->v);
+    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x,
+                                 tensor[ATTN_INPUT_NORM].weight, layer->normed, layer->rstd));
+    MOERT_TRY(project_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
+                            layer->q_rstd, layer->q));
+    MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
+                            layer->k_rstd, layer->k));
+    moert_gemm gemm =
+        moert_model_gemm(model, kv, c->hidden, layer->normed, tensor[ATTN_V].weight, layer->v);
     MOERT_TRY(moert_gemm_forward(&gemm));
     const moert_attention attention = moert_model_attention(model, layer);
     MOERT_TRY(moert_attention_forward(&attention));
-    gemm = moert_model_gemm(model, c->hidden, q, layer->attended, tensor[ATTN_O].weight, layer->middle);
+    gemm = moert_model_gemm(model, c->hidden, q, layer->attended, tensor[ATTN_O].weight,
+                            layer->middle);
     MOERT_TRY(moert_gemm_forward(&gemm));
     return moert_add(tokens * c->hidden, x, layer->middle);
 }
 
 /* out = middle + moe(norm(middle)) */
-static moert_status think(moert_model *model, moert_model_layer *layer)
-{
+static moert_status think(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
     MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, layer->middle,
-                                 layer->attention->tensor[ATTN_POST_NORM].weight, layer->post_normed, layer->post_rstd));
+                                 layer->attention->tensor[ATTN_POST_NORM].weight,
+                                 layer->post_normed, layer->post_rstd));
     MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
 
-static moert_status project_logits(moert_model *model, const moert_buffer *x)
-{
+static moert_status project_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
     moert_phase_set("logits");
     MOERT_TRY(moert_model_reserve(model, tokens * c->hidden, &model->final_normed));
     MOERT_TRY(moert_model_reserve(model, tokens, &model->final_rstd));
     MOERT_TRY(moert_model_reserve(model, tokens * c->vocabulary, &model->logits));
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x, model->outer->tensor[OUTER_NORM].weight,
-                                 model->final_normed, model->final_rstd));
-    moert_gemm gemm = moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed,
-                                       model->outer->tensor[moert_model_head(model)].weight, model->logits);
+    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x,
+                                 model->outer->tensor[OUTER_NORM].weight, model->final_normed,
+                                 model->final_rstd));
+    moert_gemm gemm =
+        moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed,
+                         model->outer->tensor[moert_model_head(model)].weight, model->logits);
     return moert_gemm_forward(&gemm);
 }
 
-moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch)
-{
+moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
     const moert_model_config *c = &model->config;
     moert_phase_set("embedding");
     MOERT_TRY(take_batch(model, batch));
     MOERT_TRY(prepare_rope(model));
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
-    MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden, model->outer->tensor[OUTER_EMBED].weight,
-                                      model->tokens, model->embedded));
+    MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
+                                      model->outer->tensor[OUTER_EMBED].weight, model->tokens,
+                                      model->embedded));
     const moert_buffer *x = model->embedded;
     for (size_t i = 0; i < c->layers; i++) {
         moert_model_layer *layer = &model->layer[i];
@@ -151,8 +163,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     return project_logits(model, x);
 }
 
-moert_status moert_model_logits(moert_model *model, size_t token, float *out)
-{
+moert_status moert_model_logits(moert_model *model, size_t token, float *out) {
     size_t bytes = model->config.vocabulary * sizeof(float);
     return moert_buffer_read(model->logits, token * bytes, out, bytes);
 }

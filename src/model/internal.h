@@ -8,7 +8,17 @@
 #include "ops/dense.h"
 
 /* Tensors of an attention block and of the outer block, in order. */
-enum { ATTN_INPUT_NORM, ATTN_Q, ATTN_K, ATTN_V, ATTN_O, ATTN_Q_NORM, ATTN_K_NORM, ATTN_POST_NORM, ATTN_TENSORS };
+enum {
+    ATTN_INPUT_NORM,
+    ATTN_Q,
+    ATTN_K,
+    ATTN_V,
+    ATTN_O,
+    ATTN_Q_NORM,
+    ATTN_K_NORM,
+    ATTN_POST_NORM,
+    ATTN_TENSORS
+};
 enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
 typedef struct moert_model_layer {
@@ -42,14 +52,14 @@ struct moert_model {
     moert_batch batch;
     size_t length;
     moert_buffer *ends, *tokens, *targets;
-    moert_buffer *embedded;             /* [T,H] */
+    moert_buffer *embedded; /* [T,H] */
     moert_buffer *final_normed, *final_rstd;
-    moert_buffer *logits, *token_loss;  /* [T,V], [T] */
-    moert_model_losses losses;          /* of the last loss */
+    moert_buffer *logits, *token_loss; /* [T,V], [T] */
+    moert_model_losses losses;         /* of the last loss */
     double factor;
 
     /* scratch of backward */
-    moert_buffer *d, *dn;               /* [T,H] gradients of the residual and of a norm's output */
+    moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
     moert_buffer *datt, *dq, *dk, *dv;
 };
 
@@ -57,15 +67,15 @@ struct moert_model {
 moert_status moert_model_list_tensors(moert_model *model);
 
 /* Makes room for `floats` in *buffer. */
-static inline moert_status moert_model_reserve(moert_model *model, size_t floats, moert_buffer **buffer)
-{
+static inline moert_status moert_model_reserve(moert_model *model, size_t floats,
+                                               moert_buffer **buffer) {
     return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
 }
 
 /* A dense layer of `model` over its batch: y[T,n] = x[T,k] weight^T. */
-static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k, const moert_buffer *x,
-                                          moert_buffer *weight, const moert_buffer *y)
-{
+static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
+                                          const moert_buffer *x, moert_buffer *weight,
+                                          const moert_buffer *y) {
     return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
                         .n = n,
                         .k = k,
@@ -75,8 +85,8 @@ static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, si
                         .y = (moert_buffer *)y};
 }
 
-static inline moert_attention moert_model_attention(const moert_model *model, const moert_model_layer *layer)
-{
+static inline moert_attention moert_model_attention(const moert_model *model,
+                                                    const moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
     return (moert_attention){.sequences = model->batch.sequences,
                              .length = model->length,
@@ -92,8 +102,7 @@ static inline moert_attention moert_model_attention(const moert_model *model, co
 }
 
 /* The matrix that makes the logits: lm_head, or the embedding when tied. */
-static inline size_t moert_model_head(const moert_model *model)
-{
+static inline size_t moert_model_head(const moert_model *model) {
     return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;
 }
 

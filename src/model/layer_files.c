@@ -6,8 +6,7 @@
 
 #include "base/memory.h"
 
-moert_layer_options moert_layer_options_of(const moert_model_config *config)
-{
+moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
     options.hidden = config->hidden;
     options.intermediate = config->intermediate;
@@ -17,6 +16,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config)
     options.router_bias = config->router_bias;
     options.correction_bias = config->correction_bias;
     options.expert_biases = config->expert_biases;
+    options.precision = config->precision;
     return options;
 }
 
@@ -27,16 +27,16 @@ typedef struct slice_list {
     size_t count;
 } slice_list;
 
-static moert_layer_slice *add(slice_list *list, moert_layer_tensor which, size_t rows, size_t columns)
-{
+static moert_layer_slice *add(slice_list *list, moert_layer_tensor which, size_t rows,
+                              size_t columns) {
     moert_layer_slice *slice = &list->slices[list->count++];
-    *slice = (moert_layer_slice){.rank = 2, .shape = {rows, columns}, .rows = rows, .columns = columns, .which = which};
+    *slice = (moert_layer_slice){
+        .rank = 2, .shape = {rows, columns}, .rows = rows, .columns = columns, .which = which};
     return slice;
 }
 
-static void add_named(slice_list *list, const char *suffix, moert_layer_tensor which, size_t rank, size_t rows,
-                      size_t columns)
-{
+static void add_named(slice_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
+                      size_t rows, size_t columns) {
     moert_layer_slice *slice = add(list, which, rows, columns);
     slice->rank = rank;
     if (rank == 1)
@@ -44,24 +44,25 @@ static void add_named(slice_list *list, const char *suffix, moert_layer_tensor w
     moert_moe_tensor_name(list->config, list->layer, suffix, slice->name, sizeof slice->name);
 }
 
-/* The three projections of one expert (or of the shared one, SIZE_MAX) at `place` of the layer's tensors. */
-static void add_expert(slice_list *list, size_t expert, size_t place, size_t width, moert_layer_tensor in,
-                       moert_layer_tensor out)
-{
+/* The three projections of one expert (or of the shared one, SIZE_MAX) at `place` of the layer's
+ * tensors. */
+static void add_expert(slice_list *list, size_t expert, size_t place, size_t width,
+                       moert_layer_tensor in, moert_layer_tensor out) {
     size_t hidden = list->config->hidden, matrix = width * hidden;
     for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
         bool down = part == MOERT_EXPERT_DOWN;
-        moert_layer_slice *slice = down ? add(list, out, hidden, width) : add(list, in, width, hidden);
-        slice->layer_first = down ? place * matrix : (2 * place + (part == MOERT_EXPERT_UP)) * matrix;
-        moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part, slice->name,
-                                 sizeof slice->name);
+        moert_layer_slice *slice =
+            down ? add(list, out, hidden, width) : add(list, in, width, hidden);
+        slice->layer_first =
+            down ? place * matrix : (2 * place + (part == MOERT_EXPERT_UP)) * matrix;
+        moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
+                                 slice->name, sizeof slice->name);
     }
 }
 
 /* One expert's piece of a tensor [E, ...] that holds all of them. */
-static void add_fused(slice_list *list, const char *suffix, moert_layer_tensor which, size_t expert, size_t place,
-                      size_t rows, size_t columns)
-{
+static void add_fused(slice_list *list, const char *suffix, moert_layer_tensor which, size_t expert,
+                      size_t place, size_t rows, size_t columns) {
     bool matrix = rows > 0;
     moert_layer_slice *slice = add(list, which, matrix ? rows : 1, columns);
     size_t elements = slice->rows * slice->columns;
@@ -75,24 +76,24 @@ static void add_fused(slice_list *list, const char *suffix, moert_layer_tensor w
     moert_moe_tensor_name(list->config, list->layer, suffix, slice->name, sizeof slice->name);
 }
 
-static void add_local_expert(slice_list *list, size_t expert, size_t place)
-{
+static void add_local_expert(slice_list *list, size_t expert, size_t place) {
     const moert_model_config *c = list->config;
     if (!moert_experts_are_fused(c)) {
         add_expert(list, expert, place, c->intermediate, MOERT_LAYER_W1, MOERT_LAYER_W2);
         return;
     }
-    add_fused(list, "experts.gate_up_proj", MOERT_LAYER_W1, expert, place, 2 * c->intermediate, c->hidden);
+    add_fused(list, "experts.gate_up_proj", MOERT_LAYER_W1, expert, place, 2 * c->intermediate,
+              c->hidden);
     add_fused(list, "experts.down_proj", MOERT_LAYER_W2, expert, place, c->hidden, c->intermediate);
     if (c->expert_biases) {
-        add_fused(list, "experts.gate_up_proj_bias", MOERT_LAYER_B1, expert, place, 0, 2 * c->intermediate);
+        add_fused(list, "experts.gate_up_proj_bias", MOERT_LAYER_B1, expert, place, 0,
+                  2 * c->intermediate);
         add_fused(list, "experts.down_proj_bias", MOERT_LAYER_B2, expert, place, 0, c->hidden);
     }
 }
 
-moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first, size_t count,
-                                moert_layer_slice **slices, size_t *slice_count)
-{
+moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first,
+                                size_t count, moert_layer_slice **slices, size_t *slice_count) {
     slice_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
     const char *router = config->family == MOERT_FAMILY_GPT_OSS ? "router.weight" : "gate.weight";
@@ -103,7 +104,8 @@ moert_status moert_layer_slices(const moert_model_config *config, size_t index, 
     if (config->correction_bias)
         add_named(&list, "gate.e_score_correction_bias", MOERT_LAYER_CORRECTION, 1, 1, experts);
     if (config->shared_intermediate > 0)
-        add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1, MOERT_LAYER_SHARED_W2);
+        add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1,
+                   MOERT_LAYER_SHARED_W2);
     for (size_t e = 0; e < count; e++)
         add_local_expert(&list, first + e, e);
     *slices = list.slices;
@@ -111,16 +113,17 @@ moert_status moert_layer_slices(const moert_model_config *config, size_t index, 
     return MOERT_OK;
 }
 
-moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files, size_t index)
-{
+moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
+                                     size_t index) {
     moert_layer_slice *slices;
     const moert_tensor *tensor;
     size_t count;
     MOERT_TRY(moert_layer_slices(config, index, 0, config->router.experts, &slices, &count));
     moert_status status = MOERT_OK;
     if (moert_tensors_find(files, slices[0].name) == NULL)
-        status = MOERT_FAIL(ERROR_MISMATCH, "layer %zu is not a MoE layer of these files: there is no tensor %s", index,
-                            slices[0].name);
+        status = MOERT_FAIL(ERROR_MISMATCH,
+                            "layer %zu is not a MoE layer of these files: there is no tensor %s",
+                            index, slices[0].name);
     for (size_t i = 0; i < count && status == MOERT_OK; i++)
         status = moert_tensors_get(files, slices[i].name, slices[i].rank, slices[i].shape, &tensor);
     free(slices);
@@ -128,21 +131,19 @@ moert_status moert_layer_check_files(const moert_model_config *config, const moe
 }
 
 /* target[columns, rows] = source[rows, columns] turned. */
-static void transpose(const float *source, size_t rows, size_t columns, float *target)
-{
+static void transpose(const float *source, size_t rows, size_t columns, float *target) {
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++)
             target[c * rows + r] = source[r * columns + c];
 }
 
 /* Room for a slice, and for its transposition behind it. */
-static moert_status alloc_slice(const moert_layer_slice *slice, float **values)
-{
+static moert_status alloc_slice(const moert_layer_slice *slice, float **values) {
     return moert_alloc(values, 2 * slice->rows * slice->columns, sizeof **values);
 }
 
-static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slice, const moert_tensors *files)
-{
+static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slice,
+                               const moert_tensors *files) {
     size_t elements = slice->rows * slice->columns;
     const moert_tensor *tensor;
     float *values;
@@ -152,30 +153,30 @@ static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slic
     if (slice->transposed)
         transpose(values, slice->columns, slice->rows, values + elements);
     if (status == MOERT_OK)
-        status = moert_buffer_write(moert_layer_weight(layer, slice->which), slice->layer_first * sizeof(float),
-                                    slice->transposed ? values + elements : values, elements * sizeof(float));
+        status = moert_buffer_write(
+            moert_layer_weight(layer, slice->which), slice->layer_first * sizeof(float),
+            slice->transposed ? values + elements : values, elements * sizeof(float));
     free(values);
     return status;
 }
 
 moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slices, size_t count,
-                              const moert_tensors *files)
-{
+                              const moert_tensors *files) {
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(load_slice(layer, &slices[i], files));
+    moert_layer_weights_changed(layer);
     return MOERT_OK;
 }
 
 static moert_status put_gradient(const moert_buffer *gradient, const moert_layer_slice *slice,
-                                 moert_tensor_writer *writer)
-{
+                                 moert_tensor_writer *writer) {
     size_t elements = slice->rows * slice->columns;
     char name[sizeof slice->name + 8];
     float *values;
     snprintf(name, sizeof name, "grad.%s", slice->name);
     MOERT_TRY(alloc_slice(slice, &values));
-    moert_status status =
-        moert_buffer_read(gradient, slice->layer_first * sizeof(float), values, elements * sizeof(float));
+    moert_status status = moert_buffer_read(gradient, slice->layer_first * sizeof(float), values,
+                                            elements * sizeof(float));
     if (slice->transposed)
         transpose(values, slice->rows, slice->columns, values + elements);
     if (status == MOERT_OK)
@@ -185,13 +186,12 @@ static moert_status put_gradient(const moert_buffer *gradient, const moert_layer
     return status;
 }
 
-moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices, size_t count,
-                                       bool replicated, moert_tensor_writer *writer)
-{
+moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices,
+                                       size_t count, bool replicated, moert_tensor_writer *writer) {
     for (size_t i = 0; i < count; i++) {
         moert_layer_tensor which = slices[i].which;
-        bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2 || which == MOERT_LAYER_B1 ||
-                         which == MOERT_LAYER_B2;
+        bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2 ||
+                         which == MOERT_LAYER_B1 || which == MOERT_LAYER_B2;
         const moert_buffer *gradient = moert_layer_gradient(layer, which);
         if (gradient != NULL && (of_expert || replicated))
             MOERT_TRY(put_gradient(gradient, &slices[i], writer));

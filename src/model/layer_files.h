@@ -1,8 +1,9 @@
 /*
- * A single MoE layer in its model's files: weights in, gradients out, in the names and layouts of the five families.
+ * A single MoE layer in its model's files: weights in, gradients out, in the names and layouts of
+ * the five families.
  *
- * A slice is a contiguous piece of a file's tensor and the piece of a layer's tensor that it is, transposed where the
- * file holds [in, out] matrices (gpt-oss; never guessed from shapes).
+ * A slice is a contiguous piece of a file's tensor and the piece of a layer's tensor that it is,
+ * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
  */
 #ifndef MOERT_MODEL_LAYER_FILES_H
 #define MOERT_MODEL_LAYER_FILES_H
@@ -24,20 +25,23 @@ typedef struct moert_layer_slice {
 moert_layer_options moert_layer_options_of(const moert_model_config *config);
 
 /*
- * The slices of layer `index` for the experts [first, first + count), replicated tensors included; *slices is to be freed.
+ * The slices of layer `index` for the experts [first, first + count), replicated tensors included;
+ * *slices is to be freed.
  */
-moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first, size_t count,
-                                moert_layer_slice **slices, size_t *slice_count);
+moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first,
+                                size_t count, moert_layer_slice **slices, size_t *slice_count);
 
 /* ERROR_MISMATCH if the tensors of layer `index` are not there or do not make a MoE layer. */
-moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files, size_t index);
+moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
+                                     size_t index);
 
 /* Reads this rank's weights. Not collective. */
 moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slices, size_t count,
                               const moert_tensors *files);
 
-/* Writes this rank's gradients as "grad." + name; replicated ones only when asked. Not collective. */
-moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices, size_t count,
-                                       bool replicated, moert_tensor_writer *writer);
+/* Writes this rank's gradients as "grad." + name; replicated ones only when asked. Not collective.
+ */
+moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices,
+                                       size_t count, bool replicated, moert_tensor_writer *writer);
 
 #endif

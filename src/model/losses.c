@@ -1,6 +1,7 @@
 /*
- * The losses of a forward pass: cross-entropy, load balancing, z. Everything is summed in float64, per sequence on the rank
- * that has it, then over all sequences in order, so that the digits do not depend on the number of ranks.
+ * The losses of a forward pass: cross-entropy, load balancing, z. Everything is summed in float64,
+ * per sequence on the rank that has it, then over all sequences in order, so that the digits do not
+ * depend on the number of ranks.
  */
 #include <stdlib.h>
 
@@ -9,8 +10,7 @@
 #include "model/internal.h"
 
 /* sum[n] over all sequences, in order, of mine[sequences, n]. Collective. */
-static moert_status sum_sequences(moert_model *model, const double *mine, size_t n, double *sum)
-{
+static moert_status sum_sequences(moert_model *model, const double *mine, size_t n, double *sum) {
     moert_comm *world = model->mesh->world;
     size_t ranks = moert_comm_size(world), total = model->batch.total_sequences, *bytes = NULL;
     double *all = NULL;
@@ -34,9 +34,8 @@ done:
 }
 
 /* per_sequence[s * stride] = sum over its tokens of value[t], squared when asked. */
-static moert_status sum_tokens(const moert_model *model, const moert_buffer *value, bool square, double *per_sequence,
-                               size_t stride)
-{
+static moert_status sum_tokens(const moert_model *model, const moert_buffer *value, bool square,
+                               double *per_sequence, size_t stride) {
     size_t tokens = model->batch.tokens;
     float *values;
     MOERT_TRY(moert_alloc(&values, tokens, sizeof *values));
@@ -54,23 +53,23 @@ static moert_status sum_tokens(const moert_model *model, const moert_buffer *val
 }
 
 /* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses. */
-static size_t column_of_layer(const moert_model *model, size_t layer)
-{
+static size_t column_of_layer(const moert_model *model, size_t layer) {
     return 1 + layer * (1 + model->config.router.experts);
 }
 
-static moert_status sum_layer(moert_model *model, size_t index, double *per_sequence, size_t columns)
-{
+static moert_status sum_layer(moert_model *model, size_t index, double *per_sequence,
+                              size_t columns) {
     const moert_model_config *c = &model->config;
     moert_layer *moe = model->layer[index].moe;
     const moert_routing *routing = moert_layer_routing(moe);
-    size_t sequences = model->batch.sequences, experts = c->router.experts, column = column_of_layer(model, index);
+    size_t sequences = model->batch.sequences, experts = c->router.experts,
+           column = column_of_layer(model, index);
     moert_buffer *mass;
     float *values = NULL;
     MOERT_TRY(sum_tokens(model, routing->lse, true, per_sequence + column, columns));
     MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, sequences * experts, &mass));
-    MOERT_TRY(moert_router_mass(model->device, &c->router, model->batch.tokens, routing->scores, model->batch.ends,
-                                sequences, mass));
+    MOERT_TRY(moert_router_mass(model->device, &c->router, model->batch.tokens, routing->scores,
+                                model->batch.ends, sequences, mass));
     MOERT_TRY(moert_alloc(&values, sequences * experts, sizeof *values));
     moert_status status = moert_buffer_read(mass, 0, values, sequences * experts * sizeof *values);
     for (size_t s = 0; status == MOERT_OK && s < sequences; s++)
@@ -81,8 +80,7 @@ static moert_status sum_layer(moert_model *model, size_t index, double *per_sequ
 }
 
 /* counts[layers, E] over all ranks. Collective when there are replicas. */
-static moert_status gather_counts(moert_model *model, uint64_t *counts)
-{
+static moert_status gather_counts(moert_model *model, uint64_t *counts) {
     size_t experts = model->config.router.experts, n = model->config.layers * experts;
     size_t replicas = moert_comm_size(model->mesh->replicas);
     uint64_t *all = NULL;
@@ -103,8 +101,7 @@ static moert_status gather_counts(moert_model *model, uint64_t *counts)
 }
 
 /* Largest over mean slots per expert, in the worst layer. */
-static double expert_load(const moert_model *model, const uint64_t *counts)
-{
+static double expert_load(const moert_model *model, const uint64_t *counts) {
     size_t experts = model->config.router.experts;
     double worst = 0.0;
     for (size_t l = 0; l < model->config.layers; l++) {
@@ -121,9 +118,8 @@ static double expert_load(const moert_model *model, const uint64_t *counts)
 }
 
 /* One loss over the slots and masses of all layers together; every layer gets the same gradient. */
-static moert_status balance_together(moert_model *model, const uint64_t *counts, const double *sums, double coefficient,
-                                     float *gradient, double *aux)
-{
+static moert_status balance_together(moert_model *model, const uint64_t *counts, const double *sums,
+                                     double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
     double rows = (double)(c->layers * model->batch.total_sequences * model->length), *mass;
@@ -136,9 +132,11 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
                 mass[e] += sums[column_of_layer(model, l) + 1 + e];
                 count[e] += counts[l * experts + e];
             }
-        *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, count, mass, rows, coefficient, gradient);
+        *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, count, mass, rows,
+                                     coefficient, gradient);
         for (size_t l = 0; l < c->layers && status == MOERT_OK; l++)
-            status = moert_buffer_write(model->layer[l].aux_gradient, 0, gradient, experts * sizeof *gradient);
+            status = moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
+                                        experts * sizeof *gradient);
         free(count);
     }
     free(mass);
@@ -146,24 +144,24 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
 }
 
 /* One loss per layer, summed. */
-static moert_status balance_layers(moert_model *model, const uint64_t *counts, const double *sums, double coefficient,
-                                   float *gradient, double *aux)
-{
+static moert_status balance_layers(moert_model *model, const uint64_t *counts, const double *sums,
+                                   double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
     double rows = (double)(model->batch.total_sequences * model->length);
     *aux = 0.0;
     for (size_t l = 0; l < c->layers; l++) {
         *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, counts + l * experts,
-                                      sums + column_of_layer(model, l) + 1, rows, coefficient, gradient);
-        MOERT_TRY(moert_buffer_write(model->layer[l].aux_gradient, 0, gradient, experts * sizeof *gradient));
+                                      sums + column_of_layer(model, l) + 1, rows, coefficient,
+                                      gradient);
+        MOERT_TRY(moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
+                                     experts * sizeof *gradient));
     }
     return MOERT_OK;
 }
 
 /* Per-sequence sums of this rank, then over all sequences: sums[columns]. */
-static moert_status sum_everything(moert_model *model, size_t columns, double *sums)
-{
+static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
     double *per_sequence;
     MOERT_TRY(moert_alloc(&per_sequence, model->batch.sequences, columns * sizeof *per_sequence));
     moert_status status = sum_tokens(model, model->token_loss, false, per_sequence, columns);
@@ -176,8 +174,7 @@ static moert_status sum_everything(moert_model *model, size_t columns, double *s
 }
 
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
-                              moert_model_result *result)
-{
+                              moert_model_result *result) {
     const moert_model_config *c = &model->config;
     size_t columns = column_of_layer(model, c->layers), experts = c->router.experts;
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
@@ -188,8 +185,8 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     model->losses = *losses;
     model->factor = factor;
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));
-    MOERT_TRY(moert_cross_entropy(model->batch.tokens, c->vocabulary, model->targets, (float)(factor / tokens),
-                                  model->logits, model->token_loss));
+    MOERT_TRY(moert_cross_entropy(model->batch.tokens, c->vocabulary, model->targets,
+                                  (float)(factor / tokens), model->logits, model->token_loss));
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
     MOERT_TRY_OR(done, moert_alloc(&counts, c->layers * experts, sizeof *counts));
     MOERT_TRY_OR(done, moert_alloc(&gradient, experts, sizeof *gradient));

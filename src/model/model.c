@@ -7,10 +7,10 @@
 #include "base/rng.h"
 #include "model/layer_files.h"
 
-static moert_status create_attention(moert_model *model, moert_block **block)
-{
+static moert_status create_attention(moert_model *model, moert_block **block) {
     const moert_model_config *c = &model->config;
-    size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size, head_norm = c->qk_norm ? c->head_size : 0;
+    size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size,
+           head_norm = c->qk_norm ? c->head_size : 0;
     const size_t elements[ATTN_TENSORS] = {
         [ATTN_INPUT_NORM] = c->hidden, [ATTN_Q] = q * c->hidden,    [ATTN_K] = kv * c->hidden,
         [ATTN_V] = kv * c->hidden,     [ATTN_O] = c->hidden * q,    [ATTN_Q_NORM] = head_norm,
@@ -18,21 +18,22 @@ static moert_status create_attention(moert_model *model, moert_block **block)
     return moert_block_create(model->device, true, elements, ATTN_TENSORS, block);
 }
 
-
-static moert_status create_parts(moert_model *model)
-{
+static moert_status create_parts(moert_model *model) {
     const moert_model_config *c = &model->config;
     const moert_layer_options options = moert_layer_options_of(c);
     const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
                                          [OUTER_NORM] = c->hidden,
-                                         [OUTER_HEAD] = c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
-    moert_status status = moert_block_create(model->device, true, outer, OUTER_TENSORS, &model->outer);
+                                         [OUTER_HEAD] =
+                                             c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
+    moert_status status =
+        moert_block_create(model->device, true, outer, OUTER_TENSORS, &model->outer);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
         status = create_attention(model, &model->layer[i].attention);
         if (status == MOERT_OK)
-            status = moert_buffer_create(model->device, c->router.experts * sizeof(float), &model->layer[i].aux_gradient);
+            status = moert_buffer_create(model->device, c->router.experts * sizeof(float),
+                                         &model->layer[i].aux_gradient);
     }
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
     for (size_t i = 0; i < c->layers; i++)
@@ -40,8 +41,8 @@ static moert_status create_parts(moert_model *model)
     return moert_comm_agree(model->mesh->world, moert_model_list_tensors(model));
 }
 
-moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config, moert_model **model)
-{
+moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
+                                moert_model **model) {
     moert_model *made;
     moert_status status;
     MOERT_TRY(moert_comm_agree(mesh->world, moert_model_config_check_model(config)));
@@ -58,28 +59,27 @@ fail:
     return status;
 }
 
-static void destroy_layer(moert_model_layer *layer)
-{
-    moert_buffer *const buffers[] = {layer->aux_gradient, layer->normed,   layer->rstd,        layer->q_raw,
-                                     layer->k_raw,        layer->q_rstd,   layer->k_rstd,      layer->q,
-                                     layer->k,            layer->v,        layer->attended,    layer->lse,
-                                     layer->middle,       layer->post_normed, layer->post_rstd, layer->out};
+static void destroy_layer(moert_model_layer *layer) {
+    moert_buffer *const buffers[] = {
+        layer->aux_gradient, layer->normed, layer->rstd,   layer->q_raw,       layer->k_raw,
+        layer->q_rstd,       layer->k_rstd, layer->q,      layer->k,           layer->v,
+        layer->attended,     layer->lse,    layer->middle, layer->post_normed, layer->post_rstd,
+        layer->out};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(layer->attention);
     moert_layer_destroy(layer->moe);
 }
 
-void moert_model_destroy(moert_model *model)
-{
+void moert_model_destroy(moert_model *model) {
     if (model == NULL)
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++)
         destroy_layer(&model->layer[i]);
-    moert_buffer *const buffers[] = {model->rope,         model->ends,       model->tokens, model->targets,
-                                     model->embedded,     model->final_normed, model->final_rstd, model->logits,
-                                     model->token_loss,   model->d,          model->dn,     model->datt,
-                                     model->dq,           model->dk,         model->dv};
+    moert_buffer *const buffers[] = {
+        model->rope,         model->ends,       model->tokens, model->targets,    model->embedded,
+        model->final_normed, model->final_rstd, model->logits, model->token_loss, model->d,
+        model->dn,           model->datt,       model->dq,     model->dk,         model->dv};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(model->outer);
@@ -88,18 +88,21 @@ void moert_model_destroy(moert_model *model)
     free(model);
 }
 
-const moert_model_config *moert_model_describe(const moert_model *model)
-{
+const moert_model_config *moert_model_describe(const moert_model *model) {
     return &model->config;
 }
 
-moert_mesh *moert_model_mesh(const moert_model *model)
-{
+moert_mesh *moert_model_mesh(const moert_model *model) {
     return model->mesh;
 }
 
-moert_status moert_model_initialize(moert_model *model, uint64_t seed)
-{
+void moert_model_weights_changed(moert_model *model) {
+    for (size_t i = 0; i < model->config.layers; i++)
+        moert_layer_weights_changed(model->layer[i].moe);
+}
+
+moert_status moert_model_initialize(moert_model *model, uint64_t seed) {
+    moert_model_weights_changed(model);
     for (size_t t = 0; t < model->tensor_count; t++) {
         const moert_model_tensor *tensor = &model->tensor[t];
         if (tensor->block == NULL)
@@ -108,24 +111,23 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed)
         float *values;
         MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
         for (size_t i = 0; i < tensor->elements; i++)
-            values[i] = tensor->is_matrix
-                            ? (float)(moert_rng_normal(seed, stream, i) * (double)model->config.initializer_range)
-                            : 1.0f;
-        moert_status status = moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
-                                                 tensor->elements * sizeof(float));
+            values[i] = tensor->is_matrix ? (float)(moert_rng_normal(seed, stream, i) *
+                                                    (double)model->config.initializer_range)
+                                          : 1.0f;
+        moert_status status =
+            moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
+                               tensor->elements * sizeof(float));
         free(values);
         MOERT_TRY(status);
     }
     return MOERT_OK;
 }
 
-size_t moert_model_block_count(const moert_model *model)
-{
+size_t moert_model_block_count(const moert_model *model) {
     return 1 + 4 * model->config.layers;
 }
 
-moert_block *moert_model_block(const moert_model *model, size_t index)
-{
+moert_block *moert_model_block(const moert_model *model, size_t index) {
     if (index == 0)
         return model->outer;
     const moert_model_layer *layer = &model->layer[(index - 1) / 4];
@@ -133,8 +135,7 @@ moert_block *moert_model_block(const moert_model *model, size_t index)
     return part == 0 ? layer->attention : moert_layer_block(layer->moe, part - 1);
 }
 
-void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, size_t *count)
-{
+void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, size_t *count) {
     *first = total * rank / size;
     *count = total * (rank + 1) / size - *first;
 }

@@ -1,9 +1,9 @@
 /*
  * A decoder-only transformer in the Mixtral and Qwen3-MoE form, forward and backward on the device.
  *
- * The batch of B sequences of length S is split over the ranks in contiguous pieces (moert_model_share); parameters outside the
- * experts are replicated, with their gradients summed in the tree over sequences. All calls are collective over the
- * mesh's context unless said.
+ * The batch of B sequences of length S is split over the ranks in contiguous pieces
+ * (moert_model_share); parameters outside the experts are replicated, with their gradients summed
+ * in the tree over sequences. All calls are collective over the mesh's context unless said.
  */
 #ifndef MOERT_MODEL_MODEL_H
 #define MOERT_MODEL_MODEL_H
@@ -20,16 +20,24 @@ typedef struct moert_model_losses {
     double aux_coefficient, z_coefficient;
 } moert_model_losses;
 
-/* `config` is copied but for its text. Errors: those of moert_model_config_check_model and of the layers. */
-moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config, moert_model **model);
+/* `config` is copied but for its text. Errors: those of moert_model_config_check_model and of the
+ * layers. */
+moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
+                                moert_model **model);
 void moert_model_destroy(moert_model *model);
 const moert_model_config *moert_model_describe(const moert_model *model);
 moert_mesh *moert_model_mesh(const moert_model *model);
 
-/* Fresh weights: matrices normal with the config's initializer_range, norms 1; by (seed, name, element). Not collective. */
+/* Fresh weights: matrices normal with the config's initializer_range, norms 1; by (seed, name,
+ * element). Not collective. */
 moert_status moert_model_initialize(moert_model *model, uint64_t seed);
 
-/* ---- tensors, in the names and shapes of the model's files; the order is the same on all ranks ---- */
+/* To be called when weights were written other than by the two functions of this file that set
+ * them, as the optimizer does: see moert_layer_weights_changed. Not collective. */
+void moert_model_weights_changed(moert_model *model);
+
+/* ---- tensors, in the names and shapes of the model's files; the order is the same on all ranks
+ * ---- */
 
 typedef struct moert_model_tensor {
     char name[96];
@@ -72,21 +80,23 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
 moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 
 /*
- * The losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it also prepares backward: the logits
- * become their gradient.
+ * The losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it also
+ * prepares backward: the logits become their gradient.
  */
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
 
 /*
- * Gradients of the last loss, complete over ranks for replicated tensors; micro-batch `index` of `count`: the first one
- * replaces, further ones add, the last one also completes the experts' over their replicas.
+ * Gradients of the last loss, complete over ranks for replicated tensors; micro-batch `index` of
+ * `count`: the first one replaces, further ones add, the last one also completes the experts' over
+ * their replicas.
  */
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
 
 /* ---- files ---- */
 
-/* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the same status. */
+/* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the
+ * same status. */
 moert_status moert_model_load(moert_model *model, const char *path);
 
 #endif

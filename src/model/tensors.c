@@ -6,8 +6,7 @@
 #include "io/safetensors.h"
 #include "model/internal.h"
 
-static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns)
-{
+static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
     moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
     *tensor = (moert_model_tensor){.rank = rank,
                                    .shape = {rows, columns},
@@ -18,9 +17,8 @@ static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, siz
 }
 
 /* A tensor that is a whole tensor of a block. */
-static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name, size_t rank, size_t rows,
-                      size_t columns)
-{
+static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name,
+                      size_t rank, size_t rows, size_t columns) {
     if (block->tensor[index].elements == 0)
         return;
     moert_model_tensor *tensor = add(model, rank, rows, columns);
@@ -29,8 +27,7 @@ static void add_whole(moert_model *model, moert_block *block, size_t index, cons
     tensor->offset = block->tensor[index].offset;
 }
 
-static void add_attention(moert_model *model, size_t index)
-{
+static void add_attention(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
     size_t h = c->hidden, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
     const struct {
@@ -49,39 +46,45 @@ static void add_attention(moert_model *model, size_t index)
     for (size_t i = 0; i < ATTN_TENSORS; i++) {
         char name[96];
         snprintf(name, sizeof name, "model.layers.%zu.%s", index, rows[i].suffix);
-        add_whole(model, model->layer[index].attention, i, name, rows[i].rank, rows[i].rows, rows[i].columns);
+        add_whole(model, model->layer[index].attention, i, name, rows[i].rank, rows[i].rows,
+                  rows[i].columns);
     }
 }
 
-/* One projection of one expert: rows of W1 (gate, then up) or W2 in the block of the rank that owns the expert. */
-static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part)
-{
+/* One projection of one expert: rows of W1 (gate, then up) or W2 in the block of the rank that owns
+ * the expert. */
+static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
     const moert_model_config *c = &model->config;
     moert_layer *moe = model->layer[index].moe;
     bool down = part == MOERT_EXPERT_DOWN;
     size_t first = moert_layer_first_expert(moe), local = moert_layer_local_experts(moe);
-    moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate) : add(model, 2, c->intermediate, c->hidden);
+    moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate)
+                                      : add(model, 2, c->intermediate, c->hidden);
     moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
     tensor->replicated = false;
-    tensor->owner = moert_plan_owner(c->router.experts, moert_comm_size(model->mesh->experts), expert);
+    tensor->owner =
+        moert_plan_owner(c->router.experts, moert_comm_size(model->mesh->experts), expert);
     if (expert < first || expert >= first + local)
         return;
     tensor->block = moert_layer_block(moe, down ? 2 : 1);
-    tensor->offset = tensor->block->tensor[0].offset + (expert - first) * tensor->elements * (down ? 1 : 2);
+    tensor->offset =
+        tensor->block->tensor[0].offset + (expert - first) * tensor->elements * (down ? 1 : 2);
     if (part == MOERT_EXPERT_UP)
         tensor->offset += tensor->elements;
 }
 
-moert_status moert_model_list_tensors(moert_model *model)
-{
+moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
-    MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor, OUTER_TENSORS + c->layers * (ATTN_TENSORS + 1 + 3 * c->router.experts)));
-    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", 2, c->vocabulary, c->hidden);
+    MOERT_TRY(MOERT_NEW_ARRAY(
+        &model->tensor, OUTER_TENSORS + c->layers * (ATTN_TENSORS + 1 + 3 * c->router.experts)));
+    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", 2, c->vocabulary,
+              c->hidden);
     for (size_t i = 0; i < c->layers; i++) {
         char name[96];
         add_attention(model, i);
         moert_moe_tensor_name(c, i, "gate.weight", name, sizeof name);
-        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, 2, c->router.experts, c->hidden);
+        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, 2, c->router.experts,
+                  c->hidden);
         for (size_t e = 0; e < c->router.experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
                 add_expert(model, i, e, (moert_expert_part)part);
@@ -91,25 +94,21 @@ moert_status moert_model_list_tensors(moert_model *model)
     return MOERT_OK;
 }
 
-size_t moert_model_tensor_count(const moert_model *model)
-{
+size_t moert_model_tensor_count(const moert_model *model) {
     return model->tensor_count;
 }
 
-const moert_model_tensor *moert_model_tensors(const moert_model *model)
-{
+const moert_model_tensor *moert_model_tensors(const moert_model *model) {
     return model->tensor;
 }
 
-bool moert_model_writes(const moert_model *model, const moert_model_tensor *tensor)
-{
+bool moert_model_writes(const moert_model *model, const moert_model_tensor *tensor) {
     if (tensor->replicated)
         return moert_comm_rank(model->mesh->world) == 0;
     return tensor->block != NULL && moert_comm_rank(model->mesh->replicas) == 0;
 }
 
-static moert_status load_tensor(const moert_tensors *files, const moert_model_tensor *tensor)
-{
+static moert_status load_tensor(const moert_tensors *files, const moert_model_tensor *tensor) {
     const moert_tensor *source;
     float *values;
     MOERT_TRY(moert_tensors_get(files, tensor->name, tensor->rank, tensor->shape, &source));
@@ -124,9 +123,9 @@ static moert_status load_tensor(const moert_tensors *files, const moert_model_te
     return status;
 }
 
-moert_status moert_model_load(moert_model *model, const char *path)
-{
+moert_status moert_model_load(moert_model *model, const char *path) {
     moert_tensors *files = NULL;
+    moert_model_weights_changed(model);
     moert_status status = moert_tensors_open(path, &files);
     for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++)
         status = load_tensor(files, &model->tensor[i]);

@@ -1,5 +1,6 @@
 /*
- * The bias of an expert's second projection, scaled by each row's routing weight (which the GLU has applied to the rest).
+ * The bias of an expert's second projection, scaled by each row's routing weight (which the GLU has
+ * applied to the rest).
  */
 #ifndef MOERT_OPS_BIAS_H
 #define MOERT_OPS_BIAS_H
@@ -12,10 +13,11 @@ typedef struct moert_scaled_bias {
     const moert_buffer *prob; /* [M] at stride prob_stride */
     size_t prob_stride;
     const moert_buffer *bias; /* [G,n] */
-    moert_buffer *y;          /* [M,n] at stride ldy: forward adds prob * bias to it; backward reads the gradient there */
-    moert_buffer *dprob;      /* [M] at stride prob_stride: backward adds <dy, bias> to it */
-    moert_buffer *dbias;      /* [G,n]: gradient of bias, rows in order */
-    bool accumulate;          /* add to dbias */
+    moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias to it; backward reads the
+                            gradient there */
+    moert_buffer *dprob; /* [M] at stride prob_stride: backward adds <dy, bias> to it */
+    moert_buffer *dbias; /* [G,n]: gradient of bias, rows in order */
+    bool accumulate;     /* add to dbias */
 } moert_scaled_bias;
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias);

@@ -21,7 +21,7 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
                         MOERT_ARG(parameter), MOERT_ARG(gradient), MOERT_ARG(first_moment),
                         MOERT_ARG(second_moment), MOERT_ARG(n), MOERT_ARG((float)adamw->scale),
                         MOERT_ARG(keep), MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
-                        MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step), MOERT_ARG(root),
-                        MOERT_ARG((float)adamw->epsilon)));
+                        MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
+                        MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon)));
     return MOERT_OK;
 }

@@ -18,6 +18,7 @@ enum {
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
+static unsigned precision;
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
@@ -29,6 +30,8 @@ static const moert_option options[] = {
      "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "operands of the experts' GEMMs; all else stays f32"},
 };
 
 typedef struct job {
@@ -217,6 +220,7 @@ static moert_status write_output(job *j) {
 
 static moert_status run_job(job *j) {
     MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
+    j->config.precision = (moert_precision)precision;
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
     MOERT_TRY(moert_layer_create(j->mesh, &layer_options, &j->layer));

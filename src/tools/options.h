@@ -21,6 +21,9 @@
 
 #include "base/error.h"
 
+/* Limits of a CHOICE of moert_precision. */
+#define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
+
 /* X(TYPE, what --help shows): the type decides what `target` points to. */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \

@@ -1,5 +1,6 @@
 /*
- * The frame of every program: MPI, options, a context, one message and the right exit code on failure.
+ * The frame of every program: MPI, options, a context, one message and the right exit code on
+ * failure.
  *
  * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else.
  */
@@ -13,7 +14,7 @@ typedef struct moert_program {
     const char *synopsis, *about;
     const moert_option *options;
     size_t option_count;
-    moert_status (*check)(void);               /* of the parsed options, on each rank alike; may be NULL */
+    moert_status (*check)(void); /* of the parsed options, on each rank alike; may be NULL */
     moert_status (*run)(moert_context *context);
 } moert_program;
 
@@ -21,6 +22,7 @@ typedef struct moert_program {
 int moert_program_main(const moert_program *program, int argc, char **argv);
 
 /* Prints to stdout on rank 0 only. */
-void moert_program_say(const moert_context *context, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void moert_program_say(const moert_context *context, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 #endif

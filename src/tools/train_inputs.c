@@ -7,8 +7,7 @@
 #include "base/text.h"
 #include "io/safetensors.h"
 
-moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config)
-{
+moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
     bool qwen = sizes->form == 1;
     const moert_router_options router = MOERT_ROUTER_OPTIONS_INIT;
     const moert_glu_form glu = MOERT_GLU_SWIGLU;
@@ -33,19 +32,22 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
     if (sizes->head_size == 0 && sizes->hidden % sizes->heads != 0)
-        return MOERT_FAIL(ERROR_USAGE, "--hidden %zu is not a multiple of --heads %zu; give --head-size", sizes->hidden,
-                          sizes->heads);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--hidden %zu is not a multiple of --heads %zu; give --head-size",
+                          sizes->hidden, sizes->heads);
     if (config->heads % config->kv_heads != 0)
-        return MOERT_FAIL(ERROR_USAGE, "--heads %zu is not a multiple of --kv-heads %zu", config->heads, config->kv_heads);
+        return MOERT_FAIL(ERROR_USAGE, "--heads %zu is not a multiple of --kv-heads %zu",
+                          config->heads, config->kv_heads);
     if (config->head_size % 2 != 0)
-        return MOERT_FAIL(ERROR_USAGE, "the head size, %zu, must be even for rotary positions", config->head_size);
+        return MOERT_FAIL(ERROR_USAGE, "the head size, %zu, must be even for rotary positions",
+                          config->head_size);
     if (sizes->topk > sizes->experts)
-        return MOERT_FAIL(ERROR_USAGE, "--topk %zu exceeds --experts %zu", sizes->topk, sizes->experts);
+        return MOERT_FAIL(ERROR_USAGE, "--topk %zu exceeds --experts %zu", sizes->topk,
+                          sizes->experts);
     return moert_model_config_text(config, &config->text);
 }
 
-static moert_status open_token_tensor(const char *path, moert_train_data *data)
-{
+static moert_status open_token_tensor(const char *path, moert_train_data *data) {
     moert_tensors *files;
     MOERT_TRY(moert_tensors_open(path, &files));
     const moert_tensor *tensor = moert_tensors_find(files, "tokens");
@@ -57,17 +59,17 @@ static moert_status open_token_tensor(const char *path, moert_train_data *data)
     if (status == MOERT_OK)
         status = moert_tensor_read_i32(tensor, 0, tensor->elements, data->tokens);
     if (status == MOERT_OK)
-        status = moert_data_from_array(path, data->tokens, tensor->shape[0], tensor->shape[1], tensor->shape[2],
-                                       &data->data);
+        status = moert_data_from_array(path, data->tokens, tensor->shape[0], tensor->shape[1],
+                                       tensor->shape[2], &data->data);
     moert_tensors_close(files);
     return status;
 }
 
-moert_status moert_train_data_open(const moert_option_list *text, const char *token_file, size_t token_bits,
-                                   double held_out, moert_train_data *data)
-{
+moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
+                                   size_t token_bits, double held_out, moert_train_data *data) {
     if ((text->count > 0) == (token_file != NULL))
-        return MOERT_FAIL(ERROR_USAGE, "give the training data by --data FILE|DIR... or by --tokens FILE");
+        return MOERT_FAIL(ERROR_USAGE,
+                          "give the training data by --data FILE|DIR... or by --tokens FILE");
     if (token_file == NULL)
         return moert_data_open_text(text->words, text->count, held_out, &data->data);
     if (moert_text_ends_with(token_file, ".safetensors"))
@@ -75,8 +77,7 @@ moert_status moert_train_data_open(const moert_option_list *text, const char *to
     return moert_data_open_raw(token_file, (unsigned)token_bits, held_out, &data->data);
 }
 
-void moert_train_data_close(moert_train_data *data)
-{
+void moert_train_data_close(moert_train_data *data) {
     moert_data_destroy(data->data);
     free(data->tokens);
 }

@@ -9,7 +9,8 @@
 /* Sizes of a new model, from options. */
 typedef struct moert_model_sizes {
     unsigned form; /* 0 mixtral, 1 qwen3-moe */
-    size_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_size, experts, topk, max_positions;
+    size_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_size, experts, topk,
+        max_positions;
 } moert_model_sizes;
 
 /* A new model's config, with its text. Errors: ERROR_USAGE. */
@@ -21,11 +22,11 @@ typedef struct moert_train_data {
 } moert_train_data;
 
 /*
- * Opens text paths, or a token file: raw numbers, or the tensor `tokens` [steps,B,S+1] of a .safetensors file. Exactly one of
- * them must be given.
+ * Opens text paths, or a token file: raw numbers, or the tensor `tokens` [steps,B,S+1] of a
+ * .safetensors file. Exactly one of them must be given.
  */
-moert_status moert_train_data_open(const moert_option_list *text, const char *token_file, size_t token_bits,
-                                   double held_out, moert_train_data *data);
+moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
+                                   size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
 
 #endif

@@ -1,11 +1,13 @@
 /*
- * Checkpoints and finished models as directories, written by all ranks together and read by any number of ranks.
+ * Checkpoints and finished models as directories, written by all ranks together and read by any
+ * number of ranks.
  *
  *   config.json  model.safetensors        a model in Hugging Face form
  *   optimizer.safetensors  state.json     what a run needs to go on, in checkpoints only
  *
- * A directory is written under a temporary name, flushed and renamed: it is whole or not there. Its bytes depend on the
- * model and the run alone, not on ranks, engines, paths or time. All functions are collective unless said.
+ * A directory is written under a temporary name, flushed and renamed: it is whole or not there. Its
+ * bytes depend on the model and the run alone, not on ranks, engines, paths or time. All functions
+ * are collective unless said.
  */
 #ifndef MOERT_TRAIN_CHECKPOINT_H
 #define MOERT_TRAIN_CHECKPOINT_H
@@ -14,14 +16,14 @@
 
 /* X(field): where a run stands, whole numbers in state.json. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
-    X(step)           /* steps done: the position in the data and in the random numbers */          \
+    X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* optimizer steps among them */                                             \
     X(skipped)        /* steps left out for non-finite gradients */                                \
     X(skipped_in_row) /* the last of them in a row */                                              \
     X(seed)                                                                                        \
-    X(batch)          /* sequences per step */                                                     \
-    X(length)         /* tokens per sequence */                                                    \
-    X(data_tokens)    /* size of the training data */
+    X(batch)       /* sequences per step */                                                        \
+    X(length)      /* tokens per sequence */                                                       \
+    X(data_tokens) /* size of the training data */
 
 typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
@@ -29,26 +31,32 @@ typedef struct moert_run_state {
 #undef MOERT_RUN_STATE_FIELD
 } moert_run_state;
 
-/* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces an older one. */
+/* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
+ * an older one. */
 moert_status moert_model_save(moert_model *model, const char *config_text, const char *path);
 
 /* Writes a checkpoint to `path`. */
-moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text, const moert_run_state *state,
-                                   const char *path);
+moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text,
+                                   const moert_run_state *state, const char *path);
 
-/* Writes the gradients of the last backward to one safetensors file, as "grad." + the weight's name. */
+/* Writes the gradients of the last backward to one safetensors file, as "grad." + the weight's
+ * name. */
 moert_status moert_gradients_save(moert_model *model, const char *path);
 
-/* Reads a checkpoint into the model, the optimizer and *state. ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
-moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path, moert_run_state *state);
+/* Reads a checkpoint into the model, the optimizer and *state. ERROR_IO, ERROR_FORMAT,
+ * ERROR_MISMATCH (another model). */
+moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
+                                   moert_run_state *state);
 
 /* DIR/step-00000123 of this step; to be freed. Not collective. */
 char *moert_checkpoint_path(const char *folder, uint64_t step);
-/* The checkpoint of the highest step in `folder`, to be freed; NULL if there is none. Not collective. */
+/* The checkpoint of the highest step in `folder`, to be freed; NULL if there is none. Not
+ * collective. */
 moert_status moert_checkpoint_latest(const char *folder, char **path);
 /*
- * Keeps the newest `keep` checkpoints of `folder` up to step `newest`, the one just written; removes the others (higher steps are
- * of an older run) and what interrupted saves left. Not collective.
+ * Keeps the newest `keep` checkpoints of `folder` up to step `newest`, the one just written;
+ * removes the others (higher steps are of an older run) and what interrupted saves left. Not
+ * collective.
  */
 moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep);
 

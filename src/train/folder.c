@@ -12,14 +12,12 @@
 
 #define NAME_FORMAT "step-%08llu"
 
-char *moert_checkpoint_path(const char *folder, uint64_t step)
-{
+char *moert_checkpoint_path(const char *folder, uint64_t step) {
     return moert_text_format("%s/" NAME_FORMAT, folder, (unsigned long long)step);
 }
 
 /* The step of a checkpoint's name; false for other names. */
-static bool parse_name(const char *name, uint64_t *step)
-{
+static bool parse_name(const char *name, uint64_t *step) {
     unsigned long long number;
     int used = 0;
     if (sscanf(name, "step-%llu%n", &number, &used) != 1 || name[used] != '\0')
@@ -28,21 +26,21 @@ static bool parse_name(const char *name, uint64_t *step)
     return true;
 }
 
-static int descending(const void *a, const void *b)
-{
+static int descending(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
 /* The steps of the checkpoints in `folder`, newest first; none if there is no such folder. */
-static moert_status list_steps(const char *folder, uint64_t **steps, size_t *count)
-{
+static moert_status list_steps(const char *folder, uint64_t **steps, size_t *count) {
     DIR *directory = opendir(folder);
     size_t room = 16;
     *steps = NULL;
     *count = 0;
     if (directory == NULL)
-        return errno == ENOENT ? MOERT_OK : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
+        return errno == ENOENT
+                   ? MOERT_OK
+                   : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
     uint64_t *found = malloc(room * sizeof *found), step;
     if (found == NULL) {
         closedir(directory);
@@ -66,8 +64,7 @@ static moert_status list_steps(const char *folder, uint64_t **steps, size_t *cou
     return MOERT_OK;
 }
 
-moert_status moert_checkpoint_latest(const char *folder, char **path)
-{
+moert_status moert_checkpoint_latest(const char *folder, char **path) {
     uint64_t *steps;
     size_t count;
     MOERT_TRY(list_steps(folder, &steps, &count));
@@ -77,26 +74,26 @@ moert_status moert_checkpoint_latest(const char *folder, char **path)
 }
 
 /* What a save or a commit that was cut off left behind. */
-static moert_status remove_leftovers(const char *folder)
-{
+static moert_status remove_leftovers(const char *folder) {
     DIR *directory = opendir(folder);
     moert_status status = MOERT_OK;
     if (directory == NULL)
         return MOERT_OK;
     for (struct dirent *entry; status == MOERT_OK && (entry = readdir(directory)) != NULL;) {
         if (strncmp(entry->d_name, "step-", 5) != 0 ||
-            !(moert_text_ends_with(entry->d_name, ".tmp") || moert_text_ends_with(entry->d_name, ".old")))
+            !(moert_text_ends_with(entry->d_name, ".tmp") ||
+              moert_text_ends_with(entry->d_name, ".old")))
             continue;
         char *path = moert_text_format("%s/%s", folder, entry->d_name);
-        status = path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        status =
+            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
         free(path);
     }
     closedir(directory);
     return status;
 }
 
-moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep)
-{
+moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep) {
     uint64_t *steps;
     size_t count;
     MOERT_TRY(remove_leftovers(folder));
@@ -106,7 +103,8 @@ moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t 
         if (steps[i] <= newest && kept++ < keep)
             continue;
         char *path = moert_checkpoint_path(folder, steps[i]);
-        status = path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        status =
+            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
         free(path);
     }
     free(steps);

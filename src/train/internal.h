@@ -16,12 +16,15 @@ typedef struct moert_trainer {
     int32_t *input, *target; /* this rank's sequences of a micro-batch */
 } moert_trainer;
 
-moert_trainer moert_trainer_make(moert_model *model, const moert_data *data, const moert_trainer_options *options);
-/* Checks the options, makes room for this rank's sequences and sets the state of a fresh run. Not collective. */
+moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
+                                 const moert_trainer_options *options);
+/* Checks the options, makes room for this rank's sequences and sets the state of a fresh run. Not
+ * collective. */
 moert_status moert_trainer_prepare(moert_trainer *t);
 void moert_trainer_free(moert_trainer *t);
 
-/* Runs sequences [first, first + count) of the step, or of the held-out part, forward. Collective. */
+/* Runs sequences [first, first + count) of the step, or of the held-out part, forward. Collective.
+ */
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
 /* Losses and gradients of one step; means over the micro-batches, in order. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);

@@ -86,7 +86,8 @@ static moert_status open_file(moert_metrics *metrics) {
     return MOERT_OK;
 }
 
-/* True for a terminal that a person sees: mpirun gives its ranks pseudo-terminals, so its own output decides too. */
+/* True for a terminal that a person sees: mpirun gives its ranks pseudo-terminals, so its own
+ * output decides too. */
 static bool is_watched(FILE *console) {
     char path[64];
     if (console == NULL || !isatty(fileno(console)))

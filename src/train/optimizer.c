@@ -8,20 +8,19 @@
 #include "base/phase.h"
 #include "ops/dense.h"
 
-static moert_status create_moments(const moert_block *block, moert_block **moments)
-{
+static moert_status create_moments(const moert_block *block, moert_block **moments) {
     size_t *elements;
     MOERT_TRY(moert_alloc(&elements, block->count, sizeof *elements));
     for (size_t i = 0; i < block->count; i++)
         elements[i] = block->tensor[i].elements;
-    moert_status status = moert_block_create(block->device, block->replicated, elements, block->count, moments);
+    moert_status status =
+        moert_block_create(block->device, block->replicated, elements, block->count, moments);
     free(elements);
     return status;
 }
 
 moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_options *options,
-                                    moert_optimizer **optimizer)
-{
+                                    moert_optimizer **optimizer) {
     size_t blocks = moert_model_block_count(model);
     moert_optimizer *made;
     moert_status status;
@@ -38,18 +37,18 @@ fail:
     return status;
 }
 
-void moert_optimizer_destroy(moert_optimizer *optimizer)
-{
+void moert_optimizer_destroy(moert_optimizer *optimizer) {
     if (optimizer == NULL)
         return;
-    for (size_t i = 0; optimizer->moments != NULL && i < moert_model_block_count(optimizer->model); i++)
+    for (size_t i = 0; optimizer->moments != NULL && i < moert_model_block_count(optimizer->model);
+         i++)
         moert_block_destroy(optimizer->moments[i]);
     free(optimizer->moments);
     free(optimizer);
 }
 
-moert_block *moert_optimizer_moments(const moert_optimizer *optimizer, const moert_model_tensor *tensor)
-{
+moert_block *moert_optimizer_moments(const moert_optimizer *optimizer,
+                                     const moert_model_tensor *tensor) {
     for (size_t i = 0; i < moert_model_block_count(optimizer->model); i++)
         if (moert_model_block(optimizer->model, i) == tensor->block)
             return optimizer->moments[i];
@@ -57,8 +56,7 @@ moert_block *moert_optimizer_moments(const moert_optimizer *optimizer, const moe
 }
 
 /* Sums of squares of the tensors that lie in `block`, into square[tensors]. */
-static moert_status square_block(moert_model *model, const moert_block *block, double *square)
-{
+static moert_status square_block(moert_model *model, const moert_block *block, double *square) {
     size_t count = moert_model_tensor_count(model), found = 0;
     const moert_model_tensor *tensor = moert_model_tensors(model);
     size_t *rows;
@@ -83,8 +81,7 @@ static moert_status square_block(moert_model *model, const moert_block *block, d
 }
 
 /* Completes square[tensors] with the experts of the other ranks. Collective. */
-static moert_status gather_squares(moert_model *model, double *square)
-{
+static moert_status gather_squares(moert_model *model, double *square) {
     moert_comm *experts = moert_model_mesh(model)->experts;
     size_t count = moert_model_tensor_count(model), ranks = moert_comm_size(experts);
     const moert_model_tensor *tensor = moert_model_tensors(model);
@@ -100,8 +97,7 @@ static moert_status gather_squares(moert_model *model, double *square)
     return status;
 }
 
-moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm)
-{
+moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm) {
     moert_model *model = optimizer->model;
     size_t count = moert_model_tensor_count(model);
     double *square, sum = 0.0;
@@ -119,9 +115,9 @@ moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm)
     return status;
 }
 
-/* A tensor of a block is decayed when it is a matrix of the model; blocks of experts hold nothing else. */
-static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index)
-{
+/* A tensor of a block is decayed when it is a matrix of the model; blocks of experts hold nothing
+ * else. */
+static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     if (optimizer->options.decay_all)
         return true;
@@ -131,13 +127,15 @@ static bool decays(const moert_optimizer *optimizer, const moert_block *block, s
     return false;
 }
 
-moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm, uint64_t step)
-{
+moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
+                                  uint64_t step) {
     const moert_optimizer_options *o = &optimizer->options;
     double scale = o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0;
     moert_phase_set("optimizer");
+    moert_model_weights_changed(optimizer->model);
     for (size_t b = 0; b < moert_model_block_count(optimizer->model); b++) {
-        const moert_block *block = moert_model_block(optimizer->model, b), *moments = optimizer->moments[b];
+        const moert_block *block = moert_model_block(optimizer->model, b),
+                          *moments = optimizer->moments[b];
         for (size_t i = 0; i < block->count; i++) {
             const moert_block_tensor *tensor = &block->tensor[i], *state = &moments->tensor[i];
             if (tensor->elements == 0)
@@ -149,8 +147,8 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
                                        .decay = decays(optimizer, block, i) ? o->decay : 0.0,
                                        .scale = scale,
                                        .step = step};
-            MOERT_TRY(moert_adamw_step(&adamw, tensor->elements, tensor->weight, tensor->gradient, state->weight,
-                                       state->gradient));
+            MOERT_TRY(moert_adamw_step(&adamw, tensor->elements, tensor->weight, tensor->gradient,
+                                       state->weight, state->gradient));
         }
     }
     return MOERT_OK;

@@ -83,8 +83,9 @@ static moert_status save_checkpoint(moert_trainer *t) {
         path != NULL ? moert_checkpoint_save(t->optimizer, t->options->config_text, &t->state, path)
                      : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (status == MOERT_OK)
-        status = moert_comm_agree(
-            t->world, t->first ? moert_checkpoint_prune(folder, t->state.step, t->options->keep_last) : MOERT_OK);
+        status = moert_comm_agree(t->world, t->first ? moert_checkpoint_prune(folder, t->state.step,
+                                                                              t->options->keep_last)
+                                                     : MOERT_OK);
     if (status == MOERT_OK)
         MOERT_INFO("checkpoint %s", path);
     free(path);

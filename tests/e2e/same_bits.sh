@@ -63,6 +63,11 @@ invariant uneven 10 "1 local" "4 window" -- --batch 6
 invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
 invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 
+# the recipes of low precision
+for precision in bf16 mxfp8 nvfp4; do
+    invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
+done
+
 # a model that starts from files, its embeddings tied
 cp -r "$folder/qwen3-1-local/model" "$folder/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$folder/tied/config.json" &&

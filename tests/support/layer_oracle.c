@@ -9,7 +9,7 @@
 #include "support/router_oracle.h"
 #include "support/test.h"
 
-enum { MOST_EXPERTS = 16, MOST_WIDTH = 64 };
+enum { MOST_EXPERTS = 16, MOST_WIDTH = 256 };
 
 bool oracle_layer_of_experts(moert_layer_tensor which) {
     return which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2 || which == MOERT_LAYER_B1 ||

@@ -18,11 +18,11 @@ static void share_pieces(size_t rank, size_t size, size_t *first, size_t *end) {
     *end = size > 1 && rank == idle ? *first : PIECES * (worker + 1) / workers;
 }
 
-static size_t tokens_before(size_t piece) {
+static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     size_t tokens = 0;
     for (size_t i = 0; i < piece; i++)
         tokens += piece_tokens[i];
-    return tokens;
+    return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
 static moert_status put_values(moert_device *device, const double *values, size_t n,
@@ -67,10 +67,10 @@ static moert_status share_tokens(moert_device *device, layer_run *run) {
     size_t first, end, bytes;
     uint32_t ends[PIECES] = {0};
     share_pieces(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
-    run->first_token = tokens_before(first);
+    run->first_token = tokens_before(run->oracle, first);
     for (size_t i = first; i < end; i++)
-        ends[i - first] = (uint32_t)(tokens_before(i + 1) - run->first_token);
-    const size_t tokens = tokens_before(end) - run->first_token;
+        ends[i - first] = (uint32_t)(tokens_before(run->oracle, i + 1) - run->first_token);
+    const size_t tokens = tokens_before(run->oracle, end) - run->first_token;
     bytes = (end - first) * sizeof *ends;
     MOERT_TRY(moert_buffer_create(device, bytes, &run->ends));
     MOERT_TRY(moert_buffer_write(run->ends, 0, ends, bytes));
@@ -118,11 +118,12 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
 static moert_status collect_rows(const layer_run *run, const moert_buffer *rows, float **all) {
     const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
     size_t bytes[64];
-    MOERT_TRY(moert_alloc(all, LAYER_TOKENS * hidden, sizeof **all));
+    MOERT_TRY(moert_alloc(all, run->oracle->tokens * hidden, sizeof **all));
     for (size_t r = 0; r < size; r++) {
         size_t first, end;
         share_pieces(r, size, &first, &end);
-        bytes[r] = (tokens_before(end) - tokens_before(first)) * hidden * sizeof **all;
+        bytes[r] = (tokens_before(run->oracle, end) - tokens_before(run->oracle, first)) * hidden *
+                   sizeof **all;
     }
     float *mine = *all + run->first_token * hidden;
     MOERT_TRY(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));

@@ -6,7 +6,7 @@
 #include "moert/layer.h"
 #include "support/layer_oracle.h"
 
-enum { LAYER_TOKENS = 13 }; /* of all ranks, in pieces of unequal lengths */
+enum { LAYER_TOKENS = 13 }; /* the oracle's tokens are a multiple; in pieces of unequal lengths */
 
 /* One rank's part: its pieces of the tokens, its experts. */
 typedef struct layer_run {

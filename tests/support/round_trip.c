@@ -223,7 +223,8 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
     MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
-    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight, t->slot_x));
+    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
     MOERT_TRY(read_rows(t->x, t));
     visit_rows(c, t, check_row);
@@ -236,12 +237,13 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(write_rows(t->y, t));
     visit_rows(c, t, make_slot);
     MOERT_TRY(write_rows(t->slot_y, t));
-    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight, t->target, t->slot_y,
-                                     t->slot_target));
+    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight, t->target,
+                                     t->slot_y, t->slot_target));
     MOERT_TRY(check_target(c, t, 1));
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(verdict(c, t, "combine"));
-    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
+    MOERT_TRY(
+        moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
     MOERT_TRY(check_target(c, t, 0));
     return verdict(c, t, "plain combine");
 }

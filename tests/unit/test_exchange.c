@@ -106,16 +106,15 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     assert_null(plan);
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, last ? small : t.source, t.x, NULL, NULL),
-        MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, last ? small : t.weight,
-                                               t.target, NULL, NULL),
+    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, MOERT_OK, last ? small : t.source,
+                                                t.x, NULL, NULL),
+                        MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y,
+                                               last ? small : t.weight, t.target, NULL, NULL),
                         MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, local, t.source, t.x, NULL, NULL),
-        MOERT_ERROR_MEMORY, "no room for the busy rank");
+    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, local, t.source, t.x, NULL, NULL),
+                        MOERT_ERROR_MEMORY, "no room for the busy rank");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),

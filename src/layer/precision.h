@@ -1,0 +1,33 @@
+/*
+ * Low-precision recipes of the experts: the three GEMMs with their operands rounded first.
+ *
+ *   forward  y = q(x) q(W)^T     blocks along K, the reduction
+ *   dgrad    x = q(y) q'(W)      blocks along N
+ *   wgrad    W = q'(y)^T q'(x)   blocks of consecutive rows of an expert
+ *
+ * q and q' both start from the float32 values, never from each other's results. Operands are
+ * rounded into scratch buffers as float32, so the GEMMs accumulate in float32 as ever, and biases
+ * take part unrounded. The master weights stay; their rounded copies are remade by the first
+ * forward after moert_layer_weights_changed(). With MOERT_PRECISION_F32 these calls are the plain
+ * GEMMs and nothing is copied.
+ *
+ * NVFP4: a weight has one global scale per expert, an activation one for all rows of all ranks, so
+ * that the bits do not depend on who holds them. The gathering of that scale makes forward and
+ * dgrad collective over the mesh's world; wgrad uses what they have found.
+ */
+#ifndef MOERT_LAYER_PRECISION_H
+#define MOERT_LAYER_PRECISION_H
+
+#include "layer/internal.h"
+
+/* Remakes the rounded weights if they are stale. Not collective. */
+moert_status moert_precision_refresh(moert_layer *layer);
+void moert_precision_free(moert_layer *layer);
+
+/* moert_gemm_forward, _dgrad and _wgrad of the experts' projection `block`, with float32 operands
+ * in `gemm`, which stay as they are. */
+moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm);
+moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm);
+moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm);
+
+#endif

@@ -1,0 +1,221 @@
+// run: np=1,2 sanitize=2
+/* Low-precision recipes of the layer against its float32 results, which test_layer holds against
+ * float64. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "support/layer_run.h"
+#include "support/mpi.h"
+
+enum { TOKENS = 16 * LAYER_TOKENS };
+
+static moert_layer_options form(size_t hidden, size_t intermediate) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = hidden;
+    options.intermediate = intermediate;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+/* A layer of the oracle's values in a precision, with `ep` ranks per set of experts (0 = all). */
+static void compute(const oracle_layer *oracle, moert_precision precision, size_t ep,
+                    layer_results *results) {
+    oracle_layer changed = *oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    changed.options.precision = precision;
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, results));
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+/* 20 log10 of the norm of `want` over that of the difference. */
+static double sqnr(const float *got, const float *want, size_t n) {
+    double noise = 0.0, signal = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        noise += d * d;
+        signal += (double)want[i] * (double)want[i];
+    }
+    return noise > 0.0 ? 10.0 * log10(signal / noise) : INFINITY;
+}
+
+typedef struct limits {
+    moert_precision precision;
+    double y, dx, dw; /* dB */
+} limits;
+
+/* All ranks have all results. */
+static void check_near(const oracle_layer *oracle, const layer_results *exact,
+                       const limits *limit) {
+    const size_t n = TOKENS * oracle->options.hidden;
+    layer_results got;
+    compute(oracle, limit->precision, 0, &got);
+    const double y = sqnr(got.y, exact->y, n), dx = sqnr(got.dx, exact->dx, n),
+                 w1 = sqnr(got.gradient[MOERT_LAYER_W1], exact->gradient[MOERT_LAYER_W1],
+                           oracle->elements[MOERT_LAYER_W1]),
+                 w2 = sqnr(got.gradient[MOERT_LAYER_W2], exact->gradient[MOERT_LAYER_W2],
+                           oracle->elements[MOERT_LAYER_W2]);
+    layer_results_free(&got);
+    if (test_rank == 0)
+        print_message("# precision %d: y %.1f dx %.1f dW1 %.1f dW2 %.1f dB\n",
+                      (int)limit->precision, y, dx, w1, w2);
+    ASSERT_ON_ALL(y >= limit->y && y < 100.0);
+    ASSERT_ON_ALL(dx >= limit->dx);
+    ASSERT_ON_ALL(w1 >= limit->dw && w2 >= limit->dw);
+}
+
+/* A whole layer of normal values: the noise of both operands of two GEMMs and more adds up, four
+ * times that of one operand, about 32 dB in E4M3. */
+static const limits layer_limits[] = {
+    {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 1e-2 of the norm */
+    {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
+    {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
+};
+/* What one GEMM on rounded operands must reach. */
+static const limits gemm_limits[] = {
+    {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0},
+    {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
+    {MOERT_PRECISION_NVFP4, 16.0, 14.0, 12.0},
+};
+
+static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
+    layer_results exact;
+    compute(oracle, MOERT_PRECISION_F32, 0, &exact);
+    for (size_t i = 0; i < 3; i++)
+        check_near(oracle, &exact, &rows[i]);
+    layer_results_free(&exact);
+}
+
+static void check_form(const moert_layer_options *options) {
+    oracle_layer oracle;
+    oracle_layer_create(options, TOKENS, &oracle);
+    check_oracle(&oracle, layer_limits);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_recipes_stay_near_float32(void **state) {
+    (void)state;
+    const moert_layer_options options = form(128, 64), large = form(192, 160);
+    check_form(&options);
+    check_form(&large);
+}
+
+/* Sizes that no block and no window divides, biases, interleaved gates. */
+static void test_recipes_take_odd_sizes_and_biases(void **state) {
+    (void)state;
+    moert_layer_options options = form(52, 36);
+    options.shared_intermediate = 7;
+    options.router_bias = options.expert_biases = true;
+    options.glu.interleaved = true;
+    check_form(&options);
+}
+
+/* Signs in place of x and W1 are exact in every format: what is left is the noise of one GEMM in y
+ * and dW2, and little more in dx and dW1. */
+static void test_one_rounded_gemm_keeps_its_signal(void **state) {
+    (void)state;
+    const moert_layer_options options = form(160, 64);
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (size_t i = 0; i < TOKENS * options.hidden; i++)
+        oracle.x[i] = copysign(1.0, oracle.x[i]);
+    double *w1 = oracle.tensor[MOERT_LAYER_W1];
+    for (size_t i = 0; i < oracle.elements[MOERT_LAYER_W1]; i++)
+        w1[i] = copysign(0.25, w1[i]);
+    check_oracle(&oracle, gemm_limits);
+    oracle_layer_destroy(&oracle);
+}
+
+/* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
+ * of weight gradients are cut otherwise when replicas share an expert's rows. */
+static void test_replicas_of_experts_give_the_same_rows(void **state) {
+    (void)state;
+    const moert_layer_options options = form(64, 48);
+    const size_t bytes = TOKENS * options.hidden * sizeof(float);
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        layer_results shared, replicated;
+        compute(&oracle, (moert_precision)p, 0, &shared);
+        compute(&oracle, (moert_precision)p, 1, &replicated);
+        const bool same = memcmp(shared.y, replicated.y, bytes) == 0 &&
+                          memcmp(shared.dx, replicated.dx, bytes) == 0;
+        const double w1 = sqnr(shared.gradient[MOERT_LAYER_W1], replicated.gradient[MOERT_LAYER_W1],
+                               oracle.elements[MOERT_LAYER_W1]);
+        layer_results_free(&shared);
+        layer_results_free(&replicated);
+        ASSERT_ON_ALL(same && w1 > 12.0);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
+/* y of a run, of this rank's tokens; to be freed. */
+static float *forward(layer_run *run, size_t bytes) {
+    float *y = test_alloc(bytes);
+    ASSERT_OK(moert_layer_forward(run->layer, &run->batch, run->x, run->y));
+    ASSERT_OK(moert_buffer_read(run->y, 0, y, bytes));
+    return y;
+}
+
+static void test_rounded_weights_follow_when_told(void **state) {
+    (void)state;
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    moert_layer_options options = form(64, 32);
+    options.precision = MOERT_PRECISION_MXFP8;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
+    moert_buffer *weight = moert_layer_weight(run.layer, MOERT_LAYER_W2);
+    float *before = forward(&run, bytes);
+    ASSERT_OK_ON_ALL(moert_buffer_clear(weight, 0, moert_buffer_bytes(weight)));
+    float *kept = forward(&run, bytes);
+    moert_layer_weights_changed(run.layer);
+    float *after = forward(&run, bytes);
+    bool zero = true;
+    for (size_t i = 0; i < bytes / sizeof *after; i++)
+        zero &= after[i] == 0.0f;
+    const bool same = memcmp(before, kept, bytes) == 0;
+    free(before);
+    free(kept);
+    free(after);
+    ASSERT_ON_ALL(same && zero);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_an_unknown_precision_is_refused(void **state) {
+    (void)state;
+    moert_mesh *mesh;
+    moert_layer *layer;
+    moert_layer_options options = form(64, 32);
+    options.precision = (moert_precision)4;
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "precision");
+    moert_mesh_destroy(mesh);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipes_stay_near_float32),
+        cmocka_unit_test(test_recipes_take_odd_sizes_and_biases),
+        cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
+        cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
+        cmocka_unit_test(test_rounded_weights_follow_when_told),
+        cmocka_unit_test(test_an_unknown_precision_is_refused),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("precision", tests, open_test_context, close_test_context));
+}
