@@ -9,6 +9,7 @@
 #define MOERT_MODEL_MODEL_H
 
 #include "io/model_config.h"
+#include "io/safetensors.h"
 #include "layer/block.h"
 #include "layer/mesh.h"
 #include "router/router.h"
@@ -94,6 +95,13 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
 
 /* ---- files ---- */
+
+/*
+ * Reads one tensor's values, stored as `name`, to its place in a buffer laid out as its block; NULL
+ * only checks that they are there, for another rank. Not collective. Errors: ERROR_MISMATCH, ...
+ */
+moert_status moert_model_read_values(const moert_tensors *files, const char *name,
+                                     const moert_model_tensor *tensor, moert_buffer *target);
 
 /* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the
  * same status. */

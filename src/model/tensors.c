@@ -108,17 +108,18 @@ bool moert_model_writes(const moert_model *model, const moert_model_tensor *tens
     return tensor->block != NULL && moert_comm_rank(model->mesh->replicas) == 0;
 }
 
-static moert_status load_tensor(const moert_tensors *files, const moert_model_tensor *tensor) {
+moert_status moert_model_read_values(const moert_tensors *files, const char *name,
+                                     const moert_model_tensor *tensor, moert_buffer *target) {
     const moert_tensor *source;
     float *values;
-    MOERT_TRY(moert_tensors_get(files, tensor->name, tensor->rank, tensor->shape, &source));
-    if (tensor->block == NULL)
-        return MOERT_OK; /* it must be there, but another rank reads it */
+    MOERT_TRY(moert_tensors_get(files, name, tensor->rank, tensor->shape, &source));
+    if (target == NULL)
+        return MOERT_OK;
     MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
     moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
     if (status == MOERT_OK)
-        status = moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
-                                    tensor->elements * sizeof(float));
+        status = moert_buffer_write(target, tensor->offset * sizeof *values, values,
+                                    tensor->elements * sizeof *values);
     free(values);
     return status;
 }
@@ -127,8 +128,11 @@ moert_status moert_model_load(moert_model *model, const char *path) {
     moert_tensors *files = NULL;
     moert_model_weights_changed(model);
     moert_status status = moert_tensors_open(path, &files);
-    for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++)
-        status = load_tensor(files, &model->tensor[i]);
+    for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++) {
+        const moert_model_tensor *tensor = &model->tensor[i];
+        status = moert_model_read_values(files, tensor->name, tensor,
+                                         tensor->block != NULL ? tensor->block->weight : NULL);
+    }
     moert_tensors_close(files);
     return moert_comm_agree(model->mesh->world, status);
 }

@@ -229,20 +229,6 @@ moert_status moert_gradients_save(moert_model *model, const char *path) {
 
 /* ---- reading ---- */
 
-static moert_status read_values(const moert_tensors *files, const char *name,
-                                const moert_model_tensor *tensor, moert_buffer *buffer) {
-    const moert_tensor *source;
-    float *values;
-    MOERT_TRY(moert_tensors_get(files, name, tensor->rank, tensor->shape, &source));
-    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-    moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(buffer, tensor->offset * sizeof *values, values,
-                                    tensor->elements * sizeof *values);
-    free(values);
-    return status;
-}
-
 static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     size_t count = moert_model_tensor_count(optimizer->model);
@@ -255,8 +241,8 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
             char name[128];
             snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
             if (tensor[i].block != NULL)
-                status = read_values(files, name, &tensor[i],
-                                     values_of(optimizer, &tensor[i], moment_sets[s].kind));
+                status = moert_model_read_values(
+                    files, name, &tensor[i], values_of(optimizer, &tensor[i], moment_sets[s].kind));
         }
     moert_tensors_close(files);
     return status;
