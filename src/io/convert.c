@@ -65,9 +65,11 @@ moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, siz
         CONVERT(uint16_t, from_bf16(value));
         return MOERT_OK;
     default:
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s: tensor '%.200s' is %s; float32 is read from F64, F32, F16 and BF16",
-                          tensor->file, tensor->name, moert_file_type_text(tensor->type));
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "%s: tensor '%.200s' is %s; float32 is read from F64, F32, F16 and BF16, and "
+            "weights from F8_E4M3 beside '_scale_inv'",
+            tensor->file, tensor->name, moert_file_type_text(tensor->type));
     }
 }
 

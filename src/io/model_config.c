@@ -142,6 +142,37 @@ static moert_status read_layers(const char *path, const json_t *root, moert_mode
     return MOERT_OK;
 }
 
+/* Blocks of 128x128, as [128, 128]. */
+static bool is_fp8_block(const json_t *size) {
+    return json_array_size(size) == 2 && json_integer_value(json_array_get(size, 0)) == 128 &&
+           json_integer_value(json_array_get(size, 1)) == 128;
+}
+
+/* quantization_config: what weights.h must find. Which tensors are plain is seen in the files. */
+static moert_status read_quantization(const char *path, const json_t *root,
+                                      moert_model_config *config) {
+    const char *supported = moert_experts_are_fused(config) ? "mxfp4" : "fp8";
+    json_t *quantization = moert_field_value(root, "quantization_config");
+    if (quantization == NULL)
+        return MOERT_OK;
+    const char *method = json_string_value(moert_field_value(quantization, "quant_method"));
+    if (method == NULL || strcmp(method, supported) != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: quant_method of quantization_config is '%.64s'; supported are fp8 "
+                          "(e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4: here %s",
+                          path, method != NULL ? method : "(not a string)", supported);
+    config->quant_method = supported;
+    if (moert_experts_are_fused(config))
+        return MOERT_OK;
+    MOERT_TRY(expect_text(path, quantization, "fmt", "e4m3"));
+    if (!is_fp8_block(moert_field_value(quantization, "weight_block_size")))
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: weight_block_size of quantization_config is not [128, 128], the "
+                          "only one that is supported",
+                          path);
+    return MOERT_OK;
+}
+
 static moert_status check_router(const char *path, const moert_router_options *router) {
     if (router->topk > router->experts)
         return MOERT_FAIL(ERROR_FORMAT,
@@ -193,7 +224,19 @@ static moert_status parse(const char *path, const json_t *root, moert_model_conf
     MOERT_TRY(moert_fields_read(path, root, config));
     MOERT_TRY(read_rope(path, root, config));
     MOERT_TRY(read_layers(path, root, config));
+    MOERT_TRY(read_quantization(path, root, config));
     return derive(path, config);
+}
+
+/* The text without quantization_config, in place of *text. */
+static moert_status describe_plain(const char *path, json_t *root, char **text) {
+    json_object_del(root, "quantization_config");
+    char *plain = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+    if (plain == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its text", path);
+    free(*text);
+    *text = plain;
+    return MOERT_OK;
 }
 
 static moert_status read_file(const char *path, moert_model_config *config) {
@@ -204,6 +247,8 @@ static moert_status read_file(const char *path, moert_model_config *config) {
     MOERT_TRY(moert_read_text(path, CONFIG_LIMIT_BYTES, &text));
     MOERT_TRY_OR(free_text, moert_json_parse(path, "the model config", text, strlen(text), &root));
     MOERT_TRY_OR(free_root, parse(path, root, &parsed));
+    if (parsed.quant_method != NULL)
+        MOERT_TRY_OR(free_root, describe_plain(path, root, &text));
     *config = parsed;
     config->text = text;
     text = NULL;

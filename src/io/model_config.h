@@ -38,7 +38,9 @@ typedef struct moert_model_config {
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
     moert_precision precision; /* of the experts' GEMMs; not a part of config.json, F32 when read */
-    char *text;                /* config.json as read, to be written beside a trained model */
+    const char *quant_method; /* of the weights on disk (weights.h): "fp8", "mxfp4", NULL = plain */
+    char *text;               /* config.json as read, to be written beside a trained model, which
+                                 is plain: without quantization_config */
 } moert_model_config;
 
 /*
@@ -47,8 +49,9 @@ typedef struct moert_model_config {
  * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
  * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
  * values: key, value, limit), ERROR_UNSUPPORTED (model_type, hidden_act other than silu, scores
- * other than the family's), ERROR_MEMORY. What only attention needs is read here and judged by
- * moert_model_config_check_model, so that the layers of any release can be used.
+ * other than the family's, a quant_method that weights.h does not read), ERROR_MEMORY. What only
+ * attention needs is read here and judged by moert_model_config_check_model, so that the layers of
+ * any release can be used.
  */
 moert_status moert_model_config_read(const char *path, moert_model_config *config);
 void moert_model_config_free(moert_model_config *config);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "io/weights.h"
 
 moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
@@ -116,7 +117,7 @@ moert_status moert_layer_slices(const moert_model_config *config, size_t index, 
 moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
                                      size_t index) {
     moert_layer_slice *slices;
-    const moert_tensor *tensor;
+    moert_weight weight;
     size_t count;
     MOERT_TRY(moert_layer_slices(config, index, 0, config->router.experts, &slices, &count));
     moert_status status = MOERT_OK;
@@ -125,7 +126,7 @@ moert_status moert_layer_check_files(const moert_model_config *config, const moe
                             "layer %zu is not a MoE layer of these files: there is no tensor %s",
                             index, slices[0].name);
     for (size_t i = 0; i < count && status == MOERT_OK; i++)
-        status = moert_tensors_get(files, slices[i].name, slices[i].rank, slices[i].shape, &tensor);
+        status = moert_weight_find(files, slices[i].name, slices[i].rank, slices[i].shape, &weight);
     free(slices);
     return status;
 }
@@ -145,17 +146,18 @@ static moert_status alloc_slice(const moert_layer_slice *slice, float **values) 
 static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slice,
                                const moert_tensors *files) {
     size_t elements = slice->rows * slice->columns;
-    const moert_tensor *tensor;
+    moert_weight weight;
     float *values;
-    MOERT_TRY(moert_tensors_get(files, slice->name, slice->rank, slice->shape, &tensor));
+    MOERT_TRY(moert_weight_find(files, slice->name, slice->rank, slice->shape, &weight));
     MOERT_TRY(alloc_slice(slice, &values));
-    moert_status status = moert_tensor_read_f32(tensor, slice->file_first, elements, values);
-    if (slice->transposed)
+    const bool transposed = slice->transposed != weight.turned;
+    moert_status status = moert_weight_read(&weight, slice->file_first, elements, values);
+    if (status == MOERT_OK && transposed)
         transpose(values, slice->columns, slice->rows, values + elements);
     if (status == MOERT_OK)
         status = moert_buffer_write(
             moert_layer_weight(layer, slice->which), slice->layer_first * sizeof(float),
-            slice->transposed ? values + elements : values, elements * sizeof(float));
+            transposed ? values + elements : values, elements * sizeof(float));
     free(values);
     return status;
 }

@@ -3,7 +3,9 @@
  * the five families.
  *
  * A slice is a contiguous piece of a file's tensor and the piece of a layer's tensor that it is,
- * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
+ * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes). Weights
+ * in low precision (io/weights.h) are decoded on the way in; gradients have the plain names and
+ * shapes.
  */
 #ifndef MOERT_MODEL_LAYER_FILES_H
 #define MOERT_MODEL_LAYER_FILES_H

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "io/safetensors.h"
+#include "io/weights.h"
 #include "model/internal.h"
 
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
@@ -110,13 +110,13 @@ bool moert_model_writes(const moert_model *model, const moert_model_tensor *tens
 
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_buffer *target) {
-    const moert_tensor *source;
+    moert_weight source;
     float *values;
-    MOERT_TRY(moert_tensors_get(files, name, tensor->rank, tensor->shape, &source));
+    MOERT_TRY(moert_weight_find(files, name, tensor->rank, tensor->shape, &source));
     if (target == NULL)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-    moert_status status = moert_tensor_read_f32(source, 0, tensor->elements, values);
+    moert_status status = moert_weight_read(&source, 0, tensor->elements, values);
     if (status == MOERT_OK)
         status = moert_buffer_write(target, tensor->offset * sizeof *values, values,
                                     tensor->elements * sizeof *values);

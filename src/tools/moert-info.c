@@ -69,11 +69,13 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length;
-    const char *path, *engine;
-    json_unpack((json_t *)memory, "{ss sI sI ss}", "path", &path, "batch", &shown_batch, "length",
-                &shown_length, "engine", &engine);
-    printf("\nmemory per rank to train %s\n%lld sequences of %lld tokens, f32, %s exchange\n", path,
-           (long long)shown_batch, (long long)shown_length, engine);
+    const char *path, *weights, *engine;
+    json_unpack((json_t *)memory, "{ss ss sI sI ss}", "path", &path, "weights", &weights, "batch",
+                &shown_batch, "length", &shown_length, "engine", &engine);
+    printf(
+        "\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, f32, "
+        "%s exchange\n",
+        path, weights, (long long)shown_batch, (long long)shown_length, engine);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);

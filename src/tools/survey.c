@@ -248,8 +248,10 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .largest_bytes = SIZE_MAX};
     for (size_t r = 0; r < setting.ranks; r++)
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
-    json_t *part = json_pack("{so sI sI ss}", "path", text(model->path), "batch",
-                             number(model->batch), "length", number(model->length), "engine",
+    const char *method = model->config->quant_method;
+    json_t *part = json_pack("{so ss sI sI ss}", "path", text(model->path), "weights",
+                             method != NULL ? method : "plain", "batch", number(model->batch),
+                             "length", number(model->length), "engine",
                              moert_config_choice("MOERT_EXCHANGE", setting.engine));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();

@@ -1,0 +1,151 @@
+/* Decodes the weights of released files, one value at a time. */
+#include "io/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/phase.h"
+#include "io/internal.h"
+
+enum {
+    FP8_BLOCK = 128,  /* rows and columns that share a scale */
+    MXFP4_BLOCK = 32, /* columns that share a scale */
+    NAME_BYTES = 256,
+};
+
+/* ---- finding ---- */
+
+static void join(char name[NAME_BYTES], const char *stem, const char *suffix) {
+    snprintf(name, NAME_BYTES, "%s%s", stem, suffix);
+}
+
+static bool has(const moert_tensors *files, const char *stem, const char *suffix) {
+    char name[NAME_BYTES];
+    join(name, stem, suffix);
+    return moert_tensors_find(files, name) != NULL;
+}
+
+static moert_status check_type(const moert_tensor *tensor, moert_file_type one,
+                               moert_file_type other, const char *role) {
+    if (tensor->type == one || tensor->type == other)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: tensor '%.200s' is %s; %s are read from %s and %s",
+                      tensor->file, tensor->name, moert_file_type_text(tensor->type), role,
+                      moert_file_type_text(one), moert_file_type_text(other));
+}
+
+static moert_status find_mxfp4(const moert_tensors *files, const char *name, const size_t *shape,
+                               moert_weight *weight) {
+    const size_t n = shape[2], k = shape[1], across = k / MXFP4_BLOCK;
+    const size_t packed[] = {shape[0], n, across, MXFP4_BLOCK / 2};
+    char part[NAME_BYTES];
+    if (k % MXFP4_BLOCK != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "tensor '%.200s' lies in blocks of %d, which do not divide its rows of "
+                          "%zu",
+                          name, MXFP4_BLOCK, k);
+    *weight = (moert_weight){.rows = n, .columns = k, .turned = true};
+    join(part, name, "_blocks");
+    MOERT_TRY(moert_tensors_get(files, part, 4, packed, &weight->values));
+    MOERT_TRY(check_type(weight->values, MOERT_FILE_U8, MOERT_FILE_U8, "packed codes"));
+    join(part, name, "_scales");
+    MOERT_TRY(moert_tensors_get(files, part, 3, packed, &weight->scales));
+    return check_type(weight->scales, MOERT_FILE_U8, MOERT_FILE_F8_E8M0, "scales of MXFP4");
+}
+
+static moert_status find_fp8(const moert_tensors *files, const char *name, size_t rank,
+                             const size_t *shape, moert_weight *weight) {
+    char part[NAME_BYTES];
+    if (rank != 2 || weight->values->type != MOERT_FILE_F8_E4M3)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: tensor '%.200s' has scales, '_scale_inv', but is %s of %zu "
+                          "dimensions; only matrices of F8_E4M3 are read with scales",
+                          weight->values->file, name, moert_file_type_text(weight->values->type),
+                          rank);
+    weight->rows = shape[0];
+    weight->columns = shape[1];
+    const size_t blocks[] = {moert_ceil_div(shape[0], FP8_BLOCK),
+                             moert_ceil_div(shape[1], FP8_BLOCK)};
+    join(part, name, "_scale_inv");
+    MOERT_TRY(moert_tensors_get(files, part, 2, blocks, &weight->scales));
+    return check_type(weight->scales, MOERT_FILE_F32, MOERT_FILE_BF16, "scales of FP8");
+}
+
+moert_status moert_weight_find(const moert_tensors *files, const char *name, size_t rank,
+                               const size_t *shape, moert_weight *weight) {
+    moert_weight found = {.values = moert_tensors_find(files, name)};
+    if (found.values == NULL && rank == 3 &&
+        (has(files, name, "_blocks") || has(files, name, "_scales"))) {
+        MOERT_TRY(find_mxfp4(files, name, shape, &found));
+    } else {
+        MOERT_TRY(moert_tensors_get(files, name, rank, shape, &found.values));
+        if (has(files, name, "_scale_inv"))
+            MOERT_TRY(find_fp8(files, name, rank, shape, &found));
+        else if (found.values->type == MOERT_FILE_F8_E4M3)
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "%s: tensor '%.200s' is F8_E4M3 without its scales: there is no "
+                              "tensor '%.200s_scale_inv'",
+                              found.values->file, name, name);
+    }
+    *weight = found;
+    return MOERT_OK;
+}
+
+/* ---- reading ---- */
+
+/* The scale of element `at`; returns how many elements from there on are sure to share it. */
+static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
+    const size_t row = at / w->columns, column = at % w->columns;
+    if (w->turned) {
+        *scale = moert_e8m0_decode(((const uint8_t *)w->scales->data)[at / MXFP4_BLOCK]);
+        return MXFP4_BLOCK - at % MXFP4_BLOCK;
+    }
+    const size_t across = moert_ceil_div(w->columns, FP8_BLOCK);
+    moert_tensor_read_f32(w->scales, row / FP8_BLOCK * across + column / FP8_BLOCK, 1, scale);
+    return moert_min(FP8_BLOCK - column % FP8_BLOCK, w->columns - column);
+}
+
+static uint8_t read_code(const moert_weight *w, size_t at) {
+    const uint8_t *codes = w->values->data;
+    if (!w->turned)
+        return codes[at];
+    return at % 2 != 0 ? codes[at / 2] >> 4 : codes[at / 2] & 15;
+}
+
+static moert_status refuse(const moert_weight *w, size_t at, float value, float scale) {
+    const size_t matrix = w->rows * w->columns;
+    size_t place[] = {at / matrix, at % matrix / w->columns, at % w->columns};
+    char text[MOERT_SHAPE_TEXT_BYTES];
+    moert_shape_text(w->turned ? 3 : 2, w->turned ? place : place + 1, text);
+    return MOERT_FAIL(ERROR_FORMAT,
+                      "%s: tensor '%.200s' is %g at %s, by code 0x%02x and scale %g; weights must "
+                      "be finite",
+                      w->values->file, w->values->name, (double)moert_number_quiet(value), text,
+                      read_code(w, at), (double)moert_number_quiet(scale));
+}
+
+moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count, float *out) {
+    const moert_number type = w->turned ? MOERT_NUMBER_E2M1 : MOERT_NUMBER_E4M3;
+    float value_of[256], scale;
+    if (w->scales == NULL)
+        return moert_tensor_read_f32(w->values, first, count, out);
+    const size_t elements = w->turned ? 2 * w->values->elements : w->values->elements;
+    if (first > elements || count > elements - first)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
+                          w->values->file, w->values->name, count, first, elements);
+    for (uint32_t code = 0; code < 1u << moert_number_bits(type); code++)
+        value_of[code] = moert_number_decode(type, code);
+    moert_phase_tick();
+    for (size_t i = 0; i < count;) {
+        const size_t end = i + moert_min(read_scale(w, first + i, &scale), count - i);
+        for (; i < end; i++) {
+            out[i] = value_of[read_code(w, first + i)] * scale;
+            if (!isfinite(out[i]))
+                return refuse(w, first + i, out[i], scale);
+        }
+    }
+    return MOERT_OK;
+}
