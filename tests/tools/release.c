@@ -1,0 +1,243 @@
+/*
+ * release: a model's weights as large models are published, for the end-to-end tests; what
+ * quantises is moert-op.
+ *
+ *   release gather --form FORM --model M.safetensors --output X.safetensors
+ *   release spread --form FORM --model M.safetensors --quantised Q.safetensors
+ *                  --values V.safetensors --low L.safetensors --plain P.safetensors
+ *
+ * gather puts the matrices of the experts and of attention below each other into one matrix x, each
+ * from a row on where the form begins a block, the rest zero. spread takes that matrix quantised
+ * (q, scale) and dequantised (x), and writes the model twice: L with codes and scales under the
+ * released names, P with the same values as plain float32.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/safetensors.h"
+#include "tools/options.h"
+
+enum { FP8, MXFP4 };
+static const struct {
+    size_t block_rows, block_columns, codes_per_byte, scale_bytes;
+    const char *codes_suffix, *scales_suffix;
+} forms[] = {
+    [FP8] = {128, 128, 1, 4, "", "_scale_inv"},
+    [MXFP4] = {1, 32, 2, 1, "_blocks", "_scales"},
+};
+
+static unsigned form;
+static const char *model_path, *output_path, *quantised_path, *values_path, *low_path, *plain_path;
+
+static const moert_option options[] = {
+    {"form", MOERT_OPTION_CHOICE, &form, "fp8", "fp8|mxfp4", "of the released weights"},
+    {"model", MOERT_OPTION_STRING, &model_path, "", NULL, "the plain weights"},
+    {"output", MOERT_OPTION_STRING, &output_path, "", NULL, "gather: x"},
+    {"quantised", MOERT_OPTION_STRING, &quantised_path, "", NULL, "spread: q and scale"},
+    {"values", MOERT_OPTION_STRING, &values_path, "", NULL, "spread: x"},
+    {"low", MOERT_OPTION_STRING, &low_path, "", NULL, "spread: the released weights"},
+    {"plain", MOERT_OPTION_STRING, &plain_path, "", NULL, "spread: the same values as float32"},
+};
+enum { OPTIONS = sizeof options / sizeof options[0], NAME_BYTES = 200 };
+
+/* A tensor of the model and where its matrices [n,k] are in x. */
+typedef struct entry {
+    const moert_tensor *tensor;
+    bool quantised, turned; /* turned: the tensor holds [k,n] */
+    size_t matrices, n, k, first_row;
+    char codes[NAME_BYTES], scales[NAME_BYTES];
+} entry;
+
+typedef struct listing {
+    moert_tensors *model;
+    entry *entries;
+    size_t count, rows, columns; /* of x */
+} listing;
+
+static bool is_quantised(const moert_tensor *t) {
+    if (form == MXFP4)
+        return t->rank == 3 && moert_text_ends_with(t->name, "_proj");
+    return t->rank == 2 && moert_text_ends_with(t->name, "_proj.weight");
+}
+
+static moert_status list(listing *l) {
+    MOERT_TRY(moert_tensors_open(model_path, &l->model));
+    l->count = moert_tensors_count(l->model);
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->entries, l->count));
+    for (size_t i = 0; i < l->count; i++) {
+        const moert_tensor *t = moert_tensors_at(l->model, i);
+        entry *e = &l->entries[i];
+        *e = (entry){.tensor = t, .quantised = is_quantised(t), .turned = t->rank == 3};
+        if (!e->quantised)
+            continue;
+        e->matrices = e->turned ? t->shape[0] : 1;
+        e->n = e->turned ? t->shape[2] : t->shape[0];
+        e->k = t->shape[1];
+        e->first_row = l->rows;
+        snprintf(e->codes, NAME_BYTES, "%s%s", t->name, forms[form].codes_suffix);
+        snprintf(e->scales, NAME_BYTES, "%s%s", t->name, forms[form].scales_suffix);
+        l->rows += moert_round_up(e->matrices * e->n, forms[form].block_rows);
+        l->columns = moert_max(l->columns, moert_round_up(e->k, forms[form].block_columns));
+    }
+    return MOERT_OK;
+}
+
+/* Copies between x and the values of an entry, in the direction that `out` says. */
+static void move(const listing *l, const entry *e, float *x, float *values, bool out) {
+    for (size_t row = 0; row < e->matrices * e->n; row++)
+        for (size_t k = 0; k < e->k; k++) {
+            const size_t matrix = row / e->n, n = row % e->n;
+            float *value = values + (e->turned ? (matrix * e->k + k) * e->n + n : row * e->k + k);
+            float *place = x + (e->first_row + row) * l->columns + k;
+            *(out ? value : place) = *(out ? place : value);
+        }
+}
+
+static moert_status gather(listing *l) {
+    const moert_tensor_spec spec = {"x", MOERT_FILE_F32, 2, {l->rows, l->columns}};
+    moert_tensor_writer *writer;
+    float *x, *values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&x, l->rows * l->columns));
+    for (size_t i = 0; i < l->count; i++) {
+        const entry *e = &l->entries[i];
+        if (!e->quantised)
+            continue;
+        MOERT_TRY(moert_alloc(&values, e->tensor->elements, sizeof *values));
+        MOERT_TRY(moert_tensor_read_f32(e->tensor, 0, e->tensor->elements, values));
+        move(l, e, x, values, false);
+        free(values);
+    }
+    MOERT_TRY(moert_writer_open(output_path, &spec, 1, NULL, true, &writer));
+    MOERT_TRY(moert_writer_put(writer, "x", 0, l->rows * l->columns, x));
+    free(x);
+    return moert_writer_close(writer);
+}
+
+static moert_tensor_spec spec_of(const moert_tensor *t) {
+    moert_tensor_spec spec = {t->name, t->type, t->rank, {0}};
+    memcpy(spec.shape, t->shape, sizeof spec.shape);
+    return spec;
+}
+
+/* The layout of the low-precision file; returns how many tensors it has. */
+static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
+    size_t count = 0;
+    for (size_t i = 0; i < l->count; i++) {
+        const entry *e = &l->entries[i];
+        const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
+        if (!e->quantised) {
+            specs[count++] = spec_of(e->tensor);
+        } else if (form == MXFP4) {
+            specs[count++] =
+                (moert_tensor_spec){e->codes, MOERT_FILE_U8, 4, {e->matrices, e->n, wide, 16}};
+            specs[count++] =
+                (moert_tensor_spec){e->scales, MOERT_FILE_U8, 3, {e->matrices, e->n, wide}};
+        } else {
+            specs[count++] = (moert_tensor_spec){e->codes, MOERT_FILE_F8_E4M3, 2, {e->n, e->k}};
+            specs[count++] = (moert_tensor_spec){
+                e->scales, MOERT_FILE_F32, 2, {moert_ceil_div(e->n, 128), wide}};
+        }
+    }
+    return count;
+}
+
+/* Rows of `bytes` bytes each, out of a matrix with rows of `stride` bytes, to a tensor whose
+ * elements have `element` bytes. */
+static moert_status put_rows(moert_tensor_writer *writer, const char *name, const void *source,
+                             size_t stride, size_t rows, size_t bytes, size_t element) {
+    for (size_t row = 0; row < rows; row++)
+        MOERT_TRY(moert_writer_put(writer, name, row * bytes / element, bytes / element,
+                                   (const char *)source + row * stride));
+    return MOERT_OK;
+}
+
+static moert_status put_low(const listing *l, const entry *e, const moert_tensor *q,
+                            const moert_tensor *scale, moert_tensor_writer *writer) {
+    const size_t stride = l->columns / forms[form].codes_per_byte, height = forms[form].block_rows;
+    const size_t scale_bytes = forms[form].scale_bytes, rows = e->matrices * e->n;
+    const size_t scale_stride = l->columns / forms[form].block_columns * scale_bytes;
+    const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
+    MOERT_TRY(put_rows(writer, e->codes, (const char *)q->data + e->first_row * stride, stride,
+                       rows, e->k / forms[form].codes_per_byte, 1));
+    return put_rows(writer, e->scales,
+                    (const char *)scale->data + e->first_row / height * scale_stride, scale_stride,
+                    moert_ceil_div(rows, height), wide * scale_bytes, scale_bytes);
+}
+
+static moert_status put_plain(const listing *l, const entry *e, float *x,
+                              moert_tensor_writer *writer) {
+    float *values;
+    MOERT_TRY(moert_alloc(&values, e->tensor->elements, sizeof *values));
+    move(l, e, x, values, true);
+    moert_status status = moert_writer_put(writer, e->tensor->name, 0, e->tensor->elements, values);
+    free(values);
+    return status;
+}
+
+/* Both files, from q, scale and x, once these are read. */
+static moert_status write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
+                               float *x) {
+    moert_tensor_spec *specs;
+    moert_tensor_writer *low, *plain;
+    MOERT_TRY(MOERT_NEW_ARRAY(&specs, 2 * l->count));
+    MOERT_TRY(moert_writer_open(low_path, specs, low_specs(l, specs), NULL, true, &low));
+    for (size_t i = 0; i < l->count; i++)
+        specs[i] = spec_of(l->entries[i].tensor);
+    MOERT_TRY(moert_writer_open(plain_path, specs, l->count, NULL, true, &plain));
+    free(specs);
+    for (size_t i = 0; i < l->count; i++) {
+        const entry *e = &l->entries[i];
+        const moert_tensor *t = e->tensor;
+        MOERT_TRY(e->quantised ? put_low(l, e, q, scale, low)
+                               : moert_writer_put(low, t->name, 0, t->elements, t->data));
+        MOERT_TRY(e->quantised ? put_plain(l, e, x, plain)
+                               : moert_writer_put(plain, t->name, 0, t->elements, t->data));
+    }
+    MOERT_TRY(moert_writer_close(low));
+    return moert_writer_close(plain);
+}
+
+static moert_status spread(listing *l) {
+    const size_t wide = l->columns / forms[form].block_columns;
+    const size_t codes[] = {l->rows, l->columns / forms[form].codes_per_byte};
+    const size_t scales[] = {l->rows / forms[form].block_rows, wide};
+    const size_t whole[] = {l->rows, l->columns};
+    const moert_tensor *q, *scale, *values;
+    moert_tensors *quantised, *dequantised;
+    float *x;
+    MOERT_TRY(moert_tensors_open(quantised_path, &quantised));
+    MOERT_TRY(moert_tensors_open(values_path, &dequantised));
+    MOERT_TRY(moert_tensors_get(quantised, "q", 2, codes, &q));
+    MOERT_TRY(moert_tensors_get(quantised, "scale", 2, scales, &scale));
+    MOERT_TRY(moert_tensors_get(dequantised, "x", 2, whole, &values));
+    MOERT_TRY(moert_alloc(&x, values->elements, sizeof *x));
+    MOERT_TRY(moert_tensor_read_f32(values, 0, values->elements, x));
+    moert_status status = write_both(l, q, scale, x);
+    free(x);
+    moert_tensors_close(dequantised);
+    moert_tensors_close(quantised);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    const bool gathers = argc > 1 && strcmp(argv[1], "gather") == 0;
+    listing l = {.count = 0};
+    bool help = false;
+    if (!gathers && (argc < 2 || strcmp(argv[1], "spread") != 0)) {
+        fputs("usage: release gather|spread --form fp8|mxfp4 --model FILE ...\n", stderr);
+        return 2;
+    }
+    moert_status status = moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help);
+    if (status == MOERT_OK)
+        status = list(&l);
+    if (status == MOERT_OK)
+        status = gathers ? gather(&l) : spread(&l);
+    if (status != MOERT_OK)
+        fprintf(stderr, "release: %s\n", moert_last_error());
+    free(l.entries);
+    moert_tensors_close(l.model);
+    return status == MOERT_OK ? 0 : 1;
+}
