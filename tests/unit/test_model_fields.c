@@ -66,6 +66,31 @@ static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **sta
     moert_model_config_free(&config);
 }
 
+#define QUANTIZED(config, words) config "\"quantization_config\":" words "}"
+#define FP8(block)               "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":" block "}"
+#define MXFP4                    "{\"quant_method\":\"mxfp4\"}"
+
+static void test_a_config_names_the_method_and_keeps_a_text_for_plain_weights(void **state) {
+    (void)state;
+    moert_model_config config, again;
+    ASSERT_OK(read_config(QUANTIZED(QWEN3 "\"rms_norm_eps\":1e-06,", FP8("[128,128]")), &config));
+    assert_string_equal(config.quant_method, "fp8");
+    assert_null(strstr(config.text, "quantization_config"));
+    assert_non_null(strstr(config.text, "\"rms_norm_eps\": 1e-6"));
+    ASSERT_OK(read_config(config.text, &again));
+    assert_null(again.quant_method);
+    assert_true(again.norm_epsilon == config.norm_epsilon);
+    assert_int_equal(again.intermediate, config.intermediate);
+    moert_model_config_free(&config);
+    moert_model_config_free(&again);
+    ASSERT_OK(read_config(QUANTIZED(GPT_OSS, MXFP4), &config));
+    assert_string_equal(config.quant_method, "mxfp4");
+    moert_model_config_free(&config);
+    ASSERT_OK(read_config(QUANTIZED(QWEN3, "null"), &config));
+    assert_null(config.quant_method);
+    moert_model_config_free(&config);
+}
+
 typedef struct refused_config {
     const char *text;
     moert_status status;
@@ -106,6 +131,18 @@ static const refused_config broken[] = {
     {DEEPSEEK "\"n_group\":16,\"topk_group\":1}", MOERT_ERROR_FORMAT, "topk_group 1"},
     {DEEPSEEK "\"n_shared_experts\":2147483647}", MOERT_ERROR_FORMAT, "n_shared_experts"},
     {DEEPSEEK "\"scoring_func\":\"softmax\"}", MOERT_ERROR_UNSUPPORTED, "scoring_func"},
+    {QUANTIZED(QWEN3, "{\"quant_method\":\"awq\"}"), MOERT_ERROR_UNSUPPORTED,
+     "'awq'; supported are fp8 (e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4: here fp8"},
+    {QUANTIZED(QWEN3, MXFP4), MOERT_ERROR_UNSUPPORTED, "'mxfp4'; supported are fp8"},
+    {QUANTIZED(GPT_OSS, FP8("[128,128]")), MOERT_ERROR_UNSUPPORTED, "mxfp4: here mxfp4"},
+    {QUANTIZED(GPT_OSS, "{}"), MOERT_ERROR_UNSUPPORTED, "'(not a string)'"},
+    {QUANTIZED(GPT_OSS, "7"), MOERT_ERROR_UNSUPPORTED, "'(not a string)'"},
+    {QUANTIZED(QWEN3, "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}"), MOERT_ERROR_UNSUPPORTED,
+     "fmt is 'e5m2'"},
+    {QUANTIZED(QWEN3, "{\"quant_method\":\"fp8\"}"), MOERT_ERROR_UNSUPPORTED, "weight_block_size"},
+    {QUANTIZED(QWEN3, FP8("[128]")), MOERT_ERROR_UNSUPPORTED, "is not [128, 128]"},
+    {QUANTIZED(QWEN3, FP8("[64,128]")), MOERT_ERROR_UNSUPPORTED, "is not [128, 128]"},
+    {QUANTIZED(QWEN3, FP8("[128,128.5]")), MOERT_ERROR_UNSUPPORTED, "is not [128, 128]"},
 };
 
 static void test_broken_configs_are_refused_with_key_and_file(void **state) {
@@ -156,6 +193,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults_of_a_family_hold_where_keys_are_absent),
         cmocka_unit_test(test_deepseek_groups_and_shared_experts_follow_their_keys),
+        cmocka_unit_test(test_a_config_names_the_method_and_keeps_a_text_for_plain_weights),
         cmocka_unit_test(test_broken_configs_are_refused_with_key_and_file),
         cmocka_unit_test(test_what_a_model_cannot_have_is_refused_by_the_model_check),
     };

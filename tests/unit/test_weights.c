@@ -1,0 +1,276 @@
+// run: np=1 sanitize=1
+/* Weights in low precision: every value by its definition, and files that lack or contradict it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "io/weights.h"
+#include "support/files.h"
+
+enum { MOST = 4 };
+
+/* A file to write: tensors with their bytes. */
+typedef struct part {
+    moert_tensor_spec spec;
+    const void *data; /* NULL: not in the file */
+} part;
+
+static size_t elements_of(const moert_tensor_spec *spec) {
+    size_t elements = 1;
+    for (size_t i = 0; i < spec->rank; i++)
+        elements *= spec->shape[i];
+    return elements;
+}
+
+static moert_tensors *open_parts(const part *parts, size_t count) {
+    const char *path = in_folder("weights.safetensors");
+    moert_tensor_spec specs[MOST];
+    moert_tensor_writer *writer;
+    moert_tensors *files;
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++)
+        if (parts[i].data != NULL)
+            specs[used++] = parts[i].spec;
+    ASSERT_OK(moert_writer_open(path, specs, used, NULL, true, &writer));
+    for (size_t i = 0; i < count; i++)
+        if (parts[i].data != NULL)
+            ASSERT_OK(moert_writer_put(writer, parts[i].spec.name, 0, elements_of(&parts[i].spec),
+                                       parts[i].data));
+    ASSERT_OK(moert_writer_close(writer));
+    ASSERT_OK(moert_tensors_open(path, &files));
+    return files;
+}
+
+/* ---- FP8: w[130,300], whose last blocks are partial ---- */
+
+enum { N = 130, K = 300 };
+static const size_t matrix[] = {N, K};
+static uint8_t fp8_codes[N * K];
+static float fp8_scales[2 * 3] = {0.5f, 3.0f, 0x1p-20f, 0.1f, 7e5f, 1.0f};
+
+static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_codes},
+                           {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
+
+static void fill_fp8(void) {
+    for (size_t i = 0; i < N * K; i++)
+        fp8_codes[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128); /* no NaN */
+}
+
+static void test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks(void **state) {
+    (void)state;
+    static float values[N * K], piece[500];
+    moert_weight weight;
+    fill_fp8();
+    moert_tensors *files = open_parts(fp8, 2);
+    ASSERT_OK(moert_weight_find(files, "w", 2, matrix, &weight));
+    ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
+    for (size_t i = 0; i < N * K; i++) {
+        const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
+        assert_true(values[i] == moert_number_decode(MOERT_NUMBER_E4M3, fp8_codes[i]) * scale);
+    }
+    ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
+    assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
+    ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
+    assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
+    moert_tensors_close(files);
+}
+
+static void test_scales_of_fp8_may_be_bf16(void **state) {
+    (void)state;
+    static const uint8_t codes[] = {0x38, 0xc0}; /* 1, -2 */
+    static const uint16_t scale = 0x4040;        /* 3 */
+    static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, codes},
+                                 {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
+    moert_weight weight;
+    float values[2];
+    moert_tensors *files = open_parts(parts, 2);
+    ASSERT_OK(moert_weight_find(files, "w", 2, (const size_t[]){1, 2}, &weight));
+    ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
+    assert_true(values[0] == 3.0f && values[1] == -6.0f);
+    moert_tensors_close(files);
+}
+
+/* ---- MXFP4: w[2,64,3], as [2,3,64] ---- */
+
+enum { E = 2, ROWS = 3, COLUMNS = 64, FUSED = E * ROWS * COLUMNS };
+static const size_t fused[] = {E, COLUMNS, ROWS};
+static uint8_t mxfp4_codes[FUSED / 2];
+static uint8_t mxfp4_scales[FUSED / 32] = {127, 128, 120, 0, 1, 130, 252, 126, 7, 200, 119, 127};
+
+static const part mxfp4[] = {{{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_codes},
+                             {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
+
+static void fill_mxfp4(void) {
+    for (size_t i = 0; i < FUSED / 2; i++)
+        mxfp4_codes[i] = (uint8_t)(i * 37 + 11);
+}
+
+static void test_an_mxfp4_weight_is_its_codes_times_powers_of_two(void **state) {
+    (void)state;
+    static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    float values[FUSED], piece[70];
+    moert_weight weight;
+    fill_mxfp4();
+    moert_tensors *files = open_parts(mxfp4, 2);
+    ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
+    assert_true(weight.turned);
+    ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
+    for (size_t i = 0; i < FUSED; i++) {
+        const unsigned code = mxfp4_codes[i / 2] >> (i % 2 * 4) & 15;
+        const float value = ldexpf(e2m1[code % 8], mxfp4_scales[i / 32] - 127);
+        assert_true(fabsf(values[i]) == value);
+        assert_int_equal(signbit(values[i]) != 0, code / 8);
+    }
+    ASSERT_OK(moert_weight_read(&weight, 95, 70, piece));
+    assert_memory_equal(piece, values + 95, sizeof piece);
+    assert_int_equal(moert_weight_read(&weight, FUSED, 1, piece), MOERT_ERROR_USAGE);
+    moert_tensors_close(files);
+}
+
+static void test_a_plain_tensor_counts_before_blocks_of_its_name(void **state) {
+    (void)state;
+    static const float plain[FUSED] = {[5] = 2.5f};
+    const part parts[] = {
+        mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
+    float values[FUSED];
+    moert_weight weight;
+    moert_tensors *files = open_parts(parts, 3);
+    ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
+    assert_false(weight.turned);
+    ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
+    assert_memory_equal(values, plain, sizeof plain);
+    moert_tensors_close(files);
+}
+
+/* ---- files that do not fit ---- */
+
+static void assert_says(moert_status status, moert_status expected, const char *words) {
+    if (status != expected || strstr(moert_last_error(), words) == NULL)
+        fail_msg("%s: '%s' does not say '%s'", moert_status_name(status), moert_last_error(),
+                 words);
+}
+
+static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
+                             moert_status expected, const char *words) {
+    moert_weight weight;
+    moert_tensors *files = open_parts(parts, count);
+    assert_says(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
+    moert_tensors_close(files);
+}
+
+#define FP8(type, rank, ...)                                                                       \
+    { "w", MOERT_FILE_##type, rank, __VA_ARGS__ }
+#define FP8_SCALES(type, rank, ...)                                                                \
+    { "w_scale_inv", MOERT_FILE_##type, rank, __VA_ARGS__ }
+#define MXFP4(type, rank, ...)                                                                     \
+    { "w_blocks", MOERT_FILE_##type, rank, __VA_ARGS__ }
+#define MXFP4_SCALES(type, rank, ...)                                                              \
+    { "w_scales", MOERT_FILE_##type, rank, __VA_ARGS__ }
+#define OTHER                                                                                      \
+    {                                                                                              \
+        "v", MOERT_FILE_U8, 1, {                                                                   \
+            1                                                                                      \
+        }                                                                                          \
+    }
+
+/* clang-format off */
+static const struct broken {
+    moert_status status;
+    size_t rank; /* of the weight that is asked for */
+    moert_tensor_spec codes, scales;
+    const char *words;
+} broken[] = {
+    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), OTHER,
+     "'w' is F8_E4M3 without its scales: there is no tensor 'w_scale_inv'"},
+    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 2, {1, 3}),
+     "'w_scale_inv' has the shape [1, 3], not [2, 3]"},
+    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F32, 1, {6}),
+     "the shape [6], not [2, 3]"},
+    {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {K, N}), FP8_SCALES(F32, 2, {2, 3}),
+     "'w' has the shape [300, 130], not [130, 300]"},
+    {MOERT_ERROR_UNSUPPORTED, 2, FP8(F8_E4M3, 2, {N, K}), FP8_SCALES(F8_E8M0, 2, {2, 3}),
+     "'w_scale_inv' is F8_E8M0; scales of FP8 are read from F32 and BF16"},
+    {MOERT_ERROR_UNSUPPORTED, 2, FP8(F8_E5M2, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
+     "is F8_E5M2 of 2 dimensions; only matrices of F8_E4M3"},
+    {MOERT_ERROR_UNSUPPORTED, 2, FP8(BF16, 2, {N, K}), FP8_SCALES(F32, 2, {2, 3}),
+     "is BF16 of 2 dimensions; only matrices of F8_E4M3"},
+    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), OTHER, "no tensor 'w_scales'"},
+    {MOERT_ERROR_MISMATCH, 3, OTHER, MXFP4_SCALES(U8, 3, {E, ROWS, 2}), "no tensor 'w_blocks'"},
+    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, 2, ROWS, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
+     "'w_blocks' has the shape [2, 2, 3, 16], not [2, 3, 2, 16]"},
+    {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 4, {E, ROWS, 2, 1}),
+     "'w_scales' has the shape [2, 3, 2, 1], not [2, 3, 2]"},
+    {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(I8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
+     "'w_blocks' is I8; packed codes are read from U8"},
+    {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(F32, 3, {E, ROWS, 2}),
+     "'w_scales' is F32; scales of MXFP4 are read from U8 and F8_E8M0"},
+};
+/* clang-format on */
+
+static void test_scales_that_are_missing_or_of_another_shape_or_type_are_refused(void **state) {
+    (void)state;
+    static const uint8_t bytes[4 * N * K] = {1};
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        const part parts[] = {{broken[i].codes, bytes}, {broken[i].scales, bytes}};
+        assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
+                         broken[i].status, broken[i].words);
+    }
+}
+
+static void test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused(void **state) {
+    (void)state;
+    static const size_t shape[] = {E, COLUMNS + 1, ROWS};
+    assert_not_found(mxfp4, 2, 3, shape, MOERT_ERROR_UNSUPPORTED,
+                     "'w' lies in blocks of 32, which do not divide its rows of 65");
+}
+
+/* ---- values that are not finite ---- */
+
+static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
+                            size_t count, const char *words) {
+    static float values[N * K];
+    moert_weight weight;
+    moert_tensors *files = open_parts(parts, 2);
+    ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
+    assert_says(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
+    assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
+    moert_tensors_close(files);
+}
+
+static void test_a_weight_that_is_not_finite_is_refused_with_its_place(void **state) {
+    (void)state;
+    fill_fp8();
+    fp8_codes[129 * K + 7] = 0xff;
+    assert_not_read(fp8, 2, matrix, 0, N * K, "'w' is nan at [129, 7], by code 0xff and scale 0.1");
+    fill_fp8();
+    fp8_scales[2] = INFINITY;
+    assert_not_read(fp8, 2, matrix, 300, 300, "at [1, 256], by code");
+    fp8_scales[2] = NAN;
+    assert_not_read(fp8, 2, matrix, 0, 300, "is nan at [0, 256]");
+    fp8_scales[2] = 1.0f;
+    fill_mxfp4();
+    const uint8_t kept = mxfp4_scales[9];
+    mxfp4_scales[9] = 255; /* rows 2 of matrix 1 follow: at element 288 = 1 * 192 + 1 * 64 + 32 */
+    assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by code");
+    mxfp4_scales[9] = 254;
+    mxfp4_codes[145] = 0x97; /* 6 * 2^127, as element 290 */
+    mxfp4_codes[144] = 0;
+    assert_not_read(mxfp4, 3, fused, 192, 192,
+                    "is inf at [1, 1, 34], by code 0x07 and scale 1.70141e+38");
+    mxfp4_scales[9] = kept;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks),
+        cmocka_unit_test(test_scales_of_fp8_may_be_bf16),
+        cmocka_unit_test(test_an_mxfp4_weight_is_its_codes_times_powers_of_two),
+        cmocka_unit_test(test_a_plain_tensor_counts_before_blocks_of_its_name),
+        cmocka_unit_test(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused),
+        cmocka_unit_test(test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused),
+        cmocka_unit_test(test_a_weight_that_is_not_finite_is_refused_with_its_place),
+    };
+    return cmocka_run_group_tests_name("weights", tests, make_test_folder, remove_test_folder);
+}
