@@ -50,7 +50,8 @@ typedef struct job {
     size_t slice_count, all_count;
 } job;
 
-static moert_status check(void) {
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
     if (model_path == NULL || input_path == NULL || output_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--model, --input and --output are needed; see --help");
     return MOERT_OK;

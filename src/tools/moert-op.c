@@ -51,7 +51,8 @@ static size_t make_options(void) {
     return count;
 }
 
-static moert_status check(void) {
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
     static const char *const names[] = {"auto", "reference", "portable"};
     if (op == NULL)
         return op_word != NULL

@@ -112,7 +112,12 @@ enum { OPTIONS = sizeof options / sizeof options[0] };
 
 static char *default_metrics;
 
-static moert_status check(void) {
+static moert_status check(int argc, char **argv) {
+    const char *size = moert_options_given(options, OPTIONS, argc, argv, &sizes, sizeof sizes);
+    if (model_path != NULL && size != NULL)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--%s is for a new model; that of --model is as its config.json says",
+                          size);
     trainer.seed = seed;
     trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
     trainer.schedule.warmup = warmup;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,6 +163,18 @@ static moert_status take(const moert_option *table, size_t count, int argc, char
         MOERT_TRY(store(option, argv[(*at)++]));
     while (option->type == MOERT_OPTION_LIST && *at < argc && !is_option(argv[*at]));
     return MOERT_OK;
+}
+
+const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
+                                const void *object, size_t bytes) {
+    for (int at = 1; at < argc; at++) {
+        const char *name = argv[at] + (is_option(argv[at]) ? 2 : 0);
+        const moert_option *option = find(table, count, name, strcspn(name, "="));
+        if (name != argv[at] && option != NULL &&
+            (uintptr_t)option->target - (uintptr_t)object < bytes)
+            return option->name;
+    }
+    return NULL;
 }
 
 static moert_status store_defaults(const moert_option *table, size_t count) {

@@ -63,6 +63,11 @@ typedef struct moert_option {
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help);
 
+/* The name of the first option among the arguments, which were parsed, whose target lies in
+ * object[bytes]; NULL if there is none. */
+const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
+                                const void *object, size_t bytes);
+
 /* The usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the table. */
 void moert_options_usage(FILE *file, const char *synopsis, const char *about,
                          const moert_option *table, size_t count);

@@ -15,7 +15,7 @@ static void complain(const char *name, moert_status status) {
 
 static moert_status parse(const moert_program *program, int argc, char **argv, bool *help) {
     MOERT_TRY(moert_options_parse(program->options, program->option_count, argc, argv, help));
-    return *help || program->check == NULL ? MOERT_OK : program->check();
+    return *help || program->check == NULL ? MOERT_OK : program->check(argc, argv);
 }
 
 /* Makes the context and runs the body; failures that the other ranks do not know of end them all at

@@ -14,7 +14,8 @@ typedef struct moert_program {
     const char *synopsis, *about;
     const moert_option *options;
     size_t option_count;
-    moert_status (*check)(void); /* of the parsed options, on each rank alike; may be NULL */
+    /* of the parsed options, on each rank alike; may be NULL */
+    moert_status (*check)(int argc, char **argv);
     moert_status (*run)(moert_context *context);
 } moert_program;
 

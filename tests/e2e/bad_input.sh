@@ -116,6 +116,8 @@ bad 1 2 '--lr needs a value' train "${text[@]}" --lr
 bad "$both" 2 '--data .* or by --tokens' train --steps 1
 bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
+bad "$both" 2 '--hidden is for a new model; that of --model' train --data LICENSE --model $model --hidden 64 --out OUT/run
+bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
 bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
 bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1

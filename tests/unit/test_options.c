@@ -165,6 +165,19 @@ static int release(void **state) {
     return 0;
 }
 
+static void test_the_first_option_given_of_an_object_is_told(void **state) {
+    (void)state;
+    char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
+                    "--no-quiet", "--steps", "3",    "--seed=4"};
+    const int argc = sizeof argv / sizeof argv[0];
+    const void *sizes = &values.steps;
+    const size_t bytes = sizeof values.steps + sizeof values.seed;
+    assert_string_equal(moert_options_given(table, COUNT, argc, argv, sizes, bytes), "steps");
+    assert_null(moert_options_given(table, COUNT, 5, argv, sizes, bytes));
+    assert_string_equal(moert_options_given(table, COUNT, argc, argv, &values, sizeof values),
+                        "data");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults_come_from_the_table),
@@ -175,6 +188,7 @@ int main(void) {
         cmocka_unit_test(test_missing_values_and_stray_words_are_named),
         cmocka_unit_test(test_unknown_options_suggest_the_nearest),
         cmocka_unit_test(test_help_is_noticed_and_prints_the_table),
+        cmocka_unit_test(test_the_first_option_given_of_an_object_is_told),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, release);
 }
