@@ -149,6 +149,8 @@ config greedy 's/"num_experts_per_tok": 2/"num_experts_per_tok": 9/'
 bad "$both" 1 'greedy/config\.json: num_experts_per_tok is 9, .*8' layer --model "$work/greedy" "${io[@]}"
 config strange 's/"model_type": "mixtral"/"model_type": "llama"/'
 bad "$both" 1 "strange/config\\.json: model_type is 'llama'; supported are mixtral" layer --model "$work/strange" "${io[@]}"
+config awq '1s/{/{"quantization_config": {"quant_method": "awq"},/'
+bad "$both" 1 "awq/config\\.json: quant_method of quantization_config is 'awq'; supported are fp8" layer --model "$work/awq" "${io[@]}"
 sed -i 's/"sliding_window": null/"sliding_window": 16/' "$(copy window $model)/config.json"
 bad "$both" 1 'sliding.window.*16' train --model "$work/window" "${text[@]:0:2}" --out OUT/run
 
