@@ -31,12 +31,22 @@ size_t moert_block_floats(const size_t *elements, size_t count) {
     return floats;
 }
 
-moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements,
-                                size_t count, moert_block **block) {
+/* moert_buffer_reserve, but a failure says what there was no room for. */
+static moert_status reserve(const moert_block *block, const char *role, size_t bytes,
+                            moert_buffer **buffer) {
+    const moert_status status = moert_buffer_reserve(block->device, bytes, buffer);
+    if (status != MOERT_ERROR_MEMORY)
+        return status;
+    return MOERT_FAIL(ERROR_MEMORY, "%s%s: %s", role, block->what, moert_last_error());
+}
+
+moert_status moert_block_create(moert_device *device, const char *what, bool replicated,
+                                const size_t *elements, size_t count, moert_block **block) {
     moert_block *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
+    made->what = what;
     made->replicated = replicated;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
     made->count = count;
@@ -45,8 +55,8 @@ moert_status moert_block_create(moert_device *device, bool replicated, const siz
             (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
     made->floats = moert_block_floats(elements, count);
     size_t bytes = made->floats * sizeof(float);
-    MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->weight));
-    MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &made->gradient));
+    MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->weight));
+    MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->gradient));
     MOERT_TRY_OR(fail, moert_buffer_clear(made->weight, 0, bytes));
     MOERT_TRY_OR(fail, moert_buffer_clear(made->gradient, 0, bytes));
     MOERT_TRY_OR(fail, make_views(made));
@@ -76,7 +86,7 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch) {
     size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
     size_t bytes = count * block->floats * sizeof(float);
     bool fits = block->nodes != NULL && moert_buffer_bytes(block->nodes) >= bytes;
-    MOERT_TRY(moert_buffer_reserve(block->device, bytes, &block->nodes));
+    MOERT_TRY(reserve(block, "sums of the gradients of ", bytes, &block->nodes));
     return fits ? MOERT_OK
                 : moert_buffer_clear(block->nodes, 0, bytes); /* the padding must be zero */
 }

@@ -23,6 +23,7 @@ typedef struct moert_block_tensor {
 
 typedef struct moert_block {
     moert_device *device;
+    const char *what; /* it holds, for messages; a literal */
     bool replicated;
     size_t floats; /* of all tensors with their padding, which stays zero */
     size_t count;
@@ -33,8 +34,8 @@ typedef struct moert_block {
 /* The floats of a block of these tensors, with their padding. */
 size_t moert_block_floats(const size_t *elements, size_t count);
 /* Tensors of elements[count] floats each (0 is legal); weights and gradients start as zero. */
-moert_status moert_block_create(moert_device *device, bool replicated, const size_t *elements,
-                                size_t count, moert_block **block);
+moert_status moert_block_create(moert_device *device, const char *what, bool replicated,
+                                const size_t *elements, size_t count, moert_block **block);
 void moert_block_destroy(moert_block *block);
 
 /* Makes room for the nodes of a batch; before its gradients are collected. */

@@ -43,11 +43,14 @@ static moert_status create_blocks(moert_layer *layer) {
     };
     const size_t in[EXPERT_TENSORS] = {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0};
     const size_t out[EXPERT_TENSORS] = {local * h * i, o->expert_biases ? local * h : 0};
-    MOERT_TRY(moert_block_create(device, true, dense, DENSE_TENSORS, &layer->block[BLOCK_DENSE]));
-    MOERT_TRY(
-        moert_block_create(device, false, in, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_IN]));
-    MOERT_TRY(
-        moert_block_create(device, false, out, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_OUT]));
+    MOERT_TRY(moert_block_create(device, "the router and the shared experts of a layer", true,
+                                 dense, DENSE_TENSORS, &layer->block[BLOCK_DENSE]));
+    MOERT_TRY(moert_block_create(device,
+                                 "the first projection of all experts of a rank in one layer",
+                                 false, in, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_IN]));
+    MOERT_TRY(moert_block_create(device,
+                                 "the second projection of all experts of a rank in one layer",
+                                 false, out, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_OUT]));
     if (o->correction_bias) {
         MOERT_TRY(moert_buffer_create(device, experts * sizeof(float), &layer->correction));
         MOERT_TRY(moert_buffer_clear(layer->correction, 0, experts * sizeof(float)));

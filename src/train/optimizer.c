@@ -13,8 +13,8 @@ static moert_status create_moments(const moert_block *block, moert_block **momen
     MOERT_TRY(moert_alloc(&elements, block->count, sizeof *elements));
     for (size_t i = 0; i < block->count; i++)
         elements[i] = block->tensor[i].elements;
-    moert_status status =
-        moert_block_create(block->device, block->replicated, elements, block->count, moments);
+    moert_status status = moert_block_create(block->device, block->what, block->replicated,
+                                             elements, block->count, moments);
     free(elements);
     return status;
 }

@@ -118,6 +118,9 @@ bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
 bad "$both" 2 '--hidden is for a new model; that of --model' train --data LICENSE --model $model --hidden 64 --out OUT/run
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
+bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
+bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \
+    --intermediate 262144 --experts 1024
 bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
 bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1
