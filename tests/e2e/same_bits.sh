@@ -5,14 +5,15 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 
-small=(--data LICENSE tests/golden/README.md --hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8 --length 64 --eval-sequences 6
-    --lr 3e-3 --warmup 5 --log-every 0 --seed 7)
+small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)
+common=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7)
 
-# train NAME RANKS ENGINE OPTION...: a run in its own folder
+# train NAME RANKS ENGINE OPTION...: a run in its own folder, of a small model unless --model is given
 train() {
-    local name=$1 count=$2 engine=$3
+    local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
-    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${small[@]}" --out "$folder/$name" "$@"
+    [[ " $* " != *" --model "* ]] || sizes=()
+    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$folder/$name" "$@"
 }
 
 # what must agree of a run: metrics without times, checkpoints, and the model
