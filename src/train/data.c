@@ -121,11 +121,21 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .length = data->row > 0 ? data->row - 1 : 0};
 }
 
-/* Tokens kept from training: a fraction, but a whole sequence. */
-static size_t heldout_tokens(const moert_data *data, size_t length) {
+/* How text and raw tokens are divided; a remainder of less than `count` tokens is not used. */
+typedef struct stretches {
+    size_t count, tokens, held; /* tokens of each, the last `held` of them held out */
+} stretches;
+
+/* A fraction is held out, but a whole sequence of each stretch. */
+static stretches divide(const moert_data *data, size_t length) {
+    enum { MOST = 16 };
+    const double smaller = fmin(data->held_out, 1.0 - data->held_out) * (double)data->tokens;
+    const double fitting = smaller / (2.0 * ((double)length + 1.0));
+    const size_t count = moert_max((size_t)fmin(fitting, MOST), 1), tokens = data->tokens / count;
     if (data->held_out == 0.0)
-        return 0;
-    return moert_max((size_t)floor((double)data->tokens * data->held_out), length + 1);
+        return (stretches){1, data->tokens, 0};
+    const size_t held = (size_t)floor((double)tokens * data->held_out);
+    return (stretches){count, tokens, moert_max(held, length + 1)};
 }
 
 moert_status moert_data_check_length(const moert_data *data, size_t length) {
@@ -136,11 +146,12 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_MISMATCH, "%s holds sequences of %zu tokens, not %zu",
                                 data->name, data->row - 1, length);
-    if (data->tokens < length + 1 || data->tokens - (length + 1) < heldout_tokens(data, length))
+    const stretches all = divide(data, length);
+    if (all.tokens < length + 1 || all.tokens - (length + 1) < all.held)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%zu tokens of data are too few for sequences of %zu (%zu are held out, "
                           "and one more sequence needs %zu)",
-                          data->tokens, length, heldout_tokens(data, length), length + 1);
+                          data->tokens, length, all.held, length + 1);
     return MOERT_OK;
 }
 
@@ -216,29 +227,33 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
                               data->name, data->batch, draw.index);
         position = (draw.step * data->batch + draw.index) * data->row;
     } else {
-        size_t starts = data->tokens - heldout_tokens(data, length) - length;
-        double random =
+        const stretches all = divide(data, length);
+        const size_t starts = all.tokens - all.held - length, any = all.count * starts;
+        const double random =
             moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
-        position = moert_min((size_t)(random * (double)starts), starts - 1);
+        const size_t start = moert_min((size_t)(random * (double)any), any - 1);
+        position = start / starts * all.tokens + start % starts;
     }
     read_sequence(data, position, length, input, target);
     return MOERT_OK;
 }
 
 bool moert_data_holds_out(const moert_data *data) {
-    return heldout_tokens(data, 1) > 0;
+    return data->held_out > 0.0;
 }
 
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target) {
     MOERT_TRY(moert_data_check_length(data, length));
-    if (heldout_tokens(data, length) == 0)
+    if (!moert_data_holds_out(data))
         return MOERT_FAIL(ERROR_USAGE, "no data is held out");
     if (index >= count)
         return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", index, count);
-    size_t held = heldout_tokens(data, length), room = held - (length + 1);
-    size_t gap = count > 1 ? room / (count - 1) : 0;
-    read_sequence(data, data->tokens - held + index * gap, length, input, target);
+    const stretches all = divide(data, length);
+    const size_t starts = all.held - length, any = all.count * starts;
+    const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0;
+    const size_t part = (start / starts + 1) * all.tokens - all.held;
+    read_sequence(data, part + start % starts, length, input, target);
     return MOERT_OK;
 }
 

@@ -6,10 +6,12 @@
  *   raw     a file of 16 or 32 bit little-endian token numbers
  *   array   tokens[steps,batch,length + 1], replayed batch by batch
  *
- * Text and raw sources are one long row of tokens. Its last part is held out of training; from the
- * rest a sequence starts at a random position that depends on (seed, step, index) alone, so any
- * rank can make any sequence. A sequence of `length` tokens reads length + 1: target[i] = input[i +
- * 1]. Sources are read-only once made. No call is collective; ranks must be given the same data.
+ * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, fewer if
+ * their parts would be short. The last part of every stretch is held out of training, so that what
+ * is held out resembles the rest; from the rest a sequence starts at a random position that depends
+ * on (seed, step, index) alone, so any rank can make any sequence. A sequence of `length` tokens
+ * reads length + 1: target[i] = input[i + 1]. Sources are read-only once made. No call is
+ * collective; ranks must be given the same data.
  */
 #ifndef MOERT_TRAIN_DATA_H
 #define MOERT_TRAIN_DATA_H
@@ -23,7 +25,7 @@
 typedef struct moert_data moert_data;
 
 /*
- * Text from `count` files or directories (walked in byte order of names; links skipped). The last
+ * Text from `count` files or directories (walked in byte order of names; links skipped). A fraction
  * `held_out` (0 to below 1) of the tokens, or one sequence if that is more, is held out; 0 holds
  * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is missing, unreadable or
  * special), ERROR_FORMAT (not one byte in all of them), ERROR_MEMORY.
@@ -75,9 +77,9 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 bool moert_data_holds_out(const moert_data *data);
 
 /*
- * Sequence `index` of `count` at evenly spaced positions of the held-out part; they overlap when it
- * is shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE (nothing
- * is held out, index >= count).
+ * Sequence `index` of `count` at evenly spaced positions of the held-out parts; they overlap when
+ * these are shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE
+ * (nothing is held out, index >= count).
  */
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target);

@@ -81,23 +81,57 @@ static void test_large_files_are_mapped_and_read_alike(void **state) {
     const char *path = write_file("large", content, BYTES);
     moert_data *data = NULL;
     ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
+    const size_t first = BYTES / 16 - BYTES / 16 / 20; /* the end of the first of 16 stretches */
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
     for (size_t i = 0; i < 5; i++) {
-        assert_int_equal(input[i], content[BYTES - 15000 + i]);
-        assert_int_equal(target[i], content[BYTES - 15000 + i + 1]);
+        assert_int_equal(input[i], content[first + i]);
+        assert_int_equal(target[i], content[first + i + 1]);
     }
     moert_data_destroy(data);
     free(content);
 }
 
-static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
-    (void)state;
-    enum { TOKENS = 20000, LENGTH = 8 };
+enum { TOKENS = 20000, LENGTH = 8 };
+
+/* A file of the numbers 0, 1, ... */
+static const char *write_counting(void) {
     uint16_t *content = test_alloc(TOKENS * sizeof *content);
     for (size_t i = 0; i < TOKENS; i++)
         content[i] = (uint16_t)i;
     const char *path = write_file("counting", content, TOKENS * sizeof *content);
     free(content);
+    return path;
+}
+
+/* In one of the parts that end each of 16 stretches. */
+static bool is_held_out(int32_t position) {
+    const int32_t stretch = TOKENS / 16, held = stretch / 20;
+    return position % stretch >= stretch - held;
+}
+
+static void test_what_is_held_out_is_spread_over_the_data(void **state) {
+    (void)state;
+    enum { COUNT = 64 };
+    const char *path = write_counting();
+    moert_data *data = NULL;
+    int32_t input[LENGTH], target[LENGTH], last = -1;
+    size_t stretches = 0;
+    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
+    for (size_t i = 0; i < COUNT; i++) {
+        ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, LENGTH, input, target));
+        assert_true(is_held_out(input[0]) && is_held_out(target[LENGTH - 1]));
+        assert_int_equal(target[LENGTH - 1], input[0] + LENGTH);
+        assert_true(input[0] > last);
+        stretches += input[0] / (TOKENS / 16) > (last < 0 ? -1 : last / (TOKENS / 16));
+        last = input[0];
+    }
+    assert_int_equal(stretches, 16);
+    moert_data_destroy(data);
+}
+
+static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
+    (void)state;
+    const char *path = write_counting();
     moert_data *data = NULL, *again = NULL;
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &again));
@@ -111,8 +145,8 @@ static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
             assert_int_equal(input[j], input[0] + (int32_t)j);
             assert_int_equal(target[j], input[j] + 1);
         }
-        assert_true(target[LENGTH - 1] < TOKENS - TOKENS / 20); /* nothing that is held out */
-        upper += input[0] > TOKENS * 19 / 40;
+        assert_true(!is_held_out(input[0]) && !is_held_out(target[LENGTH - 1]));
+        upper += input[0] > TOKENS / 2;
         ASSERT_OK(moert_data_sequence(again, draw, LENGTH, other, target));
         assert_memory_equal(input, other, sizeof input);
         ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 4, .step = i / 8, .index = i % 8},
@@ -221,6 +255,7 @@ int main(void) {
         cmocka_unit_test(test_directories_are_walked_in_order_without_links),
         cmocka_unit_test(test_bad_files_are_named),
         cmocka_unit_test(test_large_files_are_mapped_and_read_alike),
+        cmocka_unit_test(test_what_is_held_out_is_spread_over_the_data),
         cmocka_unit_test(test_a_sequence_depends_on_seed_step_and_index_only),
         cmocka_unit_test(test_too_little_data_is_refused),
         cmocka_unit_test(test_raw_files_are_checked),
