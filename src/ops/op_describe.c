@@ -40,20 +40,23 @@ static moert_status check_size(const moert_op *op, const char *field, size_t val
     return MOERT_OK;
 }
 
-static moert_status check_type(const moert_op *op, const char *field, moert_number type) {
+/* The type of a matrix, or of a bias, which has at least `bits`. */
+static moert_status check_type(const moert_op *op, const char *field, moert_number type,
+                               size_t bits) {
     const char *name = moert_number_name(type);
+    const char *const legal =
+        bits > 8 ? "f32, f16 or bf16" : "f32, f16, bf16, e4m3 or e5m2, or quantised";
     if (name == NULL)
-        return refuse(MOERT_ERROR_USAGE, op, field, "f32, f16 or bf16", "number type %d",
-                      (int)type);
-    if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_F16 && type != MOERT_NUMBER_BF16)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, "f32, f16 or bf16", "%s", name);
+        return refuse(MOERT_ERROR_USAGE, op, field, legal, "number type %d", (int)type);
+    if (moert_number_bits(type) < bits)
+        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, legal, "%s", name);
     return MOERT_OK;
 }
 
 /* Checks a row matrix and fills in its stride. */
 static moert_status check_rows(const moert_op *op, const char *type_field, const char *stride_field,
                                moert_operand *rows, size_t width) {
-    MOERT_TRY(check_type(op, type_field, rows->type));
+    MOERT_TRY(check_type(op, type_field, rows->type, 8));
     if (rows->stride == 0)
         rows->stride = (ptrdiff_t)width;
     if (rows->stride < 0 || (size_t)rows->stride < width)
@@ -70,7 +73,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
 
 static moert_status check_weight(moert_op *op) {
     moert_operand *weight = &op->options.weight;
-    MOERT_TRY(check_type(op, "weight.type", weight->type));
+    MOERT_TRY(check_type(op, "weight.type", weight->type, 8));
     if (weight->stride != 0 && weight->stride != (ptrdiff_t)op->options.k)
         return refuse(MOERT_ERROR_UNSUPPORTED, op, "weight.stride", "0 or k", "%td",
                       weight->stride);
@@ -232,7 +235,7 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
     MOERT_TRY(check_switches(op));
     MOERT_TRY(check_permute(op));
     if (o->bias || o->dbias)
-        MOERT_TRY(check_type(op, "bias_type", o->bias_type));
+        MOERT_TRY(check_type(op, "bias_type", o->bias_type, 16));
     if (moert_op_has_glu(op))
         MOERT_TRY(check_glu(op));
     fill_needs(op);
