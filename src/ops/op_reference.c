@@ -178,6 +178,7 @@ static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         MOERT_TRY(moert_map_one(&maps->maps, *moert_op_buffer_at(&copy, i), &maps->at[i]));
     maps->ends = maps->at[MOERT_OP_BUFFER_ends];
+    MOERT_TRY(moert_map_one(&maps->maps, op->acc_scale, &maps->acc_scale));
     maps->gather = maps->at[MOERT_OP_BUFFER_gather];
     maps->rows = maps->ends[groups.count - 1];
     return moert_check_ends(&groups, maps->ends);
