@@ -192,7 +192,7 @@ static moert_op_options result_case(size_t i) {
     first_factor(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
     o.alpha = variant == 1;
     o.save_c = o.kind == MOERT_OP_GLU;
-    o.prob = moert_op_kind_name(o.kind)[0] == 'g' && o.kind == MOERT_OP_GLU;
+    o.prob = o.kind == MOERT_OP_GLU;
     return o;
 }
 
@@ -217,6 +217,26 @@ static void test_factors_and_results_may_all_be_quantised(void **state) {
         o.column = scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         o.prob = o.alpha = true;
         check("all", &o, usual_ends);
+    }
+}
+
+static void test_plain_bytes_are_the_rounded_results(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * BACKENDS; i++) {
+        const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
+        moert_op_options o = describe(MOERT_OP_GLU);
+        o.save_c = true;
+        ops_bytes want = ops_bytes_make(&o, usual_ends);
+        o.x.type = o.weight.type = o.c.type = o.d.type = type;
+        ops_bytes got = ops_bytes_make(&o, usual_ends);
+        ops_bytes_execute(backends[i % BACKENDS], &want);
+        ops_bytes_execute(backends[i % BACKENDS], &got);
+        for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
+            for (size_t at = 0; at < usual_ends[GROUPS - 1] * (o.n / 2); at++)
+                assert_int_equal(got.at[b][at],
+                                 moert_number_encode(type, ops_floats(&want, b)[at]));
+        ops_bytes_free(&got);
+        ops_bytes_free(&want);
     }
 }
 
@@ -348,6 +368,7 @@ int main(void) {
         cmocka_unit_test(test_global_scales_multiply_alpha),
         cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
         cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
+        cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
         cmocka_unit_test(test_any_split_of_the_rows_is_right),
         cmocka_unit_test(test_a_broken_promise_stays_within_the_buffers),
         cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
