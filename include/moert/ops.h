@@ -1,10 +1,10 @@
 /*
  * Op objects: grouped GEMM and its fusions, described once and executed many times.
  *
- *   moert_op_options options = MOERT_OP_OPTIONS_INIT;       describe
- *   moert_op_create(device, &options, &op);                 checked here; a refusal names the field
- *   moert_op_compile(op);                                   optional: kernels ahead of the first
- * use moert_op_execute(op, &buffers);                         any number of times
+ *   moert_op_options options = MOERT_OP_OPTIONS_INIT;   describe
+ *   moert_op_create(device, &options, &op);             checked here; a refusal names the field
+ *   moert_op_compile(op);                               optional: kernels ahead of the first use
+ *   moert_op_execute(op, &buffers);                     any number of times
  *   moert_op_destroy(op);
  *
  * The rows [ends[g-1], ends[g]) of the row matrices belong to group (expert) g of G. `ends` lies on
@@ -32,8 +32,19 @@
  * touches differs between backends. Groups without rows are left alone, except that GEMM_WGRAD
  * gives them acc = 0. GEMM_WGRAD keeps a group's order of rows.
  *
- * Semantics: cuDNN frontend grouped GEMM, GLU and dGLU; TransformerEngine's grouped GEMM
- * (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
+ * Quantised operands (moert/formats.h) take part as float32(element * scale). The global scales of
+ * NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the scales of the two factors of
+ * the product; in DGLU their product multiplies acc. A quantised result is made from the float32
+ * values before any rounding, as is its second version `column`:
+ *
+ *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
+ *   q = round(v * min(norm / scale, FLT_MAX))
+ *
+ * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
+ * the quantiser of moert/formats.h but for norm; with norm, max of E5M2 is 128, as in cuDNN.
+ *
+ * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
+ * GEMM (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
  */
 #ifndef MOERT_OPS_H
 #define MOERT_OPS_H
@@ -80,21 +91,59 @@ typedef enum moert_op_permute {
     MOERT_OP_PERMUTE_Y
 } moert_op_permute;
 
+/*
+ * Where the scales of a quantised operand lie. Tiles are those of the tensor cores (cuBLAS, cuDNN,
+ * CUTLASS, TransformerEngine, torchao), of formats with scales of one byte: the scale of line r
+ * across the blocks and block c of a line, C blocks in a line, is at byte
+ *
+ *   ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
+ *
+ * and bytes of a tile without a scale are 0.
+ */
+typedef enum moert_scale_layout {
+    MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
+    MOERT_SCALES_TILED,      /* tiles; every group begins a new one, the groups follow each other */
+    MOERT_SCALES_TILED_WHOLE /* tiles, all groups being one matrix: cuDNN's SFA of padded groups,
+                                and its contiguous SFD_col. C of COLUMN blocks is what there is
+                                room for: ceil(M/block) with row_multiple, else see
+                                moert_op_buffer_bytes. Not of a transposed weight */
+} moert_scale_layout;
+
 /* One matrix operand. No alignment is required. */
 typedef struct moert_operand {
-    moert_number type; /* F32, F16 or BF16 */
-    ptrdiff_t stride;  /* elements from row to row; 0 = the width. weight: 0 or K */
+    moert_number type; /* any but E2M1; ignored if quantised */
+    ptrdiff_t stride;  /* elements from row to row; 0 = the width. weight: 0 or K; quantised: 0 */
     bool discrete;     /* weight: one buffer per group instead of a stack [G,N,K] */
+    /*
+     * how.size 0: plain elements of `type`. Otherwise block-scaled: the buffer holds the payload,
+     * the buffer <operand>_scale the scales. Blocks of factors may lie along any axis; those along
+     * the reduction are what tensor cores take. The rows that COLUMN and TILE blocks divide are
+     * those of a group, of `weight` its N; operands that are gathered are one group.
+     * how.transposed: row matrices with COLUMN blocks, whose payload and linear scales are then
+     * [columns, M]; `weight` with any but TILE: each group's payload and linear scales are
+     * transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from there:
+     * blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW blocks.
+     */
+    moert_quantizer how;
+    moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */
+    bool global; /* NVFP4 factors: the global scale is in <operand>_global, float32 [1] or, with
+                    how.group_scales, [G]; otherwise it is 1, or in alpha (cuDNN) */
 } moert_operand;
 
 typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
-    const char *backend;        /* "reference", "portable"; NULL or "auto" = MOERT_BACKEND */
-    bool fallback;              /* take another backend if this one refuses, and log it */
-    size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
-    moert_operand x, weight, y; /* the two that are multiplied have one type */
-    moert_operand c, d;         /* GLU, DGLU */
+    const char *backend;       /* "reference", "portable"; NULL or "auto" = MOERT_BACKEND */
+    bool fallback;             /* take another backend if this one refuses, and log it */
+    size_t groups, rows, n, k; /* G and M (the most rows), which may be 0; N; K */
+    moert_operand x, weight,
+        y;                /* the two that are multiplied are plain of one type, or quantised */
+    moert_operand c, d;   /* GLU, DGLU; c is plain */
+    moert_operand column; /* if quantised: a second version of the quantised result, in COLUMN
+                             blocks; not in GEMM_WGRAD */
+    size_t row_multiple;  /* a promise: every group has a multiple of so many rows (0 = 1), so that
+                             COLUMN payloads and scales by groups need less room */
+    bool norm;            /* a factor of the quantised results, see above */
 
     bool alpha, beta;       /* factors per group; otherwise 1 and 0 */
     bool accumulate;        /* beta is 1 */
@@ -110,8 +159,9 @@ typedef struct moert_op_options {
     size_t interleave;  /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
     bool linear_first;  /* up comes before gate (cuDNN's text), not after it (its code) */
     bool save_c;        /* GLU: c is wanted */
-    bool prob;          /* a factor for each row; otherwise 1 */
-    bool amax;          /* largest magnitudes of d before rounding */
+    bool prob;          /* a factor for each row; otherwise 1. Not beside beta, nor, in a GEMM,
+                           beside bias; not in GEMM_WGRAD */
+    bool amax;          /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
     bool dprob, dbias;  /* DGLU: wanted */
 } moert_op_options;
 
@@ -123,9 +173,19 @@ typedef struct moert_op_options {
  * Row matrices hold M rows: all of them if a permutation scatters or gathers them.
  */
 #define MOERT_OP_BUFFER_TABLE(X)                                                                   \
-    X(ends)       /* uint32 [G], cumulative, non-decreasing */                                     \
-    X(x)          /* [M,K], with permute X as input [ceil(M/topk),K] */                            \
-    X(weight)     /* [G,N,K], unless discrete */                                                   \
+    X(ends)   /* uint32 [G], cumulative, non-decreasing */                                         \
+    X(x)      /* [M,K], with permute X as input [ceil(M/topk),K] */                                \
+    X(weight) /* [G,N,K], unless discrete */                                                       \
+    X(x_scale)                                                                                     \
+    X(y_scale)                                                                                     \
+    X(weight_scale) /* unless discrete */                                                          \
+    X(d_scale)                                                                                     \
+    X(x_global)                                                                                    \
+    X(y_global)                                                                                    \
+    X(weight_global)                                                                               \
+    X(column)                                                                                      \
+    X(column_scale)                                                                                \
+    X(norm)       /* float32 [1] */                                                                \
     X(y)          /* [M,N] */                                                                      \
     X(c)          /* GLU: [M,N], written before the limits; DGLU: [M,2K], read */                  \
     X(d)          /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                        \
@@ -142,8 +202,9 @@ typedef struct moert_op_options {
     X(dbias) /* [G,2K], added to: column sums of d before rounding */
 
 typedef struct moert_op_buffers {
-    size_t size;                  /* sizeof(moert_op_buffers) */
-    moert_buffer *const *weights; /* discrete: G buffers [N,K]; none may be NULL */
+    size_t size;                        /* sizeof(moert_op_buffers) */
+    moert_buffer *const *weights;       /* discrete: G buffers [N,K]; none may be NULL */
+    moert_buffer *const *weight_scales; /* discrete and quantised: likewise */
 #define MOERT_OP_BUFFER_MEMBER(name) moert_buffer *name;
     MOERT_OP_BUFFER_TABLE(MOERT_OP_BUFFER_MEMBER)
 #undef MOERT_OP_BUFFER_MEMBER
@@ -197,6 +258,10 @@ MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buf
                                        moert_op_recording **recording);
 MOERT_API moert_status moert_op_replay(moert_op_recording *recording);
 MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NULL is legal */
+
+/* Bytes that execute asks of a buffer, by its name in MOERT_OP_BUFFER_TABLE; "weights" and
+ * "weight_scales": of each. 0 if the op does not take it. */
+MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 
 /* The backend that computes it, "reference" or "portable"; bytes of device or host workspace. */
 MOERT_API const char *moert_op_backend_name(const moert_op *op);

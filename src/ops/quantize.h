@@ -41,6 +41,11 @@ typedef struct moert_quantize {
     moert_buffer *amax;   /* NVFP4: A likewise; NULL: `global` is given, and S = 1/G */
     size_t x_runs;        /* quantise: 0, or x is [M,2N] and of its runs of so many columns the odd
                              ones count (GLU results between the gates) */
+    moert_buffer *norm;   /* quantise: float32 [1], as in cuDNN's epilogues, or NULL:
+                               scale = round((max|block| * f32(1/max)) * norm), E8M0 up whatever
+                               scale_rounding says; q = x * min(norm / scale, FLT_MAX), 0 where
+                               scale is 0; max of E5M2 is 128. NVFP4: norm is 1/G, amax and
+                               global are not used. Not with FP8_BLOCK */
     size_t blocks;        /* P that q and scale have room for, 0 = moert_row_blocks_most(); blocks
                              past it are left out */
 } moert_quantize;
@@ -52,6 +57,9 @@ moert_status moert_quantize_amax(const moert_quantize *op);
 moert_status moert_quantize_run(const moert_quantize *op);
 /* x from q, scale and global; a rotation is not undone. */
 moert_status moert_dequantize_run(const moert_quantize *op);
+
+/* How elements are rounded, AUTO decided. */
+moert_rounding moert_quantizer_rounding(const moert_quantizer *how);
 
 /* The type of a format's elements. */
 moert_number moert_format_element(moert_format format);
