@@ -7,10 +7,8 @@
 #include "tools/op.h"
 
 static const moert_file_op *const ops[] = {
-    &moert_file_op_quantize,
-    &moert_file_op_dequantize,
-    &moert_file_op_swizzle,
-    &moert_file_op_unswizzle,
+    &moert_file_op_quantize,  &moert_file_op_dequantize, &moert_file_op_swizzle,
+    &moert_file_op_unswizzle, &moert_file_op_cast,       &moert_file_op_interleave,
 };
 enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 64 };
 
