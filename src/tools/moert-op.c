@@ -9,8 +9,10 @@
 static const moert_file_op *const ops[] = {
     &moert_file_op_quantize,  &moert_file_op_dequantize, &moert_file_op_swizzle,
     &moert_file_op_unswizzle, &moert_file_op_cast,       &moert_file_op_interleave,
+    &moert_file_op_gemm,      &moert_file_op_wgrad,      &moert_file_op_glu,
+    &moert_file_op_dglu,      &moert_file_op_gemm_quant,
 };
-enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 64 };
+enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 128 };
 
 static const char *input_path, *output_path;
 static unsigned backend;

@@ -72,7 +72,6 @@ moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
 moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
                                        moert_groups *groups) {
     const moert_tensor *tensor = moert_tensors_find(job->input, name);
-    moert_buffer *buffer;
     *groups = (moert_groups){.count = 1, .rows = rows};
     if (tensor == NULL)
         return MOERT_OK;
@@ -85,8 +84,8 @@ moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name,
                               "%s: tensor '%s': group %zu of %zu ends at %d, not in [%u, %zu]",
                               tensor->file, name, g, count, (int)job->ends[g],
                               g > 0 ? job->ends[g - 1] : 0, rows);
-    MOERT_TRY(moert_file_op_upload(job, job->ends, count * sizeof *job->ends, &buffer));
-    groups->ends = buffer;
+    MOERT_TRY(moert_file_op_upload(job, job->ends, count * sizeof *job->ends, &job->ends_buffer));
+    groups->ends = job->ends_buffer;
     groups->count = count;
     return MOERT_OK;
 }

@@ -22,6 +22,7 @@ typedef struct moert_file_op_job {
     const moert_buffer *result_buffers[MOERT_OP_MOST_RESULTS];
     size_t result_count;
     uint32_t *ends; /* of the groups, on the host; NULL when the file has none */
+    moert_buffer *ends_buffer;
 } moert_file_op_job;
 
 typedef struct moert_file_op {
@@ -33,7 +34,8 @@ typedef struct moert_file_op {
 
 /* The operations of the other files. */
 extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moert_file_op_swizzle,
-    moert_file_op_unswizzle, moert_file_op_cast, moert_file_op_interleave;
+    moert_file_op_unswizzle, moert_file_op_cast, moert_file_op_interleave, moert_file_op_gemm,
+    moert_file_op_wgrad, moert_file_op_glu, moert_file_op_dglu, moert_file_op_gemm_quant;
 
 /* Runs `op` from file to file, on one rank. */
 moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
