@@ -39,7 +39,7 @@ static size_t append(size_t count, const moert_option *more, size_t n) {
 /* The common options and those of the operation, or, for help, of all, each under its text. */
 static size_t make_options(void) {
     size_t count = append(0, common_options, COMMON);
-    static char headings[OPS][512];
+    static char headings[OPS][640];
     for (size_t i = 0; i < OPS; i++) {
         if (op != NULL && op != ops[i])
             continue;

@@ -1,10 +1,11 @@
 /*
  * pack: makes a safetensors file for the end-to-end tests.
  *
- *   pack OUT NAME:TYPE[D,D,...]:VALUES ...
+ *   pack OUT NAME:TYPE[D,D,...]:VALUES ... NAME=FILE#TENSOR ...
  *
  * VALUES: numbers with commas, again from the first when they are fewer than the elements; ~SEED,
- * uniform numbers of [-1, 1), of integers 0 to 255; or @FILE#TENSOR, the bytes of that tensor.
+ * uniform numbers of [-1, 1), of integers 0 to 255; or @FILE#TENSOR, the bytes of that tensor,
+ * which NAME=FILE#TENSOR takes over with their type and shape.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,52 +23,87 @@ typedef struct source {
     const char *values;
     moert_tensor_spec spec;
     size_t elements;
+    moert_tensors *file; /* that holds `from`, or NULL */
+    const moert_tensor *from;
 } source;
 
-static moert_status parse(char *text, source *s) {
+/* Finds the tensor of FILE#TENSOR. */
+static moert_status find(const char *text, source *s) {
+    const char *hash = strrchr(text, '#');
+    char path[512];
+    if (hash == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s is not FILE#TENSOR", text);
+    snprintf(path, sizeof path, "%.*s", (int)(hash - text), text);
+    MOERT_TRY(moert_tensors_open(path, &s->file));
+    s->from = moert_tensors_find(s->file, hash + 1);
+    return s->from != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MISMATCH, "there is no %s", text);
+}
+
+/* The type and shape at TYPE[D,...]; *at becomes what follows. */
+static moert_status parse_shape(char **at, source *s) {
     char type[16];
-    int at = 0;
-    if (sscanf(text, "%63[^:]:%15[A-Z0-9_][%n", s->name, type, &at) != 2 || at == 0)
-        return MOERT_FAIL(ERROR_USAGE, "%s is not NAME:TYPE[D,...]:VALUES", text);
-    s->spec = (moert_tensor_spec){.name = s->name};
+    int begin = 0;
+    if (sscanf(*at, "%15[A-Z0-9_][%n", type, &begin) != 1 || begin == 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s is not TYPE[D,...]:VALUES", *at);
     while (strcmp(moert_file_type_text(s->spec.type), type) != 0)
         if (s->spec.type++ == MOERT_FILE_BOOL)
-            return MOERT_FAIL(ERROR_USAGE, "%s: no type %s", text, type);
+            return MOERT_FAIL(ERROR_USAGE, "there is no type %s", type);
     s->elements = 1;
-    for (char *next = text + at; *next != ']'; next += *next == ',') {
-        char *start = next;
-        s->spec.shape[s->spec.rank] = strtoul(start, &next, 10);
+    for (*at += begin; **at != ']'; *at += **at == ',') {
+        char *start = *at;
+        s->spec.shape[s->spec.rank] = strtoul(start, at, 10);
         s->elements *= s->spec.shape[s->spec.rank++];
-        if (next == start || s->spec.rank == MOERT_FILE_MAX_RANK)
-            return MOERT_FAIL(ERROR_USAGE, "%s is not NAME:TYPE[D,...]:VALUES", text);
+        if (*at == start || s->spec.rank == MOERT_FILE_MAX_RANK)
+            return MOERT_FAIL(ERROR_USAGE, "%s is not D,...]:VALUES", start);
     }
-    s->values = strchr(strchr(text + at, ']'), ':');
-    if (s->values++ == NULL)
+    return MOERT_OK;
+}
+
+static moert_status parse(char *text, source *s) {
+    const size_t length = strcspn(text, ":=");
+    char *at = text + length + 1;
+    snprintf(s->name, sizeof s->name, "%.*s", (int)length, text);
+    s->spec = (moert_tensor_spec){.name = s->name};
+    if (text[length] == '=') {
+        MOERT_TRY(find(at, s));
+        s->spec.type = s->from->type;
+        s->spec.rank = s->from->rank;
+        s->elements = s->from->elements;
+        memcpy(s->spec.shape, s->from->shape, sizeof s->spec.shape);
+        return MOERT_OK;
+    }
+    MOERT_TRY(parse_shape(&at, s));
+    s->values = at + 2;
+    if (at[1] != ':')
         return MOERT_FAIL(ERROR_USAGE, "%s has no values", text);
+    if (s->values[0] != '@')
+        return MOERT_OK;
+    MOERT_TRY(find(s->values + 1, s));
+    if (s->from->bytes != s->elements * moert_file_type_bytes(s->spec.type))
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: there are %zu bytes", text, s->from->bytes);
     return MOERT_OK;
 }
 
 static void store(moert_file_type type, void *values, size_t i, double value) {
-    switch (type) {
-    case MOERT_FILE_F32:
-        ((float *)values)[i] = (float)value;
-        break;
-    case MOERT_FILE_F16:
-    case MOERT_FILE_BF16:
-        ((uint16_t *)values)[i] = (uint16_t)moert_number_encode(
-            type == MOERT_FILE_F16 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16, (float)value);
-        break;
-    case MOERT_FILE_I32:
-        ((int32_t *)values)[i] = (int32_t)value;
-        break;
-    default:
-        ((uint8_t *)values)[i] = (uint8_t)value;
-    }
+    static const struct {
+        moert_file_type type;
+        moert_number number;
+    } floats[] = {{MOERT_FILE_F32, MOERT_NUMBER_F32},
+                  {MOERT_FILE_F16, MOERT_NUMBER_F16},
+                  {MOERT_FILE_BF16, MOERT_NUMBER_BF16},
+                  {MOERT_FILE_F8_E4M3, MOERT_NUMBER_E4M3},
+                  {MOERT_FILE_F8_E5M2, MOERT_NUMBER_E5M2}};
+    const size_t bytes = moert_file_type_bytes(type);
+    uint32_t code = (uint32_t)(int32_t)value; /* of integers */
+    for (size_t f = 0; f < sizeof floats / sizeof floats[0]; f++)
+        if (floats[f].type == type)
+            code = moert_number_encode(floats[f].number, (float)value);
+    memcpy((char *)values + i * bytes, &code, bytes); /* low byte first */
 }
 
 static void fill(const source *s, void *values) {
     const bool random = s->values[0] == '~';
-    const bool integers = s->spec.type >= MOERT_FILE_F8_E4M3;
+    const bool integers = s->spec.type > MOERT_FILE_F8_E5M2;
     const char *at = s->values;
     for (size_t i = 0; i < s->elements; i++) {
         char *end = NULL;
@@ -83,29 +119,10 @@ static void fill(const source *s, void *values) {
     }
 }
 
-static moert_status put_from_file(moert_tensor_writer *writer, const source *s) {
-    const char *hash = strrchr(s->values, '#');
-    char path[512];
-    moert_tensors *file;
-    if (hash == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s is not @FILE#TENSOR", s->values);
-    snprintf(path, sizeof path, "%.*s", (int)(hash - s->values - 1), s->values + 1);
-    MOERT_TRY(moert_tensors_open(path, &file));
-    const moert_tensor *tensor = moert_tensors_find(file, hash + 1);
-    const size_t bytes = s->elements * moert_file_type_bytes(s->spec.type);
-    const moert_status status =
-        tensor == NULL || tensor->bytes != bytes
-            ? MOERT_FAIL(ERROR_MISMATCH, "%s has %zu bytes, not %zu", s->values,
-                         tensor != NULL ? tensor->bytes : 0, bytes)
-            : moert_writer_put(writer, s->name, 0, s->elements, tensor->data);
-    moert_tensors_close(file);
-    return status;
-}
-
 static moert_status put(moert_tensor_writer *writer, const source *s) {
     void *values;
-    if (s->values[0] == '@')
-        return put_from_file(writer, s);
+    if (s->from != NULL)
+        return moert_writer_put(writer, s->name, 0, s->elements, s->from->data);
     MOERT_TRY(moert_alloc(&values, s->elements, moert_file_type_bytes(s->spec.type)));
     fill(s, values);
     const moert_status status = moert_writer_put(writer, s->name, 0, s->elements, values);
@@ -125,6 +142,8 @@ static moert_status pack(const char *path, char **texts, size_t count) {
     MOERT_TRY(moert_writer_open(path, specs, count, NULL, true, &writer));
     for (size_t i = 0; i < count && status == MOERT_OK; i++)
         status = put(writer, &sources[i]);
+    for (size_t i = 0; i < count; i++)
+        moert_tensors_close(sources[i].file);
     const moert_status closed = moert_writer_close(writer);
     return status != MOERT_OK ? status : closed;
 }
