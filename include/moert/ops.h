@@ -37,11 +37,12 @@
  * the product; in DGLU their product multiplies acc. A quantised result is made from the float32
  * values before any rounding, as is its second version `column`:
  *
- *   scale = round_to_scale((max|block| * f32(1/max)) * norm), q = round(v * min(norm / scale,
- * FLT_MAX))
+ *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
+ *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
  * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
- * the quantiser of moert/formats.h but for norm; with norm, max of E5M2 is 128, as in cuDNN.
+ * the quantiser of moert/formats.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
+ * 1/scale of the E8M0 scale 2^-127 is infinity.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
  * GEMM (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
