@@ -14,7 +14,7 @@ typedef enum moert_gemm_role {
     MOERT_GEMM_SCALE,   /* of a factor that is quantised, else not looked for */
     MOERT_GEMM_GLOBAL,  /* optional: its global scale, float32 [1] or [G] */
     MOERT_GEMM_NUMBERS, /* of any plain type, which `place` takes */
-    MOERT_GEMM_F32,     /* optional; several for one buffer are multiplied */
+    MOERT_GEMM_F32,     /* optional; those for one buffer come together and are multiplied */
     MOERT_GEMM_INDEX,   /* int32: needed with a permutation, else not looked for */
     MOERT_GEMM_RESULT,  /* an operand; with beta or accumulate its old value is in the file */
     MOERT_GEMM_RESULT_SCALE,
