@@ -179,6 +179,7 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
     const bool turned = operand->how.transposed && tensor->elements > 0;
     const bool tiled = row->role == MOERT_GEMM_SCALE && operand->scales != MOERT_SCALES_LINEAR;
     const size_t last = tensor->rank - 1;
+    const size_t lines = operand == &job->options->x ? job->options->k : job->options->n;
     moert_buffer *buffer;
     char *values;
     MOERT_TRY(make(job, row, tensor->bytes, &buffer));
@@ -189,8 +190,7 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
         turn(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
              tensor->shape[last], moert_file_type_bytes(tensor->type));
     else
-        copy_lines(tensor->data, tensor->bytes / tensor->shape[0], values, need / tensor->shape[0],
-                   tensor->shape[0]);
+        copy_lines(tensor->data, tensor->bytes / lines, values, need / lines, lines);
     const moert_status status = moert_buffer_write(buffer, 0, values, plain ? tensor->bytes : need);
     free(values);
     return status;

@@ -193,29 +193,34 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
 
 /* ---- results ---- */
 
+/* Type and shape of a quantised result's payload or scales. */
+static void describe_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                               moert_tensor_spec *spec) {
+    const moert_operand *operand = moert_gemm_operand_of(job, row);
+    const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
+    const parts p = parts_of(job, row);
+    const moert_quantized_shape shape = shape_of(operand, &p);
+    const bool bytes = !scale || moert_format_scale_bytes(operand->how.format) == 1;
+    spec->type = bytes ? MOERT_FILE_U8 : MOERT_FILE_F32;
+    spec->rank = 2;
+    spec->shape[0] = scale ? shape.scale_lines : shape.q_lines;
+    spec->shape[1] = scale ? shape.scales : shape.q_bytes;
+    if (scale && operand->scales != MOERT_SCALES_LINEAR) {
+        spec->rank = 1;
+        spec->shape[0] = tiled_bytes(job, row);
+    }
+}
+
 moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                const moert_buffer *buffer) {
     const layout l = layout_of(job, row);
+    const bool is_operand = row->role == MOERT_GEMM_RESULT || row->role == MOERT_GEMM_RESULT_SCALE;
     moert_tensor_spec spec = {row->name, MOERT_FILE_F32, l.rank, {0}};
     for (size_t i = 0; i < l.rank; i++)
         spec.shape[i] = size_of(job, l.letters[i]);
-    if (row->role == MOERT_GEMM_RESULT || row->role == MOERT_GEMM_RESULT_SCALE) {
-        const moert_operand *operand = moert_gemm_operand_of(job, row);
-        const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
-        spec.type = moert_file_type_of(operand->type);
-        if (operand->how.size > 0) {
-            const parts p = parts_of(job, row);
-            const moert_quantized_shape shape = shape_of(operand, &p);
-            const bool f32 = scale && moert_format_scale_bytes(operand->how.format) > 1;
-            spec.type = f32 ? MOERT_FILE_F32 : MOERT_FILE_U8;
-            spec.rank = 2;
-            spec.shape[0] = scale ? shape.scale_lines : shape.q_lines;
-            spec.shape[1] = scale ? shape.scales : shape.q_bytes;
-            if (scale && operand->scales != MOERT_SCALES_LINEAR) {
-                spec.rank = 1;
-                spec.shape[0] = tiled_bytes(job, row);
-            }
-        }
-    }
+    if (is_operand && moert_gemm_operand_of(job, row)->how.size > 0)
+        describe_quantised(job, row, &spec);
+    else if (is_operand)
+        spec.type = moert_file_type_of(moert_gemm_operand_of(job, row)->type);
     return moert_file_op_result(job->file, spec, buffer);
 }
