@@ -153,6 +153,21 @@ glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob" "$bias"
 glu dglu 'd dprob dbias amax' 'swiglu 32' "$a" "$b" "$c" "$prob" 'beta:F32[3]:1,0.5,-2'
 glu dglu 'd dprob dbias amax' 'geglu 1' "$a" "$b" "$c" "$prob"
 
+# matrices stored the other way round
+k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6'
+offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
+for op in glu dglu; do
+    pack "$input" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
+    op "$input" "$expected" grouped-gemm-$op --format f32 --interleave 1
+    pack "$input" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
+    op "$input" "$output" grouped-gemm-$op --format f32 --interleave 1 --b-major n
+    same bytes "$op with b the other way round" "$expected" "$output" d
+done
+pack "$input" 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' "weight:F32[1,3,2]:$n_major"
+op "$input" "$output" grouped-gemm --x-transposed --weight-transposed
+pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
+same bytes 'x and weight the other way round' "$expected" "$output" y
+
 # ---- quantised operands ----
 
 # quantised NAME SEED LINES,WIDTH ENDS WORD...: NAME.q = payload and scales of random numbers, NAME.x = what these stand for
@@ -208,6 +223,12 @@ for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8
         "weight_scale=$(at weight.q)#scale"
     op "$input" "$output" grouped-gemm --op dgrad --format "$word"
     same bytes "dgrad of $word" "$expected" "$output" x
+    pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" "$c_all" "$prob_all"
+    op "$input" "$expected" grouped-gemm-dglu --format f32 --b-major n
+    pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
+        "sfb=$(at weight.q)#swizzled" "$c_all" "$prob_all"
+    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales tiled-groups --b-major n
+    same bytes "dglu of $word with b the other way round" "$expected" "$output" d dprob dbias amax
     pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at turned.x)#x" "$c_all" "$prob_all"
     op "$input" "$expected" grouped-gemm-dglu --format f32
     pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at turned.q)#q" \
