@@ -61,6 +61,28 @@ static inline float max_lanes(vec x)
     return fmax(c.x, c.y);
 }
 
+/* The first n lanes, zeros after them. */
+static inline vec first_lanes(vec x, int n)
+{
+    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return lane < n ? x : 0.0f;
+}
+
+/* The largest magnitude; NaN stays. */
+static inline vec raise(vec peak, vec x)
+{
+    return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
+}
+
+static inline float raise_lanes(vec peak)
+{
+    float lane[VEC], top = 0.0f;
+    vstore16(peak, 0, lane);
+    for (int i = 0; i < VEC; i++)
+        top = lane[i] > top || isnan(lane[i]) ? lane[i] : top;
+    return top;
+}
+
 /* Row r belongs to group g when ends[g-1] <= r < ends[g]. */
 static inline uint group_start(global const uint *ends, uint g)
 {

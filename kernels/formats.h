@@ -112,6 +112,29 @@ static inline uint16 random_bytes(ulong key, uint counter_high, ulong counter)
     return convert_uint16(as_uchar16((uint4)(c0, c1, c2, c3)));
 }
 
+/* ---- E2M1's other roundings ---- */
+
+#define NUMBER_E2M1 4, 1, 1, 7u, 7u, 0
+
+/* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
+static inline uint16 encode_half_steps(vec x)
+{
+    const uint16 h = convert_uint16(rint(fmin(fabs(x) * 2.0f, 12.0f)));
+    uint16 code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uint16)7;
+    code |= as_uint16(x) >> 31 << 3;
+    return isnan(x) ? 7u : code;
+}
+
+static inline uint16 encode_stochastic(vec x, uint16 random)
+{
+    const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f ? (vec)0.5f : a < 4.0f ? (vec)1.0f : (vec)2.0f;
+    const vec moved = a + convert_float16(random) / 256.0f * step;
+    const uint16 code = encode(copysign(floor(moved / step) * step, x), NUMBER_E2M1);
+    return isnan(x) ? 7u : code;
+}
+
+/* ---- rows, bytes ---- */
+
 /* Where group g ends, which starts at `start`: within the rows, whatever ends says. ends null: one group. */
 static inline uint group_end(global const uint *ends, uint g, uint start, uint rows)
 {

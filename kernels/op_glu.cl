@@ -10,7 +10,6 @@
  *             du = q prob[r] act                                      where -limit <= u <= limit, else 0
  *             d = round(dg, du);  wide = (dg, du);  peak[r,:] = max |dg|, max |du|
  *             dprob[r] += sum_j q (uc + offset) act
- *   op_amax   amax[g,:] = max(amax[g,:], peak[r,:])             rows of the group
  *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
  *
  * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up (linear_first: up, then
@@ -18,7 +17,7 @@
  * acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
  * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod 16, then the lanes as a tree.
  *
- * Grid: op_glu, op_dglu: (splits of `split` rows); op_amax: (groups); op_dbias: (blocks of 16 columns, groups). No local
+ * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of 16 columns, groups). No local
  * memory.
  */
 #include "formats.h"
@@ -80,27 +79,6 @@ static inline vec sigmoid(vec x)
 static inline pair clamp_pair(pair x, vec limit)
 {
     return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
-}
-
-/* The first n lanes, zeros after them. */
-static inline vec first_lanes(vec x, int n)
-{
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return lane < n ? x : 0.0f;
-}
-
-static inline vec raise(vec peak, vec x)
-{
-    return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
-}
-
-static inline float raise_lanes(vec peak)
-{
-    float lane[VEC], top = 0.0f;
-    vstore16(peak, 0, lane);
-    for (int i = 0; i < VEC; i++)
-        top = lane[i] > top || isnan(lane[i]) ? lane[i] : top;
-    return top;
 }
 
 KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
@@ -179,19 +157,6 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
             peak[2 * r] = raise_lanes(top.g);
             peak[2 * r + 1] = raise_lanes(top.u);
         }
-    }
-}
-
-KERNEL void op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
-{
-    const uint g = get_group_id(0), first = group_start(ends, g), last = min(ends[g], rows);
-    for (uint i = 0; i < sets; i++) {
-        float top = amax[g * sets + i];
-        for (uint r = first; r < last; r++) {
-            const float x = peak[r * sets + i];
-            top = x > top || isnan(x) ? x : top;
-        }
-        amax[g * sets + i] = top;
     }
 }
 

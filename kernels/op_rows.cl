@@ -8,14 +8,18 @@
  *   op_store_weight  the same in the other direction, by
  *
  *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
+ *     v = v prob[r]            with prob
  *     v = fma(beta[g], old, v) unless beta[g] = 0; alpha null = 1, beta null = `beta_all`
- *     result = round(v)        with row weights w: round(round(v) round(w[home(r)]))
+ *     v = round(v) round(w[home(r)]) with row weights w
+ *     result = round(v)        peak[r] = max |v|, -inf of rows that are not written
+ *
+ *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         rows of the group
  *
  * home(r) = gather[r] / divisor, gather null = r; a gather[r] of `rows` or more reads zeros and is not written.
  * float32 matrices are dense; others have rows `stride` elements apart. Types are moert_number.
  * Deterministic; every element is made alone.
  *
- * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups). No local memory.
+ * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax: (groups). No local memory.
  */
 #include "formats.h"
 
@@ -39,7 +43,8 @@ KERNEL void op_load_rows(global const uint *ends, uint groups, uint rows, global
 KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, global const float *acc, int width,
                           global const float *alpha, global const float *beta, float beta_all, global const void *bias,
                           int bias_type, global const float *scale, global const uint *gather,
-                          global const float *row_weight, global void *to, int type, ulong stride, uint split)
+                          global const float *row_weight, global const float *prob, global void *to, int type,
+                          ulong stride, global float *peak, uint split)
 {
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
     uint g = 0;
@@ -49,6 +54,9 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
         const uint slot = gather != 0 ? gather[r] : r;
         const vec a = alpha != 0 ? alpha[g] : 1.0f;
         const float b = beta != 0 ? beta[g] : beta_all;
+        vec top = 0.0f;
+        if (peak != 0)
+            peak[r] = -INFINITY;
         if (slot >= rows)
             continue;
         for (int j = 0; j < width; j += VEC) {
@@ -59,12 +67,30 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
                 const vec c = load_as(bias, bias_type, (ulong)g * width + j, n);
                 v = fma(x, a, scale != 0 ? c * scale[r] : c);
             }
+            if (prob != 0)
+                v *= prob[r];
             if (b != 0.0f)
                 v = fma((vec)b, load_as(to, type, slot * stride + j, n), v);
             if (row_weight != 0)
                 v = round_as(v, type) * round_as((vec)row_weight[slot], type);
             store_as(v, to, type, slot * stride + j, n);
+            top = raise(top, first_lanes(v, n));
         }
+        if (peak != 0)
+            peak[r] = raise_lanes(top);
+    }
+}
+
+KERNEL void op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
+{
+    const uint g = get_group_id(0), first = group_start(ends, g), last = min(ends[g], rows);
+    for (uint i = 0; i < sets; i++) {
+        float top = amax[g * sets + i];
+        for (uint r = first; r < last; r++) {
+            const float x = peak[r * sets + i];
+            top = x > top || isnan(x) ? x : top;
+        }
+        amax[g * sets + i] = top;
     }
 }
 

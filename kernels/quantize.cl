@@ -32,7 +32,7 @@ typedef struct job {
     ulong q_bytes;
     global uchar *scale;
     ulong scales;
-    global const float *amax, *whole; /* of the tensor or groups: A or null, G or null = 1 */
+    global const float *amax, *whole, *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
     int group_scales, scale_rounding, rule, rounding, transposed, hadamard;
     uint blocks; /* that there is room for */
     ulong seed;
@@ -41,11 +41,11 @@ typedef struct job {
 #define ARGUMENTS                                                                                                      \
     global const uint *ends, uint groups, uint rows, int columns, int strip, global const float *x, int x_runs,        \
         global uchar *q, ulong q_bytes, global uchar *scale, ulong scales, global const float *amax,                   \
-        global const float *whole, int group_scales, int scale_rounding, int rule, int rounding, int transposed,       \
-        int hadamard, uint blocks, ulong seed
+        global const float *whole, global const float *norm, int group_scales, int scale_rounding, int rule,           \
+        int rounding, int transposed, int hadamard, uint blocks, ulong seed
 #define JOB                                                                                                            \
-    {ends,  groups,       rows,           columns, strip,    x,          x_runs,   q,      q_bytes, scale, scales, amax, \
-     whole, group_scales, scale_rounding, rule,    rounding, transposed, hadamard, blocks, seed}
+    {ends,  groups, rows,         columns,        strip, x,        x_runs,     q,        q_bytes, scale, scales, amax, \
+     whole, norm,   group_scales, scale_rounding, rule,  rounding, transposed, hadamard, blocks,  seed}
 
 /* Scales of 16 columns, or 16 times one. */
 typedef struct scaling {
@@ -61,20 +61,35 @@ static inline vec at_most_finite(vec x)
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
+/* t, not negative, rounded up; and one over a scale, which is exact. */
+static inline uint16 ceil_e8m0(vec t)
+{
+    const uint16 u = as_uint16(t), e = u >> 23, m = u & 0x7FFFFFu;
+    const uint16 up = min(m > (e == 0u ? (uint16)0x400000u : (uint16)0) ? e + 1u : e, 254u);
+    return u > 0x7F800000u ? 255u : up;
+}
+
+static inline vec invert_e8m0(uint16 b)
+{
+    return as_float16(b == 255u ? QUIET : b == 254u ? 0x00400000u : (254u - b) << 23);
+}
+
 static inline scaling scale_e8m0(vec amax, int rounding)
 {
-    scaling s;
-    const uint16 u = as_uint16(rounding == FLOOR ? amax : amax * (1.0f / LARGEST)), e = u >> 23, m = u & 0x7FFFFFu;
-    if (rounding == FLOOR) {
-        s.code = convert_uint16(max(convert_int16(e) - LARGEST_EXPONENT, 0));
-    } else {
-        s.code = min(m > (e == 0u ? (uint16)0x400000u : (uint16)0) ? e + 1u : e, 254u);
-    }
-    s.code = u > 0x7F800000u ? 255u : s.code;
-    s.factor = as_float16(s.code == 255u ? QUIET : s.code == 254u ? 0x00400000u : (254u - s.code) << 23);
-    s.first = s.second = 1.0f;
-    s.zero = 0;
-    return s;
+    const uint16 u = as_uint16(amax), down = convert_uint16(max(convert_int16(u >> 23) - LARGEST_EXPONENT, 0));
+    const uint16 code = rounding != FLOOR ? ceil_e8m0(amax * (1.0f / LARGEST)) : u > 0x7F800000u ? 255u : down;
+    return (scaling){code, invert_e8m0(code), (vec)1.0f, (vec)1.0f, (int16)0};
+}
+
+/* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
+static inline scaling scale_normed(vec amax, float norm)
+{
+    const float largest = LARGEST == 57344.0f ? 128.0f : LARGEST, n = norm > 0.0f ? norm : as_float(QUIET);
+    const vec t = amax * (1.0f / largest) * n;
+    const uint16 code = SCALE == 0 ? ceil_e8m0(t) : encode(t, E4M3);
+    const vec inverse = SCALE == 0 ? invert_e8m0(code) : 1.0f / decode(code, E4M3);
+    const int16 zero = code == 0u;
+    return (scaling){code, at_most_finite(n * (zero ? INFINITY : inverse)), (vec)1.0f, (vec)1.0f, SCALE == 1 ? zero : 0};
 }
 
 static inline scaling scale_f32(vec amax)
@@ -116,6 +131,8 @@ static inline scaling scale_nvfp4(vec amax, int rule, int has_amax, float a, flo
 static inline scaling make_scale(const job *j, uint group, uint16 largest)
 {
     const vec amax = largest_of(largest);
+    if (SCALE != 2 && j->norm != 0)
+        return scale_normed(amax, *j->norm);
 #if SCALE == 0
     return scale_e8m0(amax, j->scale_rounding);
 #elif SCALE == 1
@@ -128,25 +145,6 @@ static inline scaling make_scale(const job *j, uint group, uint16 largest)
 }
 
 /* ---- elements ---- */
-
-#if ELEMENT_BITS == 4
-/* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
-static inline uint16 encode_half_steps(vec x)
-{
-    const uint16 h = convert_uint16(rint(fmin(fabs(x) * 2.0f, 12.0f)));
-    uint16 code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uint16)7;
-    code |= as_uint16(x) >> 31 << 3;
-    return isnan(x) ? 7u : code;
-}
-
-static inline uint16 encode_stochastic(vec x, uint16 random)
-{
-    const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f ? (vec)0.5f : a < 4.0f ? (vec)1.0f : (vec)2.0f;
-    const vec moved = a + convert_float16(random) / 256.0f * step;
-    const uint16 code = encode(copysign(floor(moved / step) * step, x), ELEMENT);
-    return isnan(x) ? 7u : code;
-}
-#endif
 
 static inline uint16 make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
 {

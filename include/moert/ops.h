@@ -24,7 +24,8 @@
  * Numbers: products are accumulated in float32, as one chain of fma over the reduction index in
  * ascending order from 0; then, in float32,
  *
- *   v = acc * alpha[g], with a bias fma(acc, alpha[g], bias[g,n] * bias_scale[m])
+ *   v = acc * alpha[g], with a bias fma(acc, alpha[g], bias[g,n] * bias_scale[m]),
+ *       with prob in a GEMM (acc * alpha[g]) * prob[m]
  *   v = fma(beta[g], old value, v), unless beta is 0
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
@@ -38,10 +39,11 @@
  * values before any rounding, as is its second version `column`:
  *
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
- *   q = round(v * min(norm / scale, FLT_MAX))
+ *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
  * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
- * the quantiser of moert/formats.h but for norm; with norm, max of E5M2 is 128, as in cuDNN.
+ * the quantiser of moert/formats.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
+ * 1/scale of the E8M0 scale 2^-127 is infinity.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
  * GEMM (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
@@ -159,8 +161,8 @@ typedef struct moert_op_options {
     size_t interleave;  /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
     bool linear_first;  /* up comes before gate (cuDNN's text), not after it (its code) */
     bool save_c;        /* GLU: c is wanted */
-    bool prob;          /* a factor for each row; otherwise 1. Not beside beta, nor, in a GEMM,
-                           beside bias; not in GEMM_WGRAD */
+    bool prob;          /* a factor for each row; otherwise 1. In a GEMM not beside beta, accumulate
+                           or bias (cuDNN scales the bias instead: bias_scale); not in GEMM_WGRAD */
     bool amax;          /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
     bool dprob, dbias;  /* DGLU: wanted */
 } moert_op_options;

@@ -67,6 +67,20 @@ static moert_block_scale e8m0_scale(moert_scale_rounding rounding, float amax, f
     return (moert_block_scale){.code = code, .factor = moert_e8m0_inverse(code)};
 }
 
+/* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
+moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm) {
+    const moert_number element = moert_format_element(format);
+    const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
+    const float largest = element == MOERT_NUMBER_E5M2 ? 128.0f : moert_number_largest(element);
+    const float n = norm > 0.0f ? norm : NAN, t = amax * (1.0f / largest) * n;
+    const uint32_t code = nvfp4 ? moert_number_encode(MOERT_NUMBER_E4M3, t) : moert_e8m0_ceil(t);
+    const float inverse = code == 0 ? INFINITY
+                          : nvfp4   ? 1.0f / moert_number_decode(MOERT_NUMBER_E4M3, code)
+                                    : moert_e8m0_inverse((uint8_t)code);
+    return (moert_block_scale){
+        .code = code, .zero = nvfp4 && code == 0, .factor = at_most_finite(n * inverse)};
+}
+
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global) {
     const moert_number element = moert_format_element(how->format);

@@ -16,6 +16,9 @@ typedef struct moert_block_scale {
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global);
 
+/* The same by norm, not FP8_BLOCK. */
+moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm);
+
 /* The global scale of NVFP4. */
 float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax);
 

@@ -97,8 +97,8 @@ static moert_status check_pair(const moert_op *op) {
 static moert_status check_switches(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
-    const unsigned dglu = 1u << MOERT_OP_DGLU,
-                   gemm = forward | 1u << MOERT_OP_GEMM_DGRAD | 1u << MOERT_OP_GEMM_WGRAD;
+    const unsigned dglu = 1u << MOERT_OP_DGLU, wgrad = 1u << MOERT_OP_GEMM_WGRAD;
+    const unsigned gemm = forward | 1u << MOERT_OP_GEMM_DGRAD | wgrad, rows = ~wgrad;
     const struct {
         const char *field, *legal;
         bool set;
@@ -110,8 +110,8 @@ static moert_status check_switches(const moert_op *op) {
         {"bias_scale", "false, except in gemm_forward", o->bias_scale, forward},
         {"row_weight", "false, except in gemm_forward", o->row_weight, forward},
         {"save_c", "false, except in glu", o->save_c, glu},
-        {"prob", "false, except in glu and dglu", o->prob, glu | dglu},
-        {"amax", "false, except in glu and dglu", o->amax, glu | dglu},
+        {"prob", "false in gemm_wgrad", o->prob, rows},
+        {"amax", "false in gemm_wgrad", o->amax, rows},
         {"dprob", "false, except in dglu", o->dprob, dglu},
         {"dbias", "false, except in dglu", o->dbias, dglu},
         {"linear_first", "false, except in glu and dglu", o->linear_first, glu | dglu},
@@ -123,6 +123,12 @@ static moert_status check_switches(const moert_op *op) {
     if (o->beta && o->accumulate)
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "accumulate", "false beside beta", "%s",
                                "true");
+    if (o->prob && !moert_op_has_glu(op) && (o->beta || o->accumulate))
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "prob", "false beside beta and accumulate",
+                               "%s", "true");
+    if (o->prob && o->bias && !moert_op_has_glu(op))
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "prob",
+                               "false beside bias; bias_scale is cuDNN's prob there", "%s", "true");
     if (o->bias_scale && !o->bias)
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "bias_scale", "false without bias", "%s",
                                "true");

@@ -22,8 +22,8 @@ static bool is_plain(const moert_op_rows *rows, const moert_operand *operand) {
 
 static bool is_direct(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    if (o->alpha || o->beta || o->accumulate || o->bias_scale || o->row_weight ||
-        moert_op_has_glu(op))
+    if (o->alpha || o->beta || o->accumulate || o->bias_scale || o->row_weight || o->prob ||
+        o->amax || moert_op_has_glu(op))
         return false;
     if (o->bias && o->bias_type != MOERT_NUMBER_F32)
         return false;
@@ -104,6 +104,15 @@ static moert_status load_rows(const moert_op *op, const moert_op_buffers *b,
         MOERT_ARG(copy), MOERT_ARG((int)rows->width), MOERT_ARG((unsigned)split));
 }
 
+moert_status moert_op_portable_amax(const moert_op *op, const moert_op_buffers *b, unsigned sets) {
+    const moert_op_workspace *work = op->state;
+    if (b->amax == NULL)
+        return MOERT_OK;
+    return MOERT_RUN(op->device, "op_rows", "op_amax", ((moert_grid){op->options.groups, 1, 1}),
+                     MOERT_ARG(b->ends), MOERT_ARG((unsigned)op->options.rows),
+                     MOERT_ARG(work->peak), MOERT_ARG(b->amax), MOERT_ARG(sets));
+}
+
 static moert_status store_rows(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_workspace *work = op->state;
     const moert_op_options *o = &op->options;
@@ -111,14 +120,16 @@ static moert_status store_rows(const moert_op *op, const moert_op_buffers *b) {
     const moert_operand *operand = op->x.output ? &o->x : &o->y;
     const size_t split = moert_ceil_div(SPLIT_ELEMENTS, rows->width);
     const moert_grid grid = {moert_ceil_div(o->rows, split), 1, 1};
-    return MOERT_RUN(op->device, "op_rows", "op_store_rows", grid, MOERT_ARG(b->ends),
-                     MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)o->rows),
-                     MOERT_ARG(work->acc), MOERT_ARG((int)rows->width), MOERT_ARG(b->alpha),
-                     MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f), MOERT_ARG(b->bias),
-                     MOERT_ARG((int)o->bias_type), MOERT_ARG(b->bias_scale),
-                     MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG(b->row_weight),
-                     MOERT_ARG(op->x.output ? b->x : b->y), MOERT_ARG((int)operand->type),
-                     MOERT_ARG((size_t)operand->stride), MOERT_ARG((unsigned)split));
+    MOERT_TRY(MOERT_RUN(op->device, "op_rows", "op_store_rows", grid, MOERT_ARG(b->ends),
+                        MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)o->rows),
+                        MOERT_ARG(work->acc), MOERT_ARG((int)rows->width), MOERT_ARG(b->alpha),
+                        MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f),
+                        MOERT_ARG(b->bias), MOERT_ARG((int)o->bias_type), MOERT_ARG(b->bias_scale),
+                        MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG(b->row_weight),
+                        MOERT_ARG(b->prob), MOERT_ARG(op->x.output ? b->x : b->y),
+                        MOERT_ARG((int)operand->type), MOERT_ARG((size_t)operand->stride),
+                        MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
+    return moert_op_portable_amax(op, b, 1);
 }
 
 /* Weights of groups [first, first + count): from place `place` of `weight`, to or from place `slot`

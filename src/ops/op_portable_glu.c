@@ -4,15 +4,6 @@
 
 enum { SPLIT_ELEMENTS = 16384 }; /* a work-group takes about as many */
 
-static moert_status raise_amax(const moert_op *op, const moert_op_buffers *b, unsigned sets) {
-    const moert_op_workspace *work = op->state;
-    if (b->amax == NULL)
-        return MOERT_OK;
-    return MOERT_RUN(op->device, "op_glu", "op_amax", ((moert_grid){op->options.groups, 1, 1}),
-                     MOERT_ARG(b->ends), MOERT_ARG((unsigned)op->options.rows),
-                     MOERT_ARG(work->peak), MOERT_ARG(b->amax), MOERT_ARG(sets));
-}
-
 moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_workspace *work = op->state;
     const moert_op_options *o = &op->options;
@@ -27,7 +18,7 @@ moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *b
         MOERT_ARG((int)op->glu_width), MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first),
         MOERT_ARG(o->glu.limit), MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset),
         MOERT_ARG((unsigned)split)));
-    return raise_amax(op, b, 1);
+    return moert_op_portable_amax(op, b, 1);
 }
 
 static moert_status add_dbias(const moert_op *op, const moert_op_buffers *b) {
@@ -58,5 +49,5 @@ moert_status moert_op_portable_dglu(const moert_op *op, const moert_op_buffers *
         MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first), MOERT_ARG(o->glu.limit),
         MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset), MOERT_ARG((unsigned)split)));
     MOERT_TRY(add_dbias(op, b));
-    return raise_amax(op, b, 2);
+    return moert_op_portable_amax(op, b, 2);
 }

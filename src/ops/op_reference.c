@@ -30,6 +30,11 @@ float moert_op_round(moert_number type, float value) {
                                     : moert_number_decode(type, moert_number_encode(type, value));
 }
 
+void moert_op_raise(float *peak, float value) {
+    if (fabsf(value) > *peak || isnan(value))
+        *peak = fabsf(value);
+}
+
 /* ---- workspace ---- */
 
 static void destroy(moert_op *op) {
@@ -80,13 +85,15 @@ static void load_rows(const moert_op *op, const moert_op_maps *maps, const moert
     }
 }
 
-/* alpha acc, the bias, beta times the old value */
+/* alpha acc, the bias or prob, beta times the old value */
 static float finish(const moert_op *op, const moert_op_maps *maps, size_t g, float acc,
-                    const float *bias, float old) {
+                    const float *bias, const float *prob, float old) {
     const float *alphas = maps->at[MOERT_OP_BUFFER_alpha], *betas = maps->at[MOERT_OP_BUFFER_beta];
     const float alpha = alphas != NULL ? alphas[g] : 1.0f;
     const float beta = betas != NULL ? betas[g] : op->options.accumulate ? 1.0f : 0.0f;
-    const float v = bias != NULL ? fmaf(acc, alpha, *bias) : acc * alpha;
+    const float v = bias != NULL   ? fmaf(acc, alpha, *bias)
+                    : prob != NULL ? acc * alpha * *prob
+                                   : acc * alpha;
     return beta != 0.0f ? fmaf(beta, old, v) : v;
 }
 
@@ -97,6 +104,8 @@ static void store_row(const moert_op *op, const moert_op_maps *maps, size_t g, s
     const moert_operand *operand = op->x.output ? &o->x : &o->y;
     const float *scales = maps->at[MOERT_OP_BUFFER_bias_scale];
     const float *weights = maps->at[MOERT_OP_BUFFER_row_weight];
+    const float *probs = maps->at[MOERT_OP_BUFFER_prob];
+    float *amax = maps->at[MOERT_OP_BUFFER_amax];
     const size_t slot = rows->gathered ? maps->gather[r] : r;
     void *to = maps->at[op->x.output ? MOERT_OP_BUFFER_x : MOERT_OP_BUFFER_y];
     for (size_t j = 0; slot < o->rows && j < rows->width; j++) {
@@ -106,10 +115,12 @@ static void store_row(const moert_op *op, const moert_op_maps *maps, size_t g, s
             bias = moert_op_load(maps->at[MOERT_OP_BUFFER_bias], o->bias_type, g * o->n + j) *
                    (scales != NULL ? scales[r] : 1.0f);
         float v = finish(op, maps, g, host->acc[r * rows->width + j], o->bias ? &bias : NULL,
-                         moert_op_load(to, operand->type, at));
+                         probs != NULL ? &probs[r] : NULL, moert_op_load(to, operand->type, at));
         if (weights != NULL)
             v = moert_op_round(operand->type, v) * moert_op_round(operand->type, weights[slot]);
         moert_op_store(to, operand->type, at, v);
+        if (amax != NULL)
+            moert_op_raise(&amax[g], v);
     }
 }
 
@@ -145,7 +156,8 @@ static void make_weight(const moert_op *op, const moert_op_maps *maps, size_t g,
             for (size_t m = moert_op_start(maps, g); m < maps->ends[g]; m++)
                 acc = fmaf(host->y[m * n + j], host->x[m * k + i], acc);
             const float old = moert_op_load(weight, type, base + j * k + i);
-            moert_op_store(weight, type, base + j * k + i, finish(op, maps, g, acc, NULL, old));
+            moert_op_store(weight, type, base + j * k + i,
+                           finish(op, maps, g, acc, NULL, NULL, old));
         }
 }
 

@@ -30,6 +30,9 @@ float moert_op_load(const void *memory, moert_number type, size_t i);
 void moert_op_store(void *memory, moert_number type, size_t i, float value);
 float moert_op_round(moert_number type, float value);
 
+/* The largest magnitude; NaN stays. */
+void moert_op_raise(float *peak, float value);
+
 /* Turns the product of group g in host->acc into c, d and what comes with them. */
 void moert_op_reference_glu(const moert_op *op, const moert_op_maps *maps, size_t g);
 void moert_op_reference_dglu(const moert_op *op, const moert_op_maps *maps, size_t g);

@@ -16,12 +16,6 @@ static float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
 
-/* The largest magnitude; NaN stays. */
-static void raise(float *peak, float x) {
-    if (fabsf(x) > *peak || isnan(x))
-        *peak = fabsf(x);
-}
-
 /* Columns of gate and up of result j. */
 static size_t gate_at(const moert_op *op, size_t j) {
     return j / op->run * 2 * op->run + j % op->run + (op->options.linear_first ? op->run : 0);
@@ -68,7 +62,7 @@ void moert_op_reference_glu(const moert_op *op, const moert_op_maps *maps, size_
                             of_row(maps, MOERT_OP_BUFFER_prob, r);
             moert_op_store(maps->at[MOERT_OP_BUFFER_d], o->d.type, r * (size_t)o->d.stride + j, d);
             if (amax != NULL)
-                raise(&amax[g], d);
+                moert_op_raise(&amax[g], d);
         }
 }
 
@@ -135,8 +129,8 @@ void moert_op_reference_dglu(const moert_op *op, const moert_op_maps *maps, size
             moert_op_store(out, o->d.type, row + up_at(op, j), d.up);
             sum += d.prob;
             if (amax != NULL) {
-                raise(&amax[2 * g], d.gate);
-                raise(&amax[2 * g + 1], d.up);
+                moert_op_raise(&amax[2 * g], d.gate);
+                moert_op_raise(&amax[2 * g + 1], d.up);
             }
         }
         if (dprob != NULL)

@@ -110,11 +110,11 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                         MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP), MOERT_ARG(op->x),
                         MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
                         MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax),
-                        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
-                        MOERT_ARG((int)how->scale_rounding), MOERT_ARG((int)how->nvfp4_rule),
-                        MOERT_ARG((int)how->rounding), MOERT_ARG((int)how->transposed),
-                        MOERT_ARG((int)how->hadamard), MOERT_ARG((unsigned)op->blocks),
-                        MOERT_ARG((size_t)how->seed)));
+                        MOERT_ARG(op->global), MOERT_ARG(op->norm),
+                        MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
+                        MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG((int)how->rounding),
+                        MOERT_ARG((int)how->transposed), MOERT_ARG((int)how->hadamard),
+                        MOERT_ARG((unsigned)op->blocks), MOERT_ARG((size_t)how->seed)));
     return MOERT_OK;
 }
 

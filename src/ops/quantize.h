@@ -17,6 +17,14 @@
  *              b/G < 6 * 2^-9
  *   Wherever scale (TORCHAO: G) is 0, q is 0.
  *
+ * With `norm`, as in cuDNN's epilogues and whatever scale_rounding and nvfp4_rule say:
+ *
+ *   t = (amax * f32(1/max)) * norm, where max of E5M2 is 128
+ *   E8M0:  scale = t rounded up, at most 2^127; E4M3: to nearest, at most 448
+ *   q = x * min(norm * (1/scale), FLT_MAX), where 1/2^-127 counts as infinity; 0 where scale is 0
+ *
+ * so that q * scale = x * norm. A norm of 0, below, or NaN makes all scales NaN.
+ *
  * x = (q * scale) * G on the way back.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
@@ -41,11 +49,9 @@ typedef struct moert_quantize {
     moert_buffer *amax;   /* NVFP4: A likewise; NULL: `global` is given, and S = 1/G */
     size_t x_runs;        /* quantise: 0, or x is [M,2N] and of its runs of so many columns the odd
                              ones count (GLU results between the gates) */
-    moert_buffer *norm;   /* quantise: float32 [1], as in cuDNN's epilogues, or NULL:
-                               scale = round((max|block| * f32(1/max)) * norm), E8M0 up whatever
-                               scale_rounding says; q = x * min(norm / scale, FLT_MAX), 0 where
-                               scale is 0; max of E5M2 is 128. NVFP4: norm is 1/G, amax and
-                               global are not used. Not with FP8_BLOCK */
+    moert_buffer *norm;   /* quantise: float32 [1], as in cuDNN's epilogues, or NULL.
+                             NVFP4: it is 1/G; amax, global and group_scales do not count. Not with
+                             FP8_BLOCK */
     size_t blocks;        /* P that q and scale have room for, 0 = moert_row_blocks_most(); blocks
                              past it are left out */
 } moert_quantize;

@@ -21,7 +21,7 @@ typedef struct job {
     moert_quantized_shape shape;
     uint32_t whole[1]; /* the end of the one group when there are none */
     const uint32_t *ends;
-    float *x, *global, *amax;
+    float *x, *global, *amax, *norm;
     unsigned char *q, *scale;
     float *values; /* of a tile, [rows, columns] */
 } job;
@@ -155,9 +155,12 @@ static void amax_tile(const job *j, const tile *t) {
 
 static void quantize_tile(const job *j, const tile *t) {
     const size_t g = j->op->how.group_scales ? t->group : 0;
+    const float amax = load(j, t);
     const moert_block_scale s =
-        moert_block_scale_of(&j->op->how, load(j, t), j->amax != NULL ? &j->amax[g] : NULL,
-                             j->global != NULL ? j->global[g] : 1.0f);
+        j->norm != NULL
+            ? moert_block_scale_normed(j->op->how.format, amax, *j->norm)
+            : moert_block_scale_of(&j->op->how, amax, j->amax != NULL ? &j->amax[g] : NULL,
+                                   j->global != NULL ? j->global[g] : 1.0f);
     const bool halves = moert_number_bits(j->element) == 4;
     const size_t filled =
         halves && j->op->how.axis == MOERT_AXIS_COLUMN ? j->block : t->rows; /* with zeros */
@@ -230,6 +233,7 @@ static moert_status begin(const moert_quantize *op, moert_mapping *maps, job *j)
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->scale, &j->scale));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->global, &j->global));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->amax, &j->amax));
+    MOERT_TRY_OR(unmap, moert_map_one(maps, op->norm, &j->norm));
     MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, j->ends));
     MOERT_TRY_OR(unmap, moert_alloc(&j->values, LARGEST_BLOCK * LARGEST_BLOCK, sizeof *j->values));
     return MOERT_OK;

@@ -7,12 +7,12 @@
 #include "tools/op.h"
 
 static const moert_file_op *const ops[] = {
-    &moert_file_op_quantize,
-    &moert_file_op_dequantize,
-    &moert_file_op_swizzle,
-    &moert_file_op_unswizzle,
+    &moert_file_op_quantize,  &moert_file_op_dequantize, &moert_file_op_swizzle,
+    &moert_file_op_unswizzle, &moert_file_op_cast,       &moert_file_op_interleave,
+    &moert_file_op_gemm,      &moert_file_op_wgrad,      &moert_file_op_glu,
+    &moert_file_op_dglu,      &moert_file_op_gemm_quant,
 };
-enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 64 };
+enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 128 };
 
 static const char *input_path, *output_path;
 static unsigned backend;
@@ -39,7 +39,7 @@ static size_t append(size_t count, const moert_option *more, size_t n) {
 /* The common options and those of the operation, or, for help, of all, each under its text. */
 static size_t make_options(void) {
     size_t count = append(0, common_options, COMMON);
-    static char headings[OPS][512];
+    static char headings[OPS][640];
     for (size_t i = 0; i < OPS; i++) {
         if (op != NULL && op != ops[i])
             continue;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/text.h"
 
 moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer) {
@@ -16,10 +17,16 @@ moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_bu
     return bytes > 0 ? moert_buffer_clear(*buffer, 0, bytes) : MOERT_OK;
 }
 
+moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, size_t bytes,
+                                  moert_buffer **buffer) {
+    MOERT_TRY(moert_file_op_buffer(job, bytes, buffer));
+    return moert_buffer_write(*buffer, 0, values, bytes);
+}
+
 /* ---- input ---- */
 
-/* The matrix `name`, or ERROR_MISMATCH. */
-static moert_status find(moert_file_op_job *job, const char *name, const moert_tensor **tensor) {
+moert_status moert_file_op_find(const moert_file_op_job *job, const char *name, size_t rank,
+                                const moert_tensor **tensor) {
     *tensor = moert_tensors_find(job->input, name);
     if (*tensor == NULL)
         return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor '%s'",
@@ -27,9 +34,9 @@ static moert_status find(moert_file_op_job *job, const char *name, const moert_t
                               ? moert_tensors_at(job->input, 0)->file
                               : "the input",
                           name);
-    if ((*tensor)->rank != 2)
-        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' has %zu dimensions, not 2",
-                          (*tensor)->file, name, (*tensor)->rank);
+    if (rank != 0 && (*tensor)->rank != rank)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' has %zu dimensions, not %zu",
+                          (*tensor)->file, name, (*tensor)->rank, rank);
     return MOERT_OK;
 }
 
@@ -37,14 +44,13 @@ moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name, si
                                     size_t *columns, moert_buffer **buffer) {
     const moert_tensor *tensor;
     float *values;
-    MOERT_TRY(find(job, name, &tensor));
+    MOERT_TRY(moert_file_op_find(job, name, 2, &tensor));
     *rows = tensor->shape[0];
     *columns = tensor->shape[1];
-    MOERT_TRY(moert_file_op_buffer(job, tensor->elements * sizeof *values, buffer));
-    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, tensor->elements));
     moert_status status = moert_tensor_read_f32(tensor, 0, tensor->elements, values);
     if (status == MOERT_OK)
-        status = moert_buffer_write(*buffer, 0, values, tensor->elements * sizeof *values);
+        status = moert_file_op_upload(job, values, tensor->elements * sizeof *values, buffer);
     free(values);
     return status;
 }
@@ -53,20 +59,19 @@ moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
                                       size_t element_bytes, size_t *rows, size_t *columns,
                                       moert_buffer **buffer) {
     const moert_tensor *tensor;
-    MOERT_TRY(find(job, name, &tensor));
+    MOERT_TRY(moert_file_op_find(job, name, 2, &tensor));
     *rows = tensor->shape[0];
     *columns = tensor->shape[1];
     if (moert_file_type_bytes(tensor->type) != element_bytes)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%s: tensor '%s' is %s; its elements should have %zu bytes", tensor->file,
                           name, moert_file_type_text(tensor->type), element_bytes);
-    MOERT_TRY(moert_file_op_buffer(job, tensor->bytes, buffer));
-    return moert_buffer_write(*buffer, 0, tensor->data, tensor->bytes);
+    return moert_file_op_upload(job, tensor->data, tensor->bytes, buffer);
 }
 
-moert_status moert_file_op_load_groups(moert_file_op_job *job, size_t rows, moert_groups *groups) {
-    const moert_tensor *tensor = moert_tensors_find(job->input, "ends");
-    moert_buffer *buffer;
+moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
+                                       moert_groups *groups) {
+    const moert_tensor *tensor = moert_tensors_find(job->input, name);
     *groups = (moert_groups){.count = 1, .rows = rows};
     if (tensor == NULL)
         return MOERT_OK;
@@ -75,32 +80,50 @@ moert_status moert_file_op_load_groups(moert_file_op_job *job, size_t rows, moer
     MOERT_TRY(moert_tensor_read_i32(tensor, 0, count, (int32_t *)job->ends));
     for (size_t g = 0; g < count; g++)
         if (job->ends[g] < (g > 0 ? job->ends[g - 1] : 0) || job->ends[g] > rows)
-            return MOERT_FAIL(ERROR_MISMATCH, "%s: group %zu of %zu ends at %d, not in [%u, %zu]",
-                              tensor->file, g, count, (int)job->ends[g],
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "%s: tensor '%s': group %zu of %zu ends at %d, not in [%u, %zu]",
+                              tensor->file, name, g, count, (int)job->ends[g],
                               g > 0 ? job->ends[g - 1] : 0, rows);
-    MOERT_TRY(moert_file_op_buffer(job, count * sizeof *job->ends, &buffer));
-    MOERT_TRY(moert_buffer_write(buffer, 0, job->ends, count * sizeof *job->ends));
-    groups->ends = buffer;
+    MOERT_TRY(moert_file_op_upload(job, job->ends, count * sizeof *job->ends, &job->ends_buffer));
+    groups->ends = job->ends_buffer;
     groups->count = count;
     return MOERT_OK;
 }
 
+/* ---- number types ---- */
+
+static const moert_file_type number_types[] = {
+    [MOERT_NUMBER_F32] = MOERT_FILE_F32,      [MOERT_NUMBER_F16] = MOERT_FILE_F16,
+    [MOERT_NUMBER_BF16] = MOERT_FILE_BF16,    [MOERT_NUMBER_E4M3] = MOERT_FILE_F8_E4M3,
+    [MOERT_NUMBER_E5M2] = MOERT_FILE_F8_E5M2, [MOERT_NUMBER_E2M1] = MOERT_FILE_U8,
+};
+
+moert_file_type moert_file_type_of(moert_number number) {
+    return number_types[number];
+}
+
+bool moert_file_type_holds(moert_file_type type, moert_number number) {
+    return type == number_types[number] ||
+           (type == MOERT_FILE_U8 && moert_number_bits(number) <= 8);
+}
+
 /* ---- output ---- */
 
-moert_status moert_file_op_result(moert_file_op_job *job, const char *name, moert_file_type type,
-                                  size_t rows, size_t columns, const moert_buffer *buffer) {
+moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
+                                  const moert_buffer *buffer) {
     if (job->result_count == MOERT_OP_MOST_RESULTS)
         return MOERT_FAIL(ERROR_INTERNAL, "an operation has more than %d results",
                           MOERT_OP_MOST_RESULTS);
     job->result_buffers[job->result_count] = buffer;
-    job->results[job->result_count++] =
-        (moert_tensor_spec){name, type, columns > 0 ? 2 : 1, {rows, columns}};
+    job->results[job->result_count++] = spec;
     return MOERT_OK;
 }
 
 static moert_status put(const moert_file_op_job *job, size_t index, moert_tensor_writer *writer) {
     const moert_tensor_spec *spec = &job->results[index];
-    const size_t elements = spec->shape[0] * (spec->rank > 1 ? spec->shape[1] : 1);
+    size_t elements = 1;
+    for (size_t i = 0; i < spec->rank; i++)
+        elements *= spec->shape[i];
     const size_t bytes = elements * moert_file_type_bytes(spec->type);
     void *values;
     MOERT_TRY(moert_alloc(&values, bytes, 1));

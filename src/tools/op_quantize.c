@@ -85,8 +85,7 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
         ends[g] = (uint32_t)sum;
         start = end;
     }
-    MOERT_TRY(moert_file_op_buffer(job, op->groups.count * sizeof *ends, &buffer));
-    MOERT_TRY(moert_buffer_write(buffer, 0, ends, op->groups.count * sizeof *ends));
+    MOERT_TRY(moert_file_op_upload(job, ends, op->groups.count * sizeof *ends, &buffer));
     groups->ends = buffer;
     groups->count = op->groups.count;
     return MOERT_OK;
@@ -110,7 +109,8 @@ static moert_status swizzle_scales(moert_file_op_job *job, const moert_quantize 
     tiles.tiles = row_blocks(job, &tiles.groups, tiles.transposed ? 4 : 128);
     MOERT_TRY(moert_file_op_buffer(job, bytes, &tiles.swizzled));
     MOERT_TRY(moert_swizzle(&tiles));
-    return moert_file_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, tiles.swizzled);
+    return moert_file_op_result(job, (moert_tensor_spec){"swizzled", MOERT_FILE_U8, 1, {bytes}},
+                                tiles.swizzled);
 }
 
 /* The global scale of the file, or a new one with the amax to make it from. */
@@ -136,7 +136,7 @@ static moert_status quantize(moert_file_op_job *job) {
     MOERT_TRY(moert_file_op_load_f32(job, "x", &rows, &op.columns, &op.x));
     if (gate_runs > 0)
         op.columns /= 2;
-    MOERT_TRY(moert_file_op_load_groups(job, rows, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, "ends", rows, &op.groups));
     op.blocks = row_blocks(job, &op.groups, moert_format_block(op.how.format));
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op.how, rows, op.columns, op.blocks);
@@ -146,12 +146,15 @@ static moert_status quantize(moert_file_op_job *job) {
     MOERT_TRY(moert_file_op_buffer(job, shape.q_lines * shape.q_bytes, &op.q));
     MOERT_TRY(moert_file_op_buffer(job, shape.scale_lines * shape.scales * bytes, &op.scale));
     MOERT_TRY(moert_quantize_run(&op));
-    MOERT_TRY(moert_file_op_result(job, "q", MOERT_FILE_U8, shape.q_lines, shape.q_bytes, op.q));
-    MOERT_TRY(moert_file_op_result(job, "scale", bytes == 1 ? MOERT_FILE_U8 : MOERT_FILE_F32,
-                                   shape.scale_lines, shape.scales, op.scale));
+    const moert_tensor_spec q = {"q", MOERT_FILE_U8, 2, {shape.q_lines, shape.q_bytes}};
+    const moert_tensor_spec scale = {
+        "scale", bytes == 1 ? MOERT_FILE_U8 : MOERT_FILE_F32, 2, {shape.scale_lines, shape.scales}};
+    const moert_tensor_spec global = {
+        "global_scale", MOERT_FILE_F32, 1, {group_scales ? op.groups.count : 1}};
+    MOERT_TRY(moert_file_op_result(job, q, op.q));
+    MOERT_TRY(moert_file_op_result(job, scale, op.scale));
     if (op.global != NULL)
-        MOERT_TRY(moert_file_op_result(job, "global_scale", MOERT_FILE_F32,
-                                       group_scales ? op.groups.count : 1, 0, op.global));
+        MOERT_TRY(moert_file_op_result(job, global, op.global));
     return swizzle_scales(job, &op, shape);
 }
 
@@ -172,7 +175,7 @@ static moert_status dequantize(moert_file_op_job *job) {
         rows *= 2;
     else if (halves)
         op.columns = columns_given > 0 ? columns_given : 2 * bytes;
-    MOERT_TRY(moert_file_op_load_groups(job, rows, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, "ends", rows, &op.groups));
     op.blocks = row_blocks(job, &op.groups, moert_format_block(op.how.format));
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op.how, rows, op.columns, op.blocks);
@@ -190,7 +193,8 @@ static moert_status dequantize(moert_file_op_job *job) {
     }
     MOERT_TRY(moert_file_op_buffer(job, rows * op.columns * sizeof(float), &op.x));
     MOERT_TRY(moert_dequantize_run(&op));
-    return moert_file_op_result(job, "x", MOERT_FILE_F32, rows, op.columns, op.x);
+    return moert_file_op_result(
+        job, (moert_tensor_spec){"x", MOERT_FILE_F32, 2, {rows, op.columns}}, op.x);
 }
 
 const moert_file_op moert_file_op_quantize = {

@@ -34,11 +34,12 @@ static moert_status swizzle(moert_file_op_job *job) {
     moert_scale_tiles op = {.transposed = transposed};
     size_t lines;
     MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.width, &op.linear));
-    MOERT_TRY(moert_file_op_load_groups(job, lines, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, "ends", lines, &op.groups));
     const size_t bytes = count_tiles(job, &op);
     MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
     MOERT_TRY(moert_swizzle(&op));
-    return moert_file_op_result(job, "swizzled", MOERT_FILE_U8, bytes, 0, op.swizzled);
+    return moert_file_op_result(job, (moert_tensor_spec){"swizzled", MOERT_FILE_U8, 1, {bytes}},
+                                op.swizzled);
 }
 
 static moert_status unswizzle(moert_file_op_job *job) {
@@ -46,17 +47,17 @@ static moert_status unswizzle(moert_file_op_job *job) {
     const moert_tensor *tensor = moert_tensors_find(job->input, "swizzled");
     if (lines_given == 0 || width_given == 0)
         return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");
-    MOERT_TRY(moert_file_op_load_groups(job, lines_given, &op.groups));
+    MOERT_TRY(moert_file_op_load_groups(job, "ends", lines_given, &op.groups));
     const size_t bytes = count_tiles(job, &op);
     if (tensor == NULL || tensor->bytes != bytes)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "swizzled has %zu bytes; %zu lines of %zu scales make %zu",
                           tensor != NULL ? tensor->bytes : 0, lines_given, width_given, bytes);
-    MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
-    MOERT_TRY(moert_buffer_write(op.swizzled, 0, tensor->data, bytes));
+    MOERT_TRY(moert_file_op_upload(job, tensor->data, bytes, &op.swizzled));
     MOERT_TRY(moert_file_op_buffer(job, lines_given * width_given, &op.linear));
     MOERT_TRY(moert_unswizzle(&op));
-    return moert_file_op_result(job, "scale", MOERT_FILE_U8, lines_given, width_given, op.linear);
+    return moert_file_op_result(
+        job, (moert_tensor_spec){"scale", MOERT_FILE_U8, 2, {lines_given, width_given}}, op.linear);
 }
 
 const moert_file_op moert_file_op_swizzle = {

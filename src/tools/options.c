@@ -210,26 +210,31 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
 
 enum { HELP_COLUMN = 30, LINE_COLUMNS = 100 };
 
-/* The text in lines that begin at HELP_COLUMN; `column` is where the cursor stands. */
-static void put_wrapped(FILE *file, int column, const char *text) {
-    if (column + 2 > HELP_COLUMN) {
-        fputc('\n', file);
-        column = 0;
-    }
-    fprintf(file, "%*s", HELP_COLUMN - column, "");
-    column = HELP_COLUMN;
+/* The text in lines that begin at column `from`, where the cursor stands. */
+static void put_lines(FILE *file, int from, const char *text) {
+    int column = from;
     while (*text != '\0') {
         int word = (int)strcspn(text, " ");
-        if (column > HELP_COLUMN && column + 1 + word > LINE_COLUMNS) {
-            fprintf(file, "\n%*s", HELP_COLUMN, "");
-            column = HELP_COLUMN;
-        } else if (column > HELP_COLUMN) {
+        if (column > from && column + 1 + word > LINE_COLUMNS) {
+            fprintf(file, "\n%*s", from, "");
+            column = from;
+        } else if (column > from) {
             column += fprintf(file, " ");
         }
         column += fprintf(file, "%.*s", word, text);
         text += word + strspn(text + word, " ");
     }
     fputc('\n', file);
+}
+
+/* What an option is for, from HELP_COLUMN on; `column` is where the cursor stands. */
+static void put_help(FILE *file, int column, const char *text) {
+    if (column + 2 > HELP_COLUMN) {
+        fputc('\n', file);
+        column = 0;
+    }
+    fprintf(file, "%*s", HELP_COLUMN - column, "");
+    put_lines(file, HELP_COLUMN, text);
 }
 
 static void put_option(FILE *file, const moert_option *option) {
@@ -249,7 +254,7 @@ static void put_option(FILE *file, const moert_option *option) {
         "%s%s%s%s%s%s%s%s", option->help, limited ? " [" : "", limited ? option->limits : "",
         limited ? "]" : "", standard[0] != '\0' ? " (default " : "", standard,
         flag && standard[0] != '\0' ? option->name : "", standard[0] != '\0' ? ")" : "");
-    put_wrapped(file, column, text != NULL ? text : option->help);
+    put_help(file, column, text != NULL ? text : option->help);
     free(text);
 }
 
@@ -259,10 +264,12 @@ void moert_options_usage(FILE *file, const char *synopsis, const char *about,
     if (count > 0 && table[0].name != NULL)
         fputc('\n', file);
     for (size_t i = 0; i < count; i++)
-        if (table[i].name == NULL)
-            fprintf(file, "\n%s\n", table[i].help);
-        else
+        if (table[i].name == NULL) {
+            fputc('\n', file);
+            put_lines(file, 0, table[i].help);
+        } else {
             put_option(file, &table[i]);
+        }
     fputs("\n  --help", file);
-    put_wrapped(file, 8, "this text");
+    put_help(file, 8, "this text");
 }

@@ -190,6 +190,42 @@ bad 1 2 '48 columns are no multiple of the runs of 7' "${matrix[@]}" --gate-runs
 bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/input.safetensors --output OUT/x.safetensors
 bad 1 1 'q\[40,96\] and scale\[40,3\] do not belong together' op dequantize "${matrix[@]:2}" --axis column
 bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "${matrix[@]:2}" --lines 400 --width 3
+
+# broken PATTERN OPERATION TENSOR...: grouped-gemm-glu's tensors, those given instead of its own; -NAME leaves one out
+broken() {
+    local pattern=$1 words=$2 path=$work/broken$((number + 1)).safetensors tensor mine=()
+    for tensor in padded_offsets:I32[2]:32,64 a:U8[64,64]:0 sfa:U8[512]:0 b:U8[2,64,64]:0 sfb:U8[2,512]:0; do
+        [[ " ${*:3}" == *" ${tensor%%:*}:"* || " ${*:3} " == *" -${tensor%%:*} "* ]] || mine+=("$tensor")
+    done
+    for tensor in "${@:3}"; do
+        [[ $tensor == -* ]] || mine+=("$tensor")
+    done
+    "${TEST_BUILD:-build}/tests/pack" "$path" "${mine[@]}"
+    # shellcheck disable=SC2086
+    bad 1 1 "$pattern" op $words --input "$path" --output OUT/d.safetensors
+}
+broken "broken[0-9]+\\.safetensors holds no tensor 'sfb'" grouped-gemm-glu -sfb
+broken "tensor 'a' is F32, not F8_E4M3" grouped-gemm-glu a:F32[64,64]:0
+broken "tensor 'a' has 1 dimensions, not 2" grouped-gemm-quant a:U8[64]:0
+broken "tensor 'b' has the shape \\[3, ?64, ?64\\], not \\[2, ?64, ?64\\]" grouped-gemm-glu b:U8[3,64,64]:0
+broken "tensor 'b' has the shape \\[2, ?64, ?32\\], not \\[2, ?64, ?64\\]" grouped-gemm-quant b:U8[2,64,32]:0
+broken "tensor 'sfa' has 256 bytes; tiled scales \\[64,2\\] of mxfp8-e4m3 have 512" grouped-gemm-glu sfa:U8[256]:0
+broken "tensor 'sfb' has 1024 bytes; linear scales \\[128,2\\] .* have 256" 'grouped-gemm-glu --scales linear' sfa:U8[64,2]:0
+broken "tensor 'padded_offsets': group 1 of 2 ends at 32, not in \\[64, 64\\]" grouped-gemm-glu padded_offsets:I32[2]:64,32
+broken "'padded_offsets': group 1 of 2 ends at 65, not in \\[32, 64\\]" grouped-gemm-quant padded_offsets:I32[2]:32,65
+broken "'padded_offsets': group 0 of 2 ends at -1, not in \\[0, 64\\]" grouped-gemm-glu padded_offsets:I32[2]:-1,64
+broken "tensor 'alpha' has the shape \\[3\\], not \\[2\\]" grouped-gemm-glu alpha:F32[3]:1
+broken "tensor 'prob' is BF16, not F32" grouped-gemm-glu prob:BF16[64]:1
+broken "tensor 'bias' is F64, not F32, F16, BF16" grouped-gemm-glu bias:F64[2,64]:0
+broken "holds no tensor 'c'" grouped-gemm-dglu
+broken "holds no tensor 'global_scale_b'" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
+    global_scale_a:F32[1]:1
+broken "holds no tensor 'wgrad'" 'grouped-gemm-wgrad --format f32 --accumulate' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1
+broken "holds no tensor 'gather'" 'grouped-gemm --permute y' ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1
+broken "tensor 'x' has the shape \\[4, ?8\\], not \\[3, ?8\\]" 'grouped-gemm --permute x --topk 2' ends:I32[1]:4 x:F32[4,8]:1 \
+    weight:F32[1,8,8]:1 gather:I32[6]:0
+broken "tensor 'x' is U8, not f32\\|.*--from" cast x:U8[4]:1
+broken "tensor 'x' has 7 columns of gate and up, not 2I" interleave x:F32[2,7]:1
 tensors "$work/ends.safetensors" '{"ends":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1,1],"data_offsets":[4,8]}}' \
     '\2\0\0\0\0\0\0\0'
 bad 1 1 'group 0 of 1 ends at 2, not in \[0, 1\]' op quantize --input "$work/ends.safetensors" --output OUT/q.safetensors

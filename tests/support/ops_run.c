@@ -177,12 +177,13 @@ void ops_execute(const char *backend, ops_data *data, size_t times) {
 
 /* ---- what a GEMM must give ---- */
 
-static double finish(const ops_data *data, size_t g, double acc, double bias, float old) {
+static double finish(const ops_data *data, size_t g, double acc, double bias, double prob,
+                     float old) {
     const float *alpha = data->at[MOERT_OP_BUFFER_alpha], *beta = data->at[MOERT_OP_BUFFER_beta];
     const moert_op_options *o = &data->shape.options;
     const double b = o->beta ? (double)beta[g] : o->accumulate ? 1.0 : 0.0;
     const double product = (o->alpha ? (double)alpha[g] : 1.0) * acc;
-    const double v = o->bias ? product + bias : product; /* -0 stays */
+    const double v = o->bias ? product + bias : product * prob; /* -0 stays */
     return b == 0.0 ? v : v + b * (double)old;
 }
 
@@ -202,7 +203,7 @@ static void expect_row(ops_data *data, size_t g, size_t r) {
     const size_t slot = gathered ? ops_gather(data)[r] : r;
     for (size_t j = 0; j < need->width; j++) {
         float *to = &data->at[which][slot * need->stride + j];
-        double acc = 0.0, bias = 0.0;
+        double acc = 0.0, bias = 0.0, v;
         for (size_t i = 0; forward && i < o->k; i++)
             acc += element(data, MOERT_OP_BUFFER_x, r, i) *
                    (double)ops_weight(data)[(g * o->n + j) * o->k + i];
@@ -213,12 +214,15 @@ static void expect_row(ops_data *data, size_t g, size_t r) {
             bias = (double)data->at[MOERT_OP_BUFFER_bias][g * o->n + j];
         if (o->bias_scale)
             bias *= (double)data->at[MOERT_OP_BUFFER_bias_scale][r];
-        *to = ops_round(need->type, finish(data, g, acc, bias, *to));
+        v = finish(data, g, acc, bias, o->prob ? (double)data->at[MOERT_OP_BUFFER_prob][r] : 1.0,
+                   *to);
         if (o->row_weight)
-            *to = ops_round(
-                need->type,
-                (double)*to * (double)ops_round(
-                                  need->type, (double)data->at[MOERT_OP_BUFFER_row_weight][slot]));
+            v = (double)ops_round(need->type, v) *
+                (double)ops_round(need->type, (double)data->at[MOERT_OP_BUFFER_row_weight][slot]);
+        *to = ops_round(need->type, v);
+        if (o->amax)
+            data->at[MOERT_OP_BUFFER_amax][g] =
+                fmaxf(data->at[MOERT_OP_BUFFER_amax][g], (float)fabs(v));
     }
 }
 
@@ -231,7 +235,7 @@ static void expect_weight(ops_data *data, size_t g) {
             for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
                 acc +=
                     element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
-            *to = ops_round(o->weight.type, finish(data, g, acc, 0.0, *to));
+            *to = ops_round(o->weight.type, finish(data, g, acc, 0.0, 1.0, *to));
         }
 }
 

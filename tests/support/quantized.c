@@ -12,7 +12,8 @@ static moert_buffer *unset(size_t bytes) {
     return buffer;
 }
 
-quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
+static quantized run(const char *backend, const moert_quantizer *how, const matrix *m,
+                     const float *norm) {
     const uint32_t whole = (uint32_t)m->rows;
     const size_t groups = m->groups > 0 ? m->groups : 1;
     const size_t blocks =
@@ -34,8 +35,15 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
                          .global = unset(z.globals * sizeof(float)),
                          .amax = unset(z.globals * sizeof(float)),
                          .blocks = blocks};
+    moert_quantize by = op;
     ASSERT_OK(moert_quantize_amax(&op));
-    ASSERT_OK(moert_quantize_run(&op));
+    if (norm != NULL) {
+        const float one = 1.0f;
+        by.amax = by.global = NULL;
+        by.norm = upload(norm, sizeof *norm);
+        ASSERT_OK(moert_buffer_write(op.global, 0, &one, sizeof one));
+    }
+    ASSERT_OK(moert_quantize_run(&by));
     op.x = back;
     ASSERT_OK(moert_dequantize_run(&op));
     z.q = download(op.q, z.q_bytes);
@@ -43,10 +51,19 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
     z.global = download(op.global, z.globals * sizeof(float));
     z.amax = download(op.amax, z.globals * sizeof(float));
     z.back = download(back, z.elements * sizeof(float));
-    moert_buffer *const buffers[] = {ends, x, back, op.q, op.scale, op.global, op.amax};
+    moert_buffer *const buffers[] = {ends, x, back, op.q, op.scale, op.global, op.amax, by.norm};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     return z;
+}
+
+quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
+    return run(backend, how, m, NULL);
+}
+
+quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
+                          float norm) {
+    return run(backend, how, m, &norm);
 }
 
 void free_quantized(quantized *z) {

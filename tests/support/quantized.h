@@ -25,6 +25,9 @@ typedef struct quantized {
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
+/* The same by norm, without amax; `back` is x * norm. */
+quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
+                          float norm);
 void free_quantized(quantized *z);
 
 /* All bytes are the same. */

@@ -2,12 +2,14 @@
  * compare: tells whether what a program wrote is what golden files say, for the end-to-end tests.
  *
  *   compare tensors --expected E.safetensors --actual A.safetensors [--only NAME]
+ *   compare largest --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare bytes --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
  * Tensors: the relative error of each is the norm of the difference over the norm of what is
- * expected. Bytes: types of one size pass for each other. Curves: each step's value is compared by
- * itself. Exit code 0 when everything is within the tolerance.
+ * expected; with `largest`, the largest difference over the largest finite magnitude of what is
+ * expected, where infinities must be equal. Bytes: types of one size pass for each other. Curves:
+ * each step's value is compared by itself. Exit code 0 when everything is within the tolerance.
  */
 #include <math.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@ static const double zero_norm = 1e-12; /* the largest norm that passes for nothi
 
 static const char *expected_path, *actual_path, *metrics_path, *only, *except;
 static double tolerance;
-static bool with_aux, by_bytes;
+static bool with_aux, by_bytes, by_largest;
 
 static const moert_option options[] = {
     {"expected", MOERT_OPTION_STRING, &expected_path, NULL, NULL,
@@ -74,6 +76,18 @@ static double distance(const float *want, const float *got, size_t count) {
     return sqrt(difference / norm);
 }
 
+static double largest_distance(const float *want, const float *got, size_t count) {
+    double difference = 0.0, largest = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        const double d = want[i] == got[i] ? 0.0 : fabs((double)got[i] - (double)want[i]);
+        if (d > difference || isnan(d)) /* NaN stays */
+            difference = d;
+        if (isfinite(want[i]))
+            largest = fmax(largest, fabs((double)want[i]));
+    }
+    return difference == 0.0 ? 0.0 : difference / largest;
+}
+
 static moert_status compare_tensor(const moert_tensor *want, const moert_tensors *actual,
                                    worst *w) {
     const char *name = want->name;
@@ -85,7 +99,10 @@ static moert_status compare_tensor(const moert_tensor *want, const moert_tensors
     if (status == MOERT_OK)
         status = moert_tensor_read_f32(got, 0, want->elements, values + want->elements);
     if (status == MOERT_OK)
-        judge(w, distance(values, values + want->elements, want->elements), name);
+        judge(w,
+              (by_largest ? largest_distance : distance)(values, values + want->elements,
+                                                         want->elements),
+              name);
     free(values);
     return status;
 }
@@ -188,13 +205,14 @@ int main(int argc, char **argv) {
     bool help = false, curve = argc > 1 && strcmp(argv[1], "curve") == 0;
     worst w = {0};
     by_bytes = argc > 1 && strcmp(argv[1], "bytes") == 0;
-    if (argc < 2 || (!curve && !by_bytes && strcmp(argv[1], "tensors") != 0)) {
-        fputs("usage: compare tensors|bytes|curve --expected FILE ...\n", stderr);
+    by_largest = argc > 1 && strcmp(argv[1], "largest") == 0;
+    if (argc < 2 || (!curve && !by_bytes && !by_largest && strcmp(argv[1], "tensors") != 0)) {
+        fputs("usage: compare tensors|largest|bytes|curve --expected FILE ...\n", stderr);
         return 2;
     }
     moert_status status = moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help);
     if (status == MOERT_OK && help) {
-        moert_options_usage(stdout, "compare tensors|bytes|curve [OPTION...]",
+        moert_options_usage(stdout, "compare tensors|largest|bytes|curve [OPTION...]",
                             "Judges results by golden files.", options, OPTIONS);
         return 0;
     }

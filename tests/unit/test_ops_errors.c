@@ -55,7 +55,8 @@ static void test_a_wrong_field_is_named_with_its_value(void **state) {
     REFUSED(forward, unsupported, x.discrete, true, "x.discrete", "true");
     REFUSED(dgrad, unsupported, bias, true, "bias", "true");
     REFUSED(forward, usage, bias_scale, true, "bias_scale", "true");
-    REFUSED(forward, unsupported, prob, true, "prob", "true");
+    REFUSED(wgrad, unsupported, prob, true, "prob", "true");
+    REFUSED(wgrad, unsupported, amax, true, "amax", "true");
     REFUSED(gated, unsupported, accumulate, true, "accumulate", "true");
     REFUSED(gated, unsupported, dbias, true, "dbias", "true");
     REFUSED(dglu, unsupported, save_c, true, "save_c", "true");
@@ -75,6 +76,15 @@ static void test_fields_that_do_not_go_together_are_refused(void **state) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     o.beta = o.accumulate = true;
     refused(&o, MOERT_ERROR_USAGE, "accumulate", "true");
+    o = base(MOERT_OP_GEMM_DGRAD);
+    o.prob = o.beta = true;
+    refused(&o, MOERT_ERROR_USAGE, "prob", "beta");
+    o = base(MOERT_OP_GEMM_FORWARD);
+    o.prob = o.accumulate = true;
+    refused(&o, MOERT_ERROR_USAGE, "prob", "accumulate");
+    o = base(MOERT_OP_GEMM_FORWARD);
+    o.prob = o.bias = true;
+    refused(&o, MOERT_ERROR_USAGE, "prob", "bias_scale");
     o = base(MOERT_OP_GEMM_FORWARD);
     o.permute = MOERT_OP_PERMUTE_X;
     o.topk = 0;

@@ -1,0 +1,275 @@
+#!/usr/bin/env bash
+# moert-op's grouped GEMMs: against the golden files, against float64 loops (tests/tools/expect.c), and against each other where
+# two ways must agree: quantised operands and the float32 numbers that they stand for, scales in tiles and as matrices.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+golden=tests/golden/ops
+tools=${TEST_BUILD:-build}/tests
+input=$folder/input.safetensors output=$folder/output.safetensors expected=$folder/expected.safetensors
+
+# op IN OUT WORD...: runs moert-op
+op() { ranks 1 "$bin/moert-op" "${@:3}" --input "$1" --output "$2"; }
+
+# at NAME: where an intermediate file lies
+at() { echo "$folder/$1.safetensors"; }
+
+# pack OUT TENSOR...
+pack() { "$tools/pack" "$@" >>"$log" 2>&1; }
+
+# same MODE TITLE EXPECTED ACTUAL TENSOR...: a verdict on these tensors; MODE is bytes or a tolerance
+same() {
+    local mode=$1 title=$2 how=(bytes) tensor status=0
+    [ "$mode" = bytes ] || how=(largest --tolerance "$mode")
+    for tensor in "${@:5}"; do
+        "$compare" "${how[0]}" --expected "$3" --actual "$4" --only "$tensor" "${how[@]:1}" >>"$log" 2>&1 || status=1
+    done
+    verdict $status "$title: $(tail -n 1 "$log")"
+}
+
+# ---- golden files ----
+
+for path in "$golden"/*.safetensors; do
+    name=$(basename "$path" .safetensors)
+    IFS=- read -r family format act _ <<<"$name"
+    case $family in
+    glu) options=(grouped-gemm-glu --format "$format" --act "$act") tensors=(c d amax) ;;
+    wgrad) options=(grouped-gemm-wgrad --format "$format") tensors=(wgrad) ;;
+    esac
+    for backend in reference portable; do
+        op "$path" "$output" "${options[@]}" --backend "$backend"
+        same 1e-5 "$name, $backend" "$path" "$output" "${tensors[@]}"
+    done
+done
+
+# the same with scales as matrices; scales of b come out of their tiles first
+path=$golden/glu-mxfp8-swiglu-gate_first-K128-N128-40_0_200.safetensors
+pack "$(at sfb)" "swizzled:U8[1536]:@$path#sfb"
+op "$(at sfb)" "$(at sfb)" unswizzle --lines 384 --width 4
+pack "$input" "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" \
+    "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
+op "$input" "$output" grouped-gemm-glu --format mxfp8 --scales linear
+same 1e-5 "linear scales" "$path" "$output" c d amax
+op "$path" "$output" grouped-gemm-glu --format mxfp8 --glu-order linear-first
+! "$compare" largest --expected "$path" --actual "$output" --only d --tolerance 0.1 >>"$log"
+verdict $? "linear-first is something else"
+
+# ---- products of plain numbers ----
+
+gather=$(for ((i = 0; i < 70; i++)); do printf '%d,' $((i * 37 % 70)); done)
+x='x:F32[70,24]:~1' weight='weight:F32[3,40,24]:~2' y='y:F32[70,40]:~3' ends='ends:I32[3]:20,20,70'
+alpha='alpha:F32[3]:1.5,3,-0.5' beta='beta:F32[3]:1,0.5,-2' bias='bias:F32[3,40]:~4' bias_scale='bias_scale:F32[70]:~5'
+row_weight='row_weight:F32[70]:~6' slots="gather:I32[70]:$gather"
+
+# product RESULT OP PERMUTE TOPK TENSOR...: against the loops, on both backends
+product() {
+    local result=$1 op=$2 permute=$3 topk=$4 backend
+    pack "$input" "$ends" "${@:5}"
+    "$tools/expect" "$op" "$input" "$expected" "$permute" "$topk" >>"$log" 2>&1
+    for backend in reference portable; do
+        op "$input" "$output" grouped-gemm --op "$op" --permute "$permute" --topk "$topk" --backend "$backend"
+        same 1e-5 "$op, permute $permute, $backend" "$expected" "$output" "$result"
+    done
+}
+
+product y fprop none 1 "$x" "$weight" "$y" "$alpha" "$beta" "$bias" "$bias_scale"
+product y fprop x 2 'x:F32[35,24]:~1' "$weight" "$slots" "$bias"
+product y fprop y 2 "$x" "$weight" "$slots" "$row_weight" "$alpha"
+product x dgrad none 1 "$y" "$weight" "$x" "$alpha" "$beta"
+product x dgrad x 2 "$y" "$weight" "$slots"
+product x dgrad y 2 "$y" "$weight" "$slots"
+product weight wgrad x 2 'x:F32[35,24]:~1' "$y" "$slots" "$alpha"
+product weight wgrad y 2 "$x" "$y" "$slots" "$weight" "$beta"
+
+pack "$input" "$ends" "$x" "$y" "$weight"
+pack "$expected" "$ends" "$x" "$y" "$weight" 'beta:F32[3]:1'
+"$tools/expect" wgrad "$expected" "$expected"
+op "$input" "$output" grouped-gemm --op wgrad --accumulate
+same 1e-5 'wgrad, accumulated' "$expected" "$output" weight
+pack "$input" 'offsets:I32[3]:20,20,70' 'a:F32[40,70]:~7' 'b_t:F32[24,70]:~8' "wgrad:F32[3,40,24]:~2" \
+    'global_scale_a:F32[3]:2,3,4' 'global_scale_b:F32[3]:0.5,1,0.125'
+pack "$(at turned)" "$ends" 'y:F32[40,70]:~7' 'x:F32[24,70]:~8' "$weight" 'alpha:F32[3]:1,3,0.5'
+op "$input" "$output" grouped-gemm-wgrad --format f32 --accumulate
+op "$(at turned)" "$(at weight)" grouped-gemm --op wgrad --x-transposed --y-transposed --accumulate
+pack "$expected" "wgrad=$(at weight)#weight"
+same bytes 'wgrad by cuDNN names' "$expected" "$output" wgrad
+
+pack "$input" 'offsets:I32[2]:0,0' 'a:F32[8,0]:0' 'b_t:F32[8,0]:0'
+pack "$expected" 'wgrad:F32[2,8,8]:0'
+op "$input" "$output" grouped-gemm-wgrad --format f32
+same bytes 'wgrad without rows' "$expected" "$output" wgrad
+
+for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do
+    word=${format%:*} type=${format#*:}
+    pack "$input" 'x:F32[72,24]:~1'
+    pack "$expected" "y:${type}[72,24]:~1"
+    op "$input" "$output" cast --to "$word"
+    same bytes "cast to $word" "$expected" "$output" y
+    pack "$(at narrow)" "x:${type}[72,24]:~1"
+    op "$(at narrow)" "$(at wide)" cast
+    pack "$input" "$ends" "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
+    op "$input" "$expected" grouped-gemm
+    pack "$input" "$ends" "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
+    op "$input" "$output" grouped-gemm --format "$word"
+    same bytes "$word and the float32 numbers that it stands for" "$expected" "$output" y
+done
+
+pack "$input" 'x:I32[1,8]:0,1,2,3,4,5,6,7'
+pack "$expected" 'y:I32[1,8]:0,4,1,5,2,6,3,7' 'x:I32[1,8]:0,1,2,3,4,5,6,7'
+op "$input" "$output" interleave --granularity 1
+same bytes 'interleave by 1' "$expected" "$output" y
+for granularity in 8 32 I; do
+    pack "$input" 'x:BF16[3,128,5]:~9'
+    pack "$expected" 'y:BF16[3,128,5]:~9'
+    op "$input" "$(at runs)" interleave --granularity $granularity
+    pack "$input" "x=$(at runs)#y"
+    op "$input" "$output" interleave --granularity $granularity --inverse
+    same bytes "interleave rows by $granularity and back" "$expected" "$output" y
+done
+
+# ---- GLU, dGLU and FC2 of plain numbers ----
+
+ends='padded_offsets:I32[3]:20,20,70' a='a:F32[70,24]:~1' b='b:F32[3,64,24]:~2' prob='prob:F32[70]:~3' bias='bias:F32[3,64]:~4'
+c='c:F32[70,128]:-9,3,0.5,8,-2,1.5,7,-7,0,0.25,-0.75,2.5,-1'
+
+# glu OP JUDGED WORDS TENSOR...: against the loops, on both backends; WORDS: activation and columns of a run
+glu() {
+    local op=$1 judged=$2 words=$3 act run backend
+    pack "$input" "$ends" "$alpha" "${@:4}"
+    read -r act run <<<"$words"
+    "$tools/expect" "$op" "$input" "$expected" "$act" "$run" >>"$log" 2>&1
+    local options=(--act "$act" --interleave "$run")
+    [ "$op" != quant ] || options=()
+    for backend in reference portable; do
+        op "$input" "$output" "grouped-gemm-$op" --format f32 "${options[@]}" --backend "$backend"
+        # shellcheck disable=SC2086
+        same 1e-5 "$op $words, $backend" "$expected" "$output" $judged
+    done
+}
+glu glu 'c d amax' 'swiglu 32' "$a" "$b" "$bias" "$prob"
+glu glu 'c d amax' 'geglu 8' "$a" "$b"
+glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob"
+glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob" "$bias"
+glu dglu 'd dprob dbias amax' 'swiglu 32' "$a" "$b" "$c" "$prob" 'beta:F32[3]:1,0.5,-2'
+glu dglu 'd dprob dbias amax' 'geglu 1' "$a" "$b" "$c" "$prob"
+
+# matrices stored the other way round
+k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6'
+offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
+for op in glu dglu; do
+    pack "$input" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
+    op "$input" "$expected" grouped-gemm-$op --format f32 --interleave 1
+    pack "$input" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
+    op "$input" "$output" grouped-gemm-$op --format f32 --interleave 1 --b-major n
+    same bytes "$op with b the other way round" "$expected" "$output" d
+done
+pack "$input" 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' "weight:F32[1,3,2]:$n_major"
+op "$input" "$output" grouped-gemm --x-transposed --weight-transposed
+pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
+same bytes 'x and weight the other way round' "$expected" "$output" y
+
+# ---- quantised operands ----
+
+# quantised NAME SEED LINES,WIDTH ENDS WORD...: NAME.q = payload and scales of random numbers, NAME.x = what these stand for
+quantised() {
+    pack "$(at "$1")" "x:F32[$3]:~$2" "ends:I32[3]:$4" 'global_scale:F32[1]:1'
+    op "$(at "$1")" "$(at "$1.q")" quantize "${@:5}"
+    pack "$(at "$1")" "q=$(at "$1.q")#q" "scale=$(at "$1.q")#scale" "ends:I32[3]:$4" 'global_scale:F32[1]:1'
+    op "$(at "$1")" "$(at "$1.x")" dequantize "${@:5}"
+}
+
+rows='40,40,240' # of 280
+offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob_all='prob:F32[280]:0.5,-1,0,2,0.75' c_all='c:F32[280,256]:~6'
+for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do
+    word=${format#*:} file=(--format "${format%:*}") squares=(--format "${format%:*}")
+    width=128
+    case $word in
+    fp8-block) squares=(--format fp8-128x128) ;;
+    *fp4) width=64 ;;
+    esac
+    quantised a 1 280,128 "$rows" "${file[@]}"
+    quantised b 2 192,128 64,128,192 "${squares[@]}"
+    pack "$input" "$offsets" "a=$(at a.x)#x" "b:F32[3,64,128]:@$(at b.x)#x" "$prob_all"
+    op "$input" "$expected" grouped-gemm-glu --format f32
+    pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#scale" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#scale" \
+        "$prob_all"
+    op "$input" "$output" grouped-gemm-glu --format "$word" --scales linear --backend reference
+    same bytes "glu of $word, scales as matrices, c" "$expected" "$output" c
+    same 1e-6 "glu of $word, scales as matrices" "$expected" "$output" d amax
+    [ "$word" != fp8-block ] || continue
+    pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" \
+        "sfb=$(at b.q)#swizzled" "$prob_all"
+    op "$input" "$output" grouped-gemm-glu --format "$word" --scales tiled-groups
+    same bytes "glu of $word, scales in tiles of each group" "$expected" "$output" c d amax
+    case $word in *p8-e5m2 | mxfp4) continue ;; esac
+
+    # the sum runs over the rows
+    quantised y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
+    quantised x 4 280,128 "$rows" "${file[@]}" --axis column --transposed
+    pack "$input" "$ends" "y=$(at y.x)#x" "x=$(at x.x)#x"
+    op "$input" "$(at weight)" grouped-gemm --op wgrad
+    pack "$expected" "wgrad=$(at weight)#weight"
+    pack "$input" "offsets:I32[3]:$rows" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
+    op "$input" "$output" grouped-gemm-wgrad --format "$word" --scales linear
+    same bytes "wgrad of $word" "$expected" "$output" wgrad
+
+    # the sum runs over the rows of the weight, or these are stored as columns
+    quantised y 5 280,64 "$rows" "${file[@]}"
+    quantised weight 2 192,128 64,128,192 "${file[@]}" --axis column
+    quantised turned 2 384,64 128,256,384 "${file[@]}"
+    pack "$input" "$ends" "y=$(at y.x)#x" "weight:F32[3,64,128]:@$(at weight.x)#x"
+    op "$input" "$expected" grouped-gemm --op dgrad
+    pack "$input" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
+        "weight_scale=$(at weight.q)#scale"
+    op "$input" "$output" grouped-gemm --op dgrad --format "$word"
+    same bytes "dgrad of $word" "$expected" "$output" x
+    pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" "$c_all" "$prob_all"
+    op "$input" "$expected" grouped-gemm-dglu --format f32 --b-major n
+    pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
+        "sfb=$(at weight.q)#swizzled" "$c_all" "$prob_all"
+    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales tiled-groups --b-major n
+    same bytes "dglu of $word with b the other way round" "$expected" "$output" d dprob dbias amax
+    pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at turned.x)#x" "$c_all" "$prob_all"
+    op "$input" "$expected" grouped-gemm-dglu --format f32
+    pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at turned.q)#q" \
+        "sfb=$(at turned.q)#scale" "$c_all" "$prob_all"
+    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales linear
+    same bytes "dglu of $word" "$expected" "$output" d dprob dbias amax
+done
+
+# global scales of NVFP4, as numbers and in alpha
+quantised x 1 280,128 "$rows" --format nvfp4
+quantised weight 2 192,128 64,128,192 --format nvfp4
+factors=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
+pack "$input" "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
+op "$input" "$expected" grouped-gemm --format nvfp4
+pack "$input" "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
+op "$input" "$output" grouped-gemm --format nvfp4
+same bytes 'global scales' "$expected" "$output" y
+
+# ---- quantised results ----
+
+pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
+op "$input" "$(at d)" grouped-gemm-glu --format f32
+pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
+pack "$(at quantise)" "x=$(at d)#d" "$ends"
+pack "$(at c)" "x=$(at d)#c"
+op "$(at quantise)" "$(at half)" cast --to f16
+op "$(at c)" "$(at brain)" cast --to bf16
+pack "$expected" "d=$(at half)#y" "c=$(at brain)#y"
+op "$input" "$output" grouped-gemm-glu --format f32 --c-format bf16 --d-format f16
+same bytes 'glu to bf16 and f16' "$expected" "$output" c d
+for word in mxfp8 mxfp4; do
+    format=${word/mxfp8/mxfp8-e4m3}
+    op "$(at quantise)" "$(at row)" quantize --format "$format"
+    op "$(at quantise)" "$(at column)" quantize --format "$format" --axis column
+    pack "$expected" "d=$(at row)#q" "sfd_row=$(at row)#scale" "d_col=$(at column)#q" "sfd_col=$(at column)#scale"
+    op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
+    same bytes "glu to $word, scales as matrices" "$expected" "$output" d sfd_row d_col sfd_col
+    op "$(at halves)" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
+    same bytes "glu to $word, half of it times a norm of 2" "$expected" "$output" d sfd_row d_col sfd_col
+    pack "$expected" "sfd_row=$(at row)#swizzled" "sfd_col=$(at column)#swizzled"
+    op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales tiled-groups --backend reference
+    same bytes "glu to $word, scales in tiles" "$expected" "$output" sfd_row sfd_col
+done
+finish
