@@ -35,22 +35,38 @@ moert_buffer **moert_op_buffer_at(moert_op_buffers *buffers, moert_op_buffer whi
 
 /* ---- buffers ---- */
 
-static moert_status check_one(const moert_op *op, const char *name, const moert_buffer *buffer,
-                              const moert_op_need *need) {
-    const char *const kind = moert_op_kind_name(op->options.kind);
-    size_t elements = 0, bytes;
+/* Elements from the first to the last one of a need; SIZE_MAX if there is no such number. */
+static size_t elements_of(const moert_op_need *need) {
+    size_t elements = 0;
     if (need->lines > 0 && need->width > 0 &&
         (__builtin_mul_overflow(need->lines - 1, need->stride, &elements) ||
          __builtin_add_overflow(elements, need->width, &elements)))
-        elements = SIZE_MAX;
+        return SIZE_MAX;
+    return elements;
+}
+
+/* The same in bytes. */
+static size_t bytes_of(const moert_op_need *need) {
+    size_t bytes;
+    if (__builtin_mul_overflow(elements_of(need), moert_number_bits(need->type) / 8, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+static moert_op_need weight_of_group(const moert_op_options *o) {
+    return (moert_op_need){true, o->weight.type, o->n, o->k, o->k};
+}
+
+static moert_status check_one(const moert_op *op, const char *name, const moert_buffer *buffer,
+                              const moert_op_need *need) {
+    const char *const kind = moert_op_kind_name(op->options.kind);
     if (buffer == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
                           kind, name, need->lines, need->width, moert_number_bits(need->type));
     if (moert_buffer_device(buffer) != op->device)
         return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
                           moert_device_name(op->device));
-    if (__builtin_mul_overflow(elements, moert_number_bits(need->type) / 8, &bytes) ||
-        bytes > moert_buffer_bytes(buffer))
+    if (bytes_of(need) > moert_buffer_bytes(buffer))
         return MOERT_FAIL(
             ERROR_USAGE,
             "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
@@ -62,7 +78,7 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
 static moert_status check_discrete(const moert_op *op, const moert_op_buffers *buffers) {
     const moert_op_options *o = &op->options;
     const char *const kind = moert_op_kind_name(o->kind);
-    const moert_op_need need = {true, o->weight.type, o->n, o->k, o->k};
+    const moert_op_need need = weight_of_group(o);
     if (!o->weight.discrete && buffers->weights != NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: weights is given; NULL, as weight.discrete is false",
                           kind);
@@ -174,6 +190,17 @@ size_t moert_op_workspace_bytes(const moert_op *op) {
     return op->workspace_bytes;
 }
 
+size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
+    if (strcmp(buffer, "weights") == 0 && op->options.weight.discrete) {
+        const moert_op_need need = weight_of_group(&op->options);
+        return bytes_of(&need);
+    }
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (strcmp(buffer, buffer_names[i]) == 0 && op->needs[i].needed)
+            return bytes_of(&op->needs[i]);
+    return 0;
+}
+
 /* ---- warm-up ---- */
 
 static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *weight) {
@@ -194,7 +221,7 @@ static moert_status make_buffer(moert_device *device, const moert_op_need *need,
 static moert_status execute_small(moert_op *small) {
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     const moert_op_options *o = &small->options;
-    const moert_op_need weight_need = {true, o->weight.type, o->n, o->k, o->k};
+    const moert_op_need weight_need = weight_of_group(o);
     moert_buffer *weight = NULL;
     moert_status status = MOERT_OK;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
