@@ -205,7 +205,8 @@ typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
     X(BOOL, fallback)                                                                              \
     X(WORD, groups)                                                                                \
     X(WORD, rows)                                                                                  \
-    X(WORD, n) X(WORD, k) X(WORD, row_multiple) X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta)         \
+    X(WORD, n)                                                                                     \
+    X(WORD, k) X(WORD, row_multiple) X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta)                    \
         X(BOOL, accumulate) X(BOOL, bias) X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute)  \
             X(WORD, topk) X(BOOL, row_weight) X(BOOL, glu.interleaved) X(FLOAT, glu.limit)         \
                 X(FLOAT, glu.alpha) X(FLOAT, glu.offset) X(WORD, interleave) X(BOOL, linear_first) \
