@@ -125,13 +125,14 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     return legal;
 }
 
-/* A reversal, with repetitions, or any number. */
+/* A reversal, any slots with repetitions, those just past the end too, or any number. */
 static void fill_gather(uint32_t *gather, size_t rows, unsigned style) {
-    for (size_t r = 0; r < rows; r++)
-        gather[r] = style < 128   ? (uint32_t)(rows - 1 - r)
-                    : style < 192 ? next() % (uint32_t)rows
-                    : style < 224 ? next() % (2 * (uint32_t)rows)
-                                  : next();
+    const uint32_t m = (uint32_t)rows;
+    for (uint32_t r = 0; r < m; r++)
+        gather[r] = style % 8 < 4    ? m - 1 - r
+                    : style % 8 == 4 ? next() % m
+                    : style % 8 < 7  ? next() % (m + 2)
+                                     : next();
 }
 
 /* ---- what the op asks for ---- */

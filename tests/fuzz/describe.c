@@ -168,8 +168,9 @@ static void choose_quantised(const fuzz_input *in, moert_op_options *o) {
 }
 
 static void choose_backend(const fuzz_input *in, moert_op_options *o) {
-    const unsigned byte = fuzz_byte(in, AT_BACKEND);
-    o->backend = byte < 220 ? "reference" : byte < 250 ? "portable" : byte < 253 ? NULL : "quantum";
+    static const char *const backends[] = {"reference", "reference", "portable", "reference",
+                                           "portable",  NULL,        "auto",     "quantum"};
+    o->backend = PICK(backends, fuzz_byte(in, AT_BACKEND));
 }
 
 /* ---- strokes ---- */
@@ -206,11 +207,12 @@ typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
     X(WORD, groups)                                                                                \
     X(WORD, rows)                                                                                  \
     X(WORD, n)                                                                                     \
-    X(WORD, k) X(WORD, row_multiple) X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta)                    \
-        X(BOOL, accumulate) X(BOOL, bias) X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute)  \
-            X(WORD, topk) X(BOOL, row_weight) X(BOOL, glu.interleaved) X(FLOAT, glu.limit)         \
-                X(FLOAT, glu.alpha) X(FLOAT, glu.offset) X(WORD, interleave) X(BOOL, linear_first) \
-                    X(BOOL, save_c) X(BOOL, prob) X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)
+    X(WORD, k)                                                                                     \
+    X(WORD, row_multiple) X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate)           \
+        X(BOOL, bias) X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk)        \
+            X(BOOL, row_weight) X(BOOL, glu.interleaved) X(FLOAT, glu.limit) X(FLOAT, glu.alpha)   \
+                X(FLOAT, glu.offset) X(WORD, interleave) X(BOOL, linear_first) X(BOOL, save_c)     \
+                    X(BOOL, prob) X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)
 
 static const struct {
     field_type type;
