@@ -1,5 +1,5 @@
 /*
- * Block-scaled formats back to float32: x = (q * scale) * G, over the tiles of kernels/quantize.cl.
+ * Block-scaled formats back to float32: x = (q * scale) * G (null = 1), over the tiles of kernels/quantize.cl.
  *
  * A work-group takes one row (ROW) or one row block of a group and `strip` columns, a multiple of 128, 16 at a time.
  *
@@ -72,7 +72,7 @@ KERNEL void dequantize(int axis, global const uint *ends, uint groups, uint rows
                                             : slot * scales + c;
             const vec s = load_scales(scale, at, axis != COLUMN ? 0 : transposed ? scales : 1, n);
             vec y = decode(load_codes(q, q_bytes, axis, transposed, slot, p, r, c, n), ELEMENT) * s;
-            if (SCALE == 1)
+            if (SCALE == 1 && whole != 0)
                 y *= whole[group_scales ? p.group : 0];
             store_part(quiet(y), x + (ulong)(p.row + r) * columns + c, n);
         }

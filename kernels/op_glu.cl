@@ -5,7 +5,7 @@
  *
  *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u from v, not from c
  *             d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before rounding
- *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 acc
+ *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 (acc acc_scale[g])
  *             dg = q prob[r] (uc + offset) s (1 + slope gc (1 - s))   where g <= limit, else 0
  *             du = q prob[r] act                                      where -limit <= u <= limit, else 0
  *             d = round(dg, du);  wide = (dg, du);  peak[r,:] = max |dg|, max |du|
@@ -14,8 +14,8 @@
  *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
  *
  * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up (linear_first: up, then
- * gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of a type, at a stride. Null: alpha, beta, prob =
- * 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
+ * gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of a type, at a stride. Null: alpha, beta,
+ * acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
  * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod 16, then the lanes as a tree.
  *
  * Grid: op_glu, op_dglu: (splits of `split` rows); op_amax: (groups); op_dbias: (blocks of 16 columns, groups). No local
@@ -137,7 +137,8 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
 }
 
 KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
-                    global const float *beta, global const float *prob, global const void *c, int c_type, ulong c_stride,
+                    global const float *beta, global const float *acc_scale, global const float *prob,
+                    global const void *c, int c_type, ulong c_stride,
                     global void *d, int d_type, ulong d_stride, global float *wide, global float *peak,
                     global float *dprob, int width, int run, int linear_first, float limit, float slope, float offset,
                     uint split)
@@ -148,7 +149,7 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
         while (ends[g] <= r)
             g++;
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
-        const vec p = prob != 0 ? prob[r] : 1.0f;
+        const vec p = prob != 0 ? prob[r] : 1.0f, scale = acc_scale != 0 ? acc_scale[g] : 1.0f;
         vec sum = 0.0f;
         pair top = {0.0f, 0.0f};
         for (int j = 0; j < width; j += VEC) {
@@ -158,7 +159,7 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
             for (int i = 0; i < 2 && s.n[i] > 0; i++)
                 v[i] = b * load_as(c, c_type, r * c_stride + s.at[i], s.n[i]);
             const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, limit);
-            const vec q = a * load_part(acc + (ulong)r * width + j, n);
+            const vec q = a * (load_part(acc + (ulong)r * width + j, n) * scale);
             const vec sig = sigmoid(slope * k.g), act = k.g * sig, up = k.u + offset;
             const vec dg = q * p * up * sig * (1.0f + slope * k.g * (1.0f - sig)), du = q * p * act;
             const pair y = {x.g > limit ? 0.0f : dg, x.u > limit || x.u < -limit ? 0.0f : du};

@@ -32,7 +32,7 @@ typedef struct job {
     ulong q_bytes;
     global uchar *scale;
     ulong scales;
-    global const float *amax, *whole; /* of the tensor or groups: A or null, G */
+    global const float *amax, *whole; /* of the tensor or groups: A or null, G or null = 1 */
     int group_scales, scale_rounding, rule, rounding, transposed, hadamard;
     uint blocks; /* that there is room for */
     ulong seed;
@@ -120,7 +120,8 @@ static inline scaling make_scale(const job *j, uint group, uint16 largest)
     return scale_e8m0(amax, j->scale_rounding);
 #elif SCALE == 1
     const uint g = j->group_scales ? group : 0;
-    return scale_nvfp4(amax, j->rule, j->amax != 0, j->amax != 0 ? j->amax[g] : 0.0f, j->whole[g]);
+    return scale_nvfp4(amax, j->rule, j->amax != 0, j->amax != 0 ? j->amax[g] : 0.0f,
+                       j->whole != 0 ? j->whole[g] : 1.0f);
 #else
     return scale_f32(amax);
 #endif

@@ -24,6 +24,9 @@
     X(cast, moert_cast)                                                                            \
     X(swizzle, moert_scale_tiles)                                                                  \
     X(unswizzle, moert_scale_tiles)                                                                \
+    X(block_ends, moert_block_ends)                                                                \
+    X(fold_globals, moert_global_scales)                                                           \
+    X(transpose, moert_transpose)                                                                  \
     X(interleave, moert_interleave)
 
 /* X(NAME, name): one row per backend, MOERT_BACKEND_<NAME> its choice. */
@@ -40,6 +43,8 @@ typedef struct moert_backend {
 
 /* The backend in use. */
 const moert_backend *moert_backend_get(void);
+/* The backend of a name in MOERT_BACKEND_TABLE; NULL if there is none. */
+const moert_backend *moert_backend_named(const char *name);
 
 /* ERROR_USAGE unless `buffer` holds `lines` lines of `width` elements that are `stride` elements of
  * `bytes` bytes apart. */

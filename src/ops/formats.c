@@ -36,6 +36,13 @@ size_t moert_format_scale_bytes(moert_format format) {
     return formats[format].scale_bytes;
 }
 
+moert_rounding moert_quantizer_rounding(const moert_quantizer *how) {
+    const bool bridge = how->format == MOERT_FORMAT_NVFP4 && how->nvfp4_rule == MOERT_NVFP4_BRIDGE;
+    if (how->rounding != MOERT_ROUNDING_AUTO)
+        return how->rounding;
+    return bridge ? MOERT_ROUNDING_BRIDGE : MOERT_ROUNDING_NEAREST;
+}
+
 size_t moert_row_blocks(const uint32_t *ends, size_t groups, size_t block) {
     size_t blocks = 0;
     for (size_t g = 0, start = 0; g < groups; start = ends[g++])

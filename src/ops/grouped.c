@@ -1,6 +1,7 @@
 /* Checks the arguments of the grouped operations and hands them to the backend in use. */
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/config.h"
 #include "base/memory.h"
@@ -25,6 +26,13 @@ enum {
 const moert_backend *moert_backend_get(void) {
     unsigned choice = moert_config_get()->backend;
     return &backends[choice == MOERT_BACKEND_AUTO ? AUTOMATIC : choice];
+}
+
+const moert_backend *moert_backend_named(const char *name) {
+    for (size_t i = FIRST_BACKEND; i < BACKENDS; i++)
+        if (strcmp(backends[i].name, name) == 0)
+            return &backends[i];
+    return NULL;
 }
 
 const char *moert_backend_name(void) {

@@ -35,26 +35,28 @@ moert_buffer **moert_op_buffer_at(moert_op_buffers *buffers, moert_op_buffer whi
 
 /* ---- buffers ---- */
 
-/* Elements from the first to the last one of a need; SIZE_MAX if there is no such number. */
-static size_t elements_of(const moert_op_need *need) {
-    size_t elements = 0;
-    if (need->lines > 0 && need->width > 0 &&
-        (__builtin_mul_overflow(need->lines - 1, need->stride, &elements) ||
-         __builtin_add_overflow(elements, need->width, &elements)))
-        return SIZE_MAX;
-    return elements;
-}
-
-/* The same in bytes. */
+/* Bytes of a buffer; SIZE_MAX if they cannot be counted. */
 static size_t bytes_of(const moert_op_need *need) {
     size_t bytes;
-    if (__builtin_mul_overflow(elements_of(need), moert_number_bits(need->type) / 8, &bytes))
+    if (need->lines == 0 || need->width == 0)
+        return 0;
+    if (__builtin_mul_overflow(need->lines - 1, need->stride, &bytes) ||
+        __builtin_add_overflow(bytes, need->width, &bytes) ||
+        __builtin_mul_overflow(bytes, moert_number_bits(need->type) / 8, &bytes))
         return SIZE_MAX;
     return bytes;
 }
 
-static moert_op_need weight_of_group(const moert_op_options *o) {
-    return (moert_op_need){true, o->weight.type, o->n, o->k, o->k};
+size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
+    const moert_op_need *need = NULL;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (strcmp(buffer_names[i], buffer) == 0)
+            need = &op->needs[i];
+    if (strcmp(buffer, "weights") == 0)
+        need = &op->weights;
+    if (strcmp(buffer, "weight_scales") == 0)
+        need = &op->weight_scales;
+    return need != NULL && need->needed ? bytes_of(need) : 0;
 }
 
 static moert_status check_one(const moert_op *op, const char *name, const moert_buffer *buffer,
@@ -75,21 +77,22 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
     return MOERT_OK;
 }
 
-static moert_status check_discrete(const moert_op *op, const moert_op_buffers *buffers) {
+/* One buffer for every group, or NULL. */
+static moert_status check_discrete(const moert_op *op, const char *name, moert_buffer *const *list,
+                                   const moert_op_need *need) {
     const moert_op_options *o = &op->options;
     const char *const kind = moert_op_kind_name(o->kind);
-    const moert_op_need need = weight_of_group(o);
-    if (!o->weight.discrete && buffers->weights != NULL)
-        return MOERT_FAIL(ERROR_USAGE, "%s: weights is given; NULL, as weight.discrete is false",
-                          kind);
-    if (!o->weight.discrete)
+    if (!need->needed && list != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is given; NULL, as %s", kind, name,
+                          o->weight.discrete ? "weight is plain" : "weight.discrete is false");
+    if (!need->needed)
         return MOERT_OK;
-    if (buffers->weights == NULL && o->groups > 0)
-        return MOERT_FAIL(ERROR_USAGE, "%s: weights is NULL; %zu buffers", kind, o->groups);
+    if (list == NULL && o->groups > 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is NULL; %zu buffers", kind, name, o->groups);
     for (size_t g = 0; g < o->groups; g++) {
-        char name[40];
-        snprintf(name, sizeof name, "weights[%zu]", g);
-        MOERT_TRY(check_one(op, name, buffers->weights[g], &need));
+        char one[40];
+        snprintf(one, sizeof one, "%s[%zu]", name, g);
+        MOERT_TRY(check_one(op, one, list[g], need));
     }
     return MOERT_OK;
 }
@@ -110,7 +113,8 @@ moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *
         if (need->needed && (buffer != NULL || (need->lines > 0 && need->width > 0)))
             MOERT_TRY(check_one(op, buffer_names[i], buffer, need));
     }
-    return check_discrete(op, buffers);
+    MOERT_TRY(check_discrete(op, "weights", buffers->weights, &op->weights));
+    return check_discrete(op, "weight_scales", buffers->weight_scales, &op->weight_scales);
 }
 
 /* ---- backends ---- */
@@ -147,7 +151,8 @@ moert_status moert_op_create(moert_device *device, const moert_op_options *optio
     MOERT_TRY_OR(release, moert_op_describe(options, made));
     MOERT_TRY_OR(release, choose_backend(options, &made->backend));
     made->options.backend = made->backend->name;
-    MOERT_TRY_OR(release, made->backend->create(made));
+    made->entries = made->quantized_count > 0 ? &moert_op_converted : made->backend;
+    MOERT_TRY_OR(release, made->entries->create(made));
     *op = made;
     return MOERT_OK;
 release:
@@ -158,7 +163,7 @@ release:
 void moert_op_destroy(moert_op *op) {
     if (op == NULL)
         return;
-    op->backend->destroy(op);
+    op->entries->destroy(op);
     free(op);
 }
 
@@ -167,7 +172,7 @@ moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers) {
     if (op->options.groups == 0 ||
         (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
         return MOERT_OK;
-    MOERT_TRY(op->backend->execute(op, buffers));
+    MOERT_TRY(op->entries->execute(op, buffers));
     return MOERT_OK;
 }
 
@@ -190,29 +195,21 @@ size_t moert_op_workspace_bytes(const moert_op *op) {
     return op->workspace_bytes;
 }
 
-size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
-    if (strcmp(buffer, "weights") == 0 && op->options.weight.discrete) {
-        const moert_op_need need = weight_of_group(&op->options);
-        return bytes_of(&need);
-    }
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (strcmp(buffer, buffer_names[i]) == 0 && op->needs[i].needed)
-            return bytes_of(&op->needs[i]);
-    return 0;
-}
-
 /* ---- warm-up ---- */
 
-static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *weight) {
+static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *const discrete[2]) {
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         moert_buffer_destroy(*moert_op_buffer_at(buffers, i));
-    moert_buffer_destroy(weight);
+    moert_buffer_destroy(discrete[0]);
+    moert_buffer_destroy(discrete[1]);
 }
 
-/* A buffer of zeros for a need. */
+/* A buffer of zeros for a need, if it is one. */
 static moert_status make_buffer(moert_device *device, const moert_op_need *need,
                                 moert_buffer **buffer) {
-    const size_t bytes = need->lines * need->stride * sizeof(float);
+    const size_t bytes = bytes_of(need);
+    if (!need->needed)
+        return MOERT_OK;
     MOERT_TRY(moert_buffer_create(device, bytes, buffer));
     return moert_buffer_clear(*buffer, 0, bytes);
 }
@@ -220,22 +217,19 @@ static moert_status make_buffer(moert_device *device, const moert_op_need *need,
 /* One group without rows through a small op of the same kernels. */
 static moert_status execute_small(moert_op *small) {
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
-    const moert_op_options *o = &small->options;
-    const moert_op_need weight_need = weight_of_group(o);
-    moert_buffer *weight = NULL;
+    moert_buffer *discrete[2] = {NULL, NULL};
     moert_status status = MOERT_OK;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (small->needs[i].needed)
-            MOERT_TRY_OR(destroy, make_buffer(small->device, &small->needs[i],
-                                              moert_op_buffer_at(&buffers, i)));
-    if (o->weight.discrete) {
-        MOERT_TRY_OR(destroy, make_buffer(small->device, &weight_need, &weight));
-        buffers.weights = &weight;
-    }
+        MOERT_TRY_OR(destroy,
+                     make_buffer(small->device, &small->needs[i], moert_op_buffer_at(&buffers, i)));
+    MOERT_TRY_OR(destroy, make_buffer(small->device, &small->weights, &discrete[0]));
+    MOERT_TRY_OR(destroy, make_buffer(small->device, &small->weight_scales, &discrete[1]));
+    buffers.weights = small->weights.needed ? &discrete[0] : NULL;
+    buffers.weight_scales = small->weight_scales.needed ? &discrete[1] : NULL;
     MOERT_TRY_OR(destroy, moert_op_execute(small, &buffers));
     MOERT_TRY_OR(destroy, moert_device_finish(small->device));
 destroy:
-    destroy_buffers(&buffers, weight);
+    destroy_buffers(&buffers, discrete);
     return status;
 }
 

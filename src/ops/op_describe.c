@@ -6,13 +6,8 @@
 #include "base/memory.h"
 #include "ops/op.h"
 
-/* A refusal: the op, the field, its value by `format`, what is legal. */
-static moert_status refuse(moert_status code, const moert_op *op, const char *field,
-                           const char *legal, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
-
-static moert_status refuse(moert_status code, const moert_op *op, const char *field,
-                           const char *legal, const char *format, ...) {
+moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,
+                             const char *legal, const char *format, ...) {
     char value[80];
     va_list arguments;
     va_start(arguments, format);
@@ -34,59 +29,66 @@ const char *moert_op_kind_name(moert_op_kind kind) {
 
 static moert_status check_size(const moert_op *op, const char *field, size_t value, size_t least) {
     if (value < least)
-        return refuse(MOERT_ERROR_USAGE, op, field, "at least 1", "%zu", value);
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, field, "at least 1", "%zu", value);
     if (value > INT32_MAX)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, "below 2^31", "%zu", value);
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, field, "below 2^31", "%zu", value);
     return MOERT_OK;
 }
 
-static moert_status check_type(const moert_op *op, const char *field, moert_number type) {
+/* The type of a matrix, or of a bias, which has at least `bits`. */
+static moert_status check_type(const moert_op *op, const char *field, moert_number type,
+                               size_t bits) {
     const char *name = moert_number_name(type);
+    const char *const legal =
+        bits > 8 ? "f32, f16 or bf16" : "f32, f16, bf16, e4m3 or e5m2, or quantised";
     if (name == NULL)
-        return refuse(MOERT_ERROR_USAGE, op, field, "f32, f16 or bf16", "number type %d",
-                      (int)type);
-    if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_F16 && type != MOERT_NUMBER_BF16)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, field, "f32, f16 or bf16", "%s", name);
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, field, legal, "number type %d", (int)type);
+    if (moert_number_bits(type) < bits)
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, field, legal, "%s", name);
     return MOERT_OK;
 }
 
 /* Checks a row matrix and fills in its stride. */
 static moert_status check_rows(const moert_op *op, const char *type_field, const char *stride_field,
                                moert_operand *rows, size_t width) {
-    MOERT_TRY(check_type(op, type_field, rows->type));
+    if (rows->discrete)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: %.1s.discrete is true; only weight may be discrete",
+                          moert_op_kind_name(op->options.kind), type_field);
+    if (rows->how.size != 0) /* for op_describe_quantized.c */
+        return MOERT_OK;
+    MOERT_TRY(check_type(op, type_field, rows->type, 8));
     if (rows->stride == 0)
         rows->stride = (ptrdiff_t)width;
     if (rows->stride < 0 || (size_t)rows->stride < width)
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %td; 0, or at least the width %zu",
                           moert_op_kind_name(op->options.kind), stride_field, rows->stride, width);
     if (rows->stride > INT32_MAX)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, stride_field, "below 2^31", "%td", rows->stride);
-    if (rows->discrete)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s: %.1s.discrete is true; only weight may be discrete",
-                          moert_op_kind_name(op->options.kind), type_field);
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, stride_field, "below 2^31", "%td",
+                               rows->stride);
     return MOERT_OK;
 }
 
 static moert_status check_weight(moert_op *op) {
     moert_operand *weight = &op->options.weight;
-    MOERT_TRY(check_type(op, "weight.type", weight->type));
+    if (weight->how.size != 0)
+        return MOERT_OK;
+    MOERT_TRY(check_type(op, "weight.type", weight->type, 8));
     if (weight->stride != 0 && weight->stride != (ptrdiff_t)op->options.k)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, "weight.stride", "0 or k", "%td",
-                      weight->stride);
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "weight.stride", "0 or k", "%td",
+                               weight->stride);
     return MOERT_OK;
 }
 
-/* The types of the two factors. */
+/* The types of the two factors, if both are plain. */
 static moert_status check_pair(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const moert_number second = wgrad ? o->y.type : o->weight.type;
-    const moert_number first = op->x.input ? o->x.type : o->y.type;
-    if (first != second)
+    const moert_operand *second = wgrad ? &o->y : &o->weight, *first = op->x.input ? &o->x : &o->y;
+    if (first->how.size == 0 && second->how.size == 0 && first->type != second->type)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s.type is %s; %s, the type of %s",
                           moert_op_kind_name(o->kind), wgrad ? "y" : "weight",
-                          moert_number_name(second), moert_number_name(first),
+                          moert_number_name(second->type), moert_number_name(first->type),
                           op->x.input ? "x" : "y");
     return MOERT_OK;
 }
@@ -116,12 +118,14 @@ static moert_status check_switches(const moert_op *op) {
     };
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
         if (switches[i].set && (switches[i].kinds >> o->kind & 1) == 0)
-            return refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field, switches[i].legal, "%s",
-                          "true");
+            return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field,
+                                   switches[i].legal, "%s", "true");
     if (o->beta && o->accumulate)
-        return refuse(MOERT_ERROR_USAGE, op, "accumulate", "false beside beta", "%s", "true");
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "accumulate", "false beside beta", "%s",
+                               "true");
     if (o->bias_scale && !o->bias)
-        return refuse(MOERT_ERROR_USAGE, op, "bias_scale", "false without bias", "%s", "true");
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "bias_scale", "false without bias", "%s",
+                               "true");
     return MOERT_OK;
 }
 
@@ -129,15 +133,16 @@ static moert_status check_permute(moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool x = o->permute == MOERT_OP_PERMUTE_X, y = o->permute == MOERT_OP_PERMUTE_Y;
     if ((unsigned)o->permute > MOERT_OP_PERMUTE_Y)
-        return refuse(MOERT_ERROR_USAGE, op, "permute", "none (0), x (1) or y (2)", "%d",
-                      (int)o->permute);
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "permute", "none (0), x (1) or y (2)", "%d",
+                               (int)o->permute);
     if ((x && o->kind == MOERT_OP_DGLU) || (y && o->kind == MOERT_OP_GLU))
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, "permute", x ? "none or y" : "none or x", "%s",
-                      x ? "x" : "y");
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "permute",
+                               x ? "none or y" : "none or x", "%s", x ? "x" : "y");
     if (o->permute != MOERT_OP_PERMUTE_NONE)
         MOERT_TRY(check_size(op, "topk", o->topk, 1));
     if (o->row_weight && !y)
-        return refuse(MOERT_ERROR_USAGE, op, "row_weight", "false without permute y", "%s", "true");
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "row_weight", "false without permute y", "%s",
+                               "true");
     op->x.gathered = x;
     op->y.gathered = y;
     op->x.divisor = x && op->x.input ? o->topk : 1;
@@ -153,18 +158,19 @@ static moert_status check_glu(moert_op *op) {
     op->glu_width = columns / 2;
     op->run = asked > 0 ? asked : op->glu_width;
     if (asked != 0 && asked != 1 && asked != 8 && asked != 32 && asked != op->glu_width)
-        return refuse(MOERT_ERROR_UNSUPPORTED, op, "interleave", "0, 1, 8, 32 or half the columns",
-                      "%zu", asked);
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "interleave",
+                               "0, 1, 8, 32 or half the columns", "%zu", asked);
     if (o->glu.interleaved && asked != 1)
-        return refuse(MOERT_ERROR_USAGE, op, "interleave", "0 or 1 with glu.interleaved", "%zu",
-                      asked);
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "interleave", "0 or 1 with glu.interleaved",
+                               "%zu", asked);
     if (columns % 2 != 0 || columns % (2 * op->run) != 0)
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %zu; a multiple of %zu for runs of %zu columns",
                           moert_op_kind_name(o->kind), field, columns, moert_max(2 * asked, 2),
                           op->run);
     if (!(o->glu.limit > 0.0f))
-        return refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g", (double)o->glu.limit);
-    if (o->kind == MOERT_OP_DGLU || o->save_c)
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g",
+                               (double)o->glu.limit);
+    if (moert_op_takes_c(op))
         MOERT_TRY(check_rows(op, "c.type", "c.stride", &o->c, columns));
     return check_rows(op, "d.type", "d.stride", &o->d,
                       o->kind == MOERT_OP_GLU ? op->glu_width : columns);
@@ -184,7 +190,7 @@ static void fill_needs(moert_op *op) {
         [MOERT_OP_BUFFER_weight] = {!o->weight.discrete, o->weight.type, g * o->n, o->k, o->k},
         [MOERT_OP_BUFFER_y] = {op->y.input || op->y.output, o->y.type, m, o->n,
                                (size_t)o->y.stride},
-        [MOERT_OP_BUFFER_c] = {dglu || o->save_c, o->c.type, m, wide, (size_t)o->c.stride},
+        [MOERT_OP_BUFFER_c] = {moert_op_takes_c(op), o->c.type, m, wide, (size_t)o->c.stride},
         [MOERT_OP_BUFFER_d] = {has_glu, o->d.type, m, d_width, (size_t)o->d.stride},
         [MOERT_OP_BUFFER_alpha] = {o->alpha, f32, 1, g, g},
         [MOERT_OP_BUFFER_beta] = {o->beta, f32, 1, g, g},
@@ -199,6 +205,7 @@ static void fill_needs(moert_op *op) {
     };
     for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
         op->needs[i] = needs[i];
+    op->weights = (moert_op_need){o->weight.discrete, o->weight.type, o->n, o->k, o->k};
 }
 
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
@@ -232,9 +239,10 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
     MOERT_TRY(check_switches(op));
     MOERT_TRY(check_permute(op));
     if (o->bias || o->dbias)
-        MOERT_TRY(check_type(op, "bias_type", o->bias_type));
+        MOERT_TRY(check_type(op, "bias_type", o->bias_type, 16));
     if (moert_op_has_glu(op))
         MOERT_TRY(check_glu(op));
+    MOERT_TRY(moert_op_check_quantized(op));
     fill_needs(op);
-    return MOERT_OK;
+    return moert_op_place_quantized(op);
 }

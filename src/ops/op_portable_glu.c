@@ -51,8 +51,8 @@ moert_status moert_op_portable_dglu(const moert_op *op, const moert_op_buffers *
     MOERT_TRY(MOERT_RUN(
         op->device, "op_glu", "op_dglu", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
         MOERT_ARG((unsigned)o->rows), MOERT_ARG(work->acc), MOERT_ARG(scaled ? b->alpha : NULL),
-        MOERT_ARG(scaled ? b->beta : NULL), MOERT_ARG(b->prob), MOERT_ARG(b->c),
-        MOERT_ARG((int)o->c.type), MOERT_ARG((size_t)o->c.stride), MOERT_ARG(b->d),
+        MOERT_ARG(scaled ? b->beta : NULL), MOERT_ARG(op->acc_scale), MOERT_ARG(b->prob),
+        MOERT_ARG(b->c), MOERT_ARG((int)o->c.type), MOERT_ARG((size_t)o->c.stride), MOERT_ARG(b->d),
         MOERT_ARG((int)o->d.type), MOERT_ARG((size_t)o->d.stride), MOERT_ARG(work->wide),
         MOERT_ARG(work->peak), MOERT_ARG(b->dprob), MOERT_ARG((int)op->glu_width),
         MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first), MOERT_ARG(o->glu.limit),

@@ -10,13 +10,17 @@
 #include "base/memory.h"
 
 float moert_op_load(const void *memory, moert_number type, size_t i) {
-    return type == MOERT_NUMBER_F32 ? ((const float *)memory)[i]
-                                    : moert_number_decode(type, ((const uint16_t *)memory)[i]);
+    if (type == MOERT_NUMBER_F32)
+        return ((const float *)memory)[i];
+    return moert_number_decode(type, moert_number_bits(type) == 8 ? ((const uint8_t *)memory)[i]
+                                                                  : ((const uint16_t *)memory)[i]);
 }
 
 void moert_op_store(void *memory, moert_number type, size_t i, float value) {
     if (type == MOERT_NUMBER_F32)
         ((float *)memory)[i] = value;
+    else if (moert_number_bits(type) == 8)
+        ((uint8_t *)memory)[i] = (uint8_t)moert_number_encode(type, value);
     else
         ((uint16_t *)memory)[i] = (uint16_t)moert_number_encode(type, value);
 }
@@ -174,6 +178,7 @@ static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         MOERT_TRY(moert_map_one(&maps->maps, *moert_op_buffer_at(&copy, i), &maps->at[i]));
     maps->ends = maps->at[MOERT_OP_BUFFER_ends];
+    MOERT_TRY(moert_map_one(&maps->maps, op->acc_scale, &maps->acc_scale));
     maps->gather = maps->at[MOERT_OP_BUFFER_gather];
     maps->rows = maps->ends[groups.count - 1];
     return moert_check_ends(&groups, maps->ends);

@@ -17,6 +17,7 @@ typedef struct moert_op_maps {
     moert_mapping maps;
     void *at[MOERT_OP_BUFFERS];
     const uint32_t *ends, *gather;
+    const float *acc_scale;
     size_t rows; /* ends[G-1] */
 } moert_op_maps;
 

@@ -94,7 +94,8 @@ static gradient differentiate(const moert_op *op, const moert_op_maps *maps, siz
     const float up = beta * moert_op_load(c, o->c.type, row + up_at(op, j));
     const float gc = at_most(gate, form.limit), s = sigmoid(form.alpha * gc), act = gc * s;
     const float linear = at_least(at_most(up, form.limit), -form.limit) + form.offset;
-    const float q = alpha * alpha * host->acc[r * op->glu_width + j];
+    const float acc = host->acc[r * op->glu_width + j];
+    const float q = alpha * alpha * (maps->acc_scale != NULL ? acc * maps->acc_scale[g] : acc);
     const float dg = q * prob * linear * s * (1.0f + form.alpha * gc * (1.0f - s));
     const float du = q * prob * act;
     return (gradient){gate > form.limit ? 0.0f : dg,

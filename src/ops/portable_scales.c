@@ -5,13 +5,14 @@
 static moert_status move_scales(const moert_scale_tiles *op, const char *kernel) {
     const moert_groups *groups = &op->groups;
     const size_t along = op->transposed ? 4 : 128, across = op->transposed ? 128 : 4;
-    const moert_grid grid = {moert_row_blocks_most(groups->rows, groups->count, along),
+    const size_t matrices = op->whole ? 1 : groups->count;
+    const moert_grid grid = {moert_row_blocks_most(groups->rows, matrices, along),
                              moert_ceil_div(op->width, across), 1};
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->swizzled), "scales", kernel, grid,
-                        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
-                        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((unsigned)op->width),
-                        MOERT_ARG((int)op->transposed), MOERT_ARG((unsigned)op->tiles),
-                        MOERT_ARG(op->linear), MOERT_ARG(op->swizzled)));
+    MOERT_TRY(MOERT_RUN(
+        moert_buffer_device(op->swizzled), "scales", kernel, grid, MOERT_ARG(groups->ends),
+        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+        MOERT_ARG((unsigned)op->width), MOERT_ARG((int)op->transposed), MOERT_ARG((int)op->whole),
+        MOERT_ARG((unsigned)op->tiles), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled)));
     return MOERT_OK;
 }
 
@@ -21,6 +22,30 @@ moert_status moert_portable_swizzle(const moert_scale_tiles *op) {
 
 moert_status moert_portable_unswizzle(const moert_scale_tiles *op) {
     return move_scales(op, "unswizzle");
+}
+
+moert_status moert_portable_block_ends(const moert_block_ends *op) {
+    const moert_groups *groups = &op->groups;
+    return MOERT_RUN(moert_buffer_device(op->to), "scales", "block_ends", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG((unsigned)op->block),
+                     MOERT_ARG((unsigned)op->most), MOERT_ARG(op->to));
+}
+
+moert_status moert_portable_fold_globals(const moert_global_scales *op) {
+    return MOERT_RUN(moert_buffer_device(op->to), "scales", "fold_globals", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(op->alpha), MOERT_ARG(op->first),
+                     MOERT_ARG((unsigned)op->first_by_groups), MOERT_ARG(op->second),
+                     MOERT_ARG((unsigned)op->second_by_groups), MOERT_ARG((unsigned)op->groups),
+                     MOERT_ARG(op->to));
+}
+
+moert_status moert_portable_transpose(const moert_transpose *op) {
+    const moert_grid grid = {moert_ceil_div(op->rows, 16), op->groups, 1};
+    return MOERT_RUN(moert_buffer_device(op->to), "scales",
+                     op->element_bytes == 4 ? "transpose_words" : "transpose_bytes", grid,
+                     MOERT_ARG(op->from), MOERT_ARG((unsigned)op->rows),
+                     MOERT_ARG((unsigned)op->columns), MOERT_ARG(op->to));
 }
 
 moert_status moert_portable_interleave(const moert_interleave *op) {

@@ -95,11 +95,7 @@ moert_status moert_quantize_run(const moert_quantize *op) {
         MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
     if (full.groups.count == 0)
         return MOERT_OK;
-    if (full.how.rounding == MOERT_ROUNDING_AUTO)
-        full.how.rounding =
-            op->how.format == MOERT_FORMAT_NVFP4 && op->how.nvfp4_rule == MOERT_NVFP4_BRIDGE
-                ? MOERT_ROUNDING_BRIDGE
-                : MOERT_ROUNDING_NEAREST;
+    full.how.rounding = moert_quantizer_rounding(&op->how);
     MOERT_TRY(moert_backend_get()->quantize(&full));
     return MOERT_OK;
 }

@@ -58,6 +58,9 @@ moert_status moert_quantize_run(const moert_quantize *op);
 /* x from q, scale and global; a rotation is not undone. */
 moert_status moert_dequantize_run(const moert_quantize *op);
 
+/* How elements are rounded, AUTO decided. */
+moert_rounding moert_quantizer_rounding(const moert_quantizer *how);
+
 /* The type of a format's elements. */
 moert_number moert_format_element(moert_format format);
 

@@ -188,7 +188,7 @@ static void dequantize_tile(const job *j, const tile *t) {
             const uint32_t byte = *q_at(j, t, r, c, &shift);
             const uint32_t code = halves ? byte >> shift & 0xF : byte;
             float x = moert_number_decode(j->element, code) * scale;
-            if (format == MOERT_FORMAT_NVFP4)
+            if (format == MOERT_FORMAT_NVFP4 && j->global != NULL)
                 x *= j->global[j->op->how.group_scales ? t->group : 0];
             *x_at(j, t->row + r, t->column + c) = moert_number_quiet(x);
         }

@@ -53,17 +53,20 @@ static size_t swizzled_at(size_t r, size_t c, size_t scales) {
            c % 4;
 }
 
-/* Moves the scales of one group of lines, whose first tile begins at byte `base`. */
-static void move_group(const tiling *t, size_t start, size_t end, size_t base, size_t bytes,
+/* Moves lines [start, end) of a matrix of `lines`, whose first tile begins at byte `base`. */
+static void move_group(const tiling *t, size_t start, size_t end, size_t lines, size_t base,
                        bool forward) {
     const moert_scale_tiles *op = t->op;
-    if (forward)
-        memset(t->swizzled + base, 0, bytes);
+    const size_t scales = op->transposed ? lines : op->width, own = end - start;
+    const size_t high = op->transposed ? op->width : own, wide = op->transposed ? own : op->width;
+    for (size_t r = 0; forward && r < high; r += 128)
+        for (size_t c = 0; c < wide; c += 4)
+            memset(t->swizzled + base + swizzled_at(r, c, scales), 0, 512);
     for (size_t line = start; line < end; line++)
         for (size_t column = 0; column < op->width; column++) {
             const size_t r = op->transposed ? column : line - start;
             const size_t c = op->transposed ? line - start : column;
-            const size_t at = base + swizzled_at(r, c, op->transposed ? end - start : op->width);
+            const size_t at = base + swizzled_at(r, c, scales);
             unsigned char *scale = &t->linear[line * op->width + column];
             if (forward)
                 t->swizzled[at] = *scale;
@@ -84,14 +87,14 @@ static moert_status move_scales(const moert_scale_tiles *op, bool forward) {
     MOERT_TRY_OR(unmap, moert_map_one(&maps, op->swizzled, &t.swizzled));
     MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, t.ends));
     size_t start = 0, base = 0, tiles = 0;
-    for (size_t g = 0; g < op->groups.count; start = t.ends[g++]) {
-        const size_t bytes =
-            moert_swizzled_bytes(NULL, 1, t.ends[g] - start, op->width, op->transposed);
-        tiles += moert_ceil_div(t.ends[g] - start, unit);
+    for (size_t g = op->whole ? op->groups.count - 1 : 0; g < op->groups.count;
+         start = t.ends[g++]) {
+        const size_t lines = op->whole ? op->groups.rows : t.ends[g] - start;
+        tiles += moert_ceil_div(lines, unit);
         if (tiles > op->tiles)
             break;
-        move_group(&t, start, t.ends[g], base, bytes, forward);
-        base += bytes;
+        move_group(&t, start, t.ends[g], lines, base, forward);
+        base += moert_swizzled_bytes(NULL, 1, lines, op->width, op->transposed);
     }
 unmap:
     return moert_unmap_all(&maps, status);
@@ -103,6 +106,56 @@ moert_status moert_reference_swizzle(const moert_scale_tiles *op) {
 
 moert_status moert_reference_unswizzle(const moert_scale_tiles *op) {
     return move_scales(op, false);
+}
+
+/* ---- around quantised operands ---- */
+
+moert_status moert_reference_block_ends(const moert_block_ends *op) {
+    moert_mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    uint32_t *ends, *to;
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->groups.ends, &ends));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, ends));
+    for (size_t g = 0; g < op->groups.count; g++)
+        to[g] = (uint32_t)moert_min(moert_row_blocks(ends, g + 1, op->block), op->most);
+unmap:
+    return moert_unmap_all(&maps, status);
+}
+
+moert_status moert_reference_fold_globals(const moert_global_scales *op) {
+    moert_mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    float *alpha, *first, *second, *to;
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->alpha, &alpha));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->first, &first));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->second, &second));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    for (size_t g = 0; g < op->groups; g++) {
+        const float a = first != NULL ? first[op->first_by_groups ? g : 0] : 1.0f;
+        const float b = second != NULL ? second[op->second_by_groups ? g : 0] : 1.0f;
+        to[g] = (alpha != NULL ? alpha[g] : 1.0f) * (a * b);
+    }
+unmap:
+    return moert_unmap_all(&maps, status);
+}
+
+moert_status moert_reference_transpose(const moert_transpose *op) {
+    moert_mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    const unsigned char *from;
+    unsigned char *to;
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->from, &from));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    for (size_t row = 0; row < op->groups * op->rows; row++)
+        for (size_t c = 0; c < op->columns; c++) {
+            const size_t g = row / op->rows, r = row % op->rows;
+            const size_t at = (g * op->columns + c) * op->rows + r;
+            memcpy(to + at * op->element_bytes, from + (row * op->columns + c) * op->element_bytes,
+                   op->element_bytes);
+        }
+unmap:
+    return moert_unmap_all(&maps, status);
 }
 
 /* ---- runs of gate and up ---- */

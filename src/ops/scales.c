@@ -26,7 +26,7 @@ static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *
     if (groups->ends == NULL)
         full->groups.count = 1;
     if (op->tiles == 0)
-        full->tiles = moert_row_blocks_most(groups->rows, full->groups.count,
+        full->tiles = moert_row_blocks_most(groups->rows, op->whole ? 1 : full->groups.count,
                                             op->transposed ? TILE_COLUMNS : TILE_ROWS);
     MOERT_TRY(moert_to_int(groups->rows, "lines of a scale matrix", &narrow));
     MOERT_TRY(moert_to_int(op->width, "columns of a scale matrix", &narrow));

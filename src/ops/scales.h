@@ -24,6 +24,8 @@ typedef struct moert_scale_tiles {
     moert_groups groups; /* of lines; ends NULL: one group */
     size_t width;
     bool transposed;
+    bool whole;             /* the groups are one matrix of groups.rows lines; those past the last
+                               end are left alone, as are tiles without a line before it */
     moert_buffer *linear;   /* bytes [lines, width] */
     moert_buffer *swizzled; /* bytes of moert_swizzled_bytes() */
     size_t tiles;           /* rows (transposed: columns) of tiles that `swizzled` has room for,
@@ -36,6 +38,34 @@ moert_status moert_unswizzle(const moert_scale_tiles *op);
 /* Bytes of all matrices' tiles, by the groups' ends; `lines` of one group when ends is NULL. */
 size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines, size_t width,
                             bool transposed);
+
+/*
+ * What ops with quantised operands (ops/op_converted.c) need besides; entries of the backends only.
+ *
+ *   block_ends    to[g] = min(sum over i <= g of ceil(rows of group i / block), most)
+ *   fold_globals  to[g] = alpha[g] * (first * second); NULL = 1
+ *   transpose     to[g][c][r] = from[g][r][c]
+ */
+typedef struct moert_block_ends {
+    moert_groups groups;
+    size_t block, most;
+    moert_buffer *to; /* uint32 [groups.count] */
+} moert_block_ends;
+
+typedef struct moert_global_scales {
+    size_t groups;
+    const moert_buffer *alpha;          /* float32 [groups] */
+    const moert_buffer *first, *second; /* float32 [1], or [groups] if by groups */
+    bool first_by_groups, second_by_groups;
+    moert_buffer *to; /* float32 [groups] */
+} moert_global_scales;
+
+typedef struct moert_transpose {
+    size_t groups, rows, columns;
+    size_t element_bytes; /* 1 or 4 */
+    const moert_buffer *from;
+    moert_buffer *to;
+} moert_transpose;
 
 /*
  * Gate and up columns in alternating runs: with `inverse` false, to[M,2I] gets runs of

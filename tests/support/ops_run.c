@@ -117,10 +117,13 @@ void ops_free(ops_data *data) {
 static moert_buffer *upload_as(moert_number type, const float *values, size_t n) {
     if (type == MOERT_NUMBER_F32)
         return upload(values, n * sizeof *values);
-    uint16_t *codes = test_alloc(n * sizeof *codes);
-    for (size_t i = 0; i < n; i++)
-        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
-    moert_buffer *buffer = upload(codes, n * sizeof *codes);
+    const size_t bytes = moert_number_bits(type) / 8;
+    unsigned char *codes = test_alloc(n * bytes);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t code = moert_number_encode(type, values[i]); /* little-endian */
+        memcpy(codes + i * bytes, &code, bytes);
+    }
+    moert_buffer *buffer = upload(codes, n * bytes);
     free(codes);
     return buffer;
 }
@@ -129,9 +132,13 @@ static void download_as(moert_number type, moert_buffer *buffer, float *values, 
     if (type == MOERT_NUMBER_F32) {
         download_into(buffer, values, n * sizeof *values);
     } else {
-        uint16_t *codes = download(buffer, n * sizeof *codes);
-        for (size_t i = 0; i < n; i++)
-            values[i] = moert_number_decode(type, codes[i]);
+        const size_t bytes = moert_number_bits(type) / 8;
+        unsigned char *codes = download(buffer, n * bytes);
+        for (size_t i = 0; i < n; i++) {
+            uint32_t code = 0;
+            memcpy(&code, codes + i * bytes, bytes);
+            values[i] = moert_number_decode(type, code);
+        }
         free(codes);
     }
     moert_buffer_destroy(buffer);

@@ -1,0 +1,308 @@
+/*
+ * Ops with quantised operands, on every backend: an inner op of float32 operands in workspace, and
+ * conversions around it. Factors are dequantised without their global scales, which are folded into
+ * alpha; results are quantised from what the inner op gives.
+ *
+ *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> inner op
+ *   inner op -> quantise -> linear scales -> [ transposed ] -> tiled
+ *
+ * An execute only calls entries that launch kernels, so that it can be recorded.
+ */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "ops/backend.h"
+#include "ops/op.h"
+
+/* The workspace of one quantised operand; NULL what it does not need. */
+typedef struct conversion {
+    const moert_op_quantized *as;
+    moert_buffer *stored;     /* flipped: float32 as the payload lies */
+    moert_buffer *ends;       /* of equal groups */
+    moert_buffer *block_ends; /* tiled, COLUMN */
+    moert_buffer *scale;      /* tiled: linear */
+    moert_buffer *turned;     /* tiled, transposed: the transpose of `scale` */
+} conversion;
+
+typedef struct converted {
+    const moert_backend *by;
+    moert_op inner;
+    conversion conversions[MOERT_OP_MOST_QUANTIZED];
+    size_t count;
+    moert_buffer *values[MOERT_OP_BUFFERS]; /* float32 operands of the inner op */
+    moert_buffer **weights;                 /* discrete: [G] */
+    moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
+} converted;
+
+/* ---- creation ---- */
+
+static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moert_buffer **buffer) {
+    size_t all;
+    if (__builtin_mul_overflow(elements, bytes, &all))
+        return MOERT_FAIL(ERROR_MEMORY, "%s: workspace of %zu x %zu bytes",
+                          moert_op_kind_name(op->options.kind), elements, bytes);
+    op->workspace_bytes += all;
+    MOERT_TRY(moert_buffer_create(op->device, all, buffer));
+    return MOERT_OK;
+}
+
+static void destroy(moert_op *op) {
+    converted *state = op->state;
+    if (state->inner.state != NULL)
+        state->inner.backend->destroy(&state->inner);
+    for (size_t i = 0; i < state->count; i++) {
+        conversion *c = &state->conversions[i];
+        moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
+        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
+            moert_buffer_destroy(all[j]);
+    }
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
+        moert_buffer_destroy(state->values[i]);
+    for (size_t g = 0; state->weights != NULL && g < op->options.groups; g++)
+        moert_buffer_destroy(state->weights[g]);
+    moert_buffer_destroy(state->factors);
+    free(state->weights);
+    free(state);
+}
+
+/* Ends of equal groups. */
+static moert_status make_ends(moert_op *op, const moert_op_quantized *q, moert_buffer **buffer) {
+    uint32_t *ends;
+    MOERT_TRY(MOERT_NEW_ARRAY(&ends, q->groups));
+    for (size_t g = 0; g < q->groups; g++)
+        ends[g] = (uint32_t)((g + 1) * (q->rows / q->groups));
+    moert_status status = add_buffer(op, q->groups, sizeof *ends, buffer);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(*buffer, 0, ends, q->groups * sizeof *ends);
+    free(ends);
+    return status;
+}
+
+static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
+    converted *state = op->state;
+    const size_t elements = q->rows * q->columns;
+    if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
+        return MOERT_OK;
+    if (q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete)
+        return add_buffer(op, elements, sizeof(float), &state->values[q->payload]);
+    MOERT_TRY(MOERT_NEW_ARRAY(&state->weights, op->options.groups));
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(add_buffer(op, elements, sizeof(float), &state->weights[g]));
+    return MOERT_OK;
+}
+
+static moert_status make_conversion(moert_op *op, const moert_op_quantized *q, conversion *c) {
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
+    const size_t scales = (column ? q->blocks : q->rows) * q->width;
+    c->as = q;
+    MOERT_TRY(make_values(op, q));
+    if (q->flipped)
+        MOERT_TRY(add_buffer(op, q->rows * q->columns, sizeof(float), &c->stored));
+    if (!q->by_ends && q->groups > 0)
+        MOERT_TRY(make_ends(op, q, &c->ends));
+    if (q->scales == MOERT_SCALES_LINEAR)
+        return MOERT_OK;
+    MOERT_TRY(add_buffer(op, scales, 1, &c->scale));
+    if (column)
+        MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
+    if (q->how.transposed)
+        MOERT_TRY(add_buffer(op, scales, 1, &c->turned));
+    return MOERT_OK;
+}
+
+/* The inner op: the same with plain float32 operands. */
+static moert_status make_inner(moert_op *op, bool folds) {
+    converted *state = op->state;
+    moert_op *inner = &state->inner;
+    moert_op_options *o = &inner->options;
+    *inner = *op;
+    inner->state = NULL;
+    inner->workspace_bytes = 0;
+    const bool discrete = o->weight.discrete;
+    moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
+    const size_t widths[] = {o->k, o->k, o->n, op->glu_width * (o->kind == MOERT_OP_DGLU ? 2 : 1)};
+    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
+        if (operands[i]->how.size != 0)
+            *operands[i] =
+                (moert_operand){.type = MOERT_NUMBER_F32, .stride = (ptrdiff_t)widths[i]};
+    o->weight.discrete = discrete;
+    o->column = (moert_operand){.type = MOERT_NUMBER_F32};
+    if (folds && o->kind == MOERT_OP_DGLU)
+        inner->acc_scale = state->factors;
+    else
+        o->alpha = o->alpha || folds;
+    MOERT_TRY(inner->backend->create(inner));
+    op->workspace_bytes += inner->workspace_bytes;
+    return MOERT_OK;
+}
+
+static moert_status create(moert_op *op) {
+    converted *state;
+    moert_status status;
+    bool folds = false;
+    MOERT_TRY(MOERT_NEW(&state));
+    op->state = state;
+    state->by = moert_backend_named(op->backend->name);
+    for (size_t i = 0; i < op->quantized_count; i++) {
+        const moert_op_quantized *q = &op->quantized[i];
+        folds = folds || q->global != MOERT_OP_BUFFERS;
+        MOERT_TRY_OR(undo, make_conversion(op, q, &state->conversions[state->count++]));
+    }
+    if (folds)
+        MOERT_TRY_OR(undo, add_buffer(op, op->options.groups, sizeof(float), &state->factors));
+    MOERT_TRY_OR(undo, make_inner(op, folds));
+    return MOERT_OK;
+undo:
+    destroy(op);
+    return status;
+}
+
+/* ---- conversions ---- */
+
+static moert_groups groups_of(const moert_op_buffers *b, const conversion *c) {
+    return (moert_groups){c->as->by_ends ? b->ends : c->ends, c->as->groups, c->as->rows};
+}
+
+/* Tiled scales to linear ones or back. */
+static moert_status move_scales(const converted *state, const moert_op_buffers *b,
+                                const conversion *c, moert_buffer *tiled, bool to_tiles) {
+    const moert_op_quantized *q = c->as;
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
+    moert_scale_tiles tiles = {.groups = groups_of(b, c),
+                               .width = q->width,
+                               .transposed = column,
+                               .whole = q->scales == MOERT_SCALES_TILED_WHOLE,
+                               .linear = c->scale,
+                               .swizzled = tiled,
+                               .tiles = q->tiles};
+    if (column) {
+        MOERT_TRY(state->by->block_ends(&(moert_block_ends){
+            tiles.groups, moert_format_block(q->how.format), q->blocks, c->block_ends}));
+        tiles.groups = (moert_groups){c->block_ends, q->groups, q->blocks};
+    }
+    MOERT_TRY(to_tiles ? state->by->swizzle(&tiles) : state->by->unswizzle(&tiles));
+    return MOERT_OK;
+}
+
+/* What the quantisers take and give. */
+static moert_quantize describe(const moert_op_buffers *b, const conversion *c, moert_buffer *values,
+                               moert_buffer *payload, moert_buffer *scale) {
+    return (moert_quantize){.how = c->as->how,
+                            .groups = groups_of(b, c),
+                            .columns = c->as->columns,
+                            .x = c->stored != NULL ? c->stored : values,
+                            .q = payload,
+                            .scale = c->turned != NULL  ? c->turned
+                                     : c->scale != NULL ? c->scale
+                                                        : scale,
+                            .blocks = c->as->blocks};
+}
+
+/* float32 `values` of a factor, without the global scale. */
+static moert_status load(const converted *state, const moert_op_buffers *b, const conversion *c,
+                         moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
+    const moert_op_quantized *q = c->as;
+    moert_quantize job = describe(b, c, values, payload, scale);
+    job.how.group_scales = false;
+    if (c->scale != NULL)
+        MOERT_TRY(move_scales(state, b, c, scale, false));
+    if (c->turned != NULL)
+        MOERT_TRY(state->by->transpose(
+            &(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
+    MOERT_TRY(state->by->dequantize(&job));
+    if (q->flipped)
+        MOERT_TRY(state->by->transpose(&(moert_transpose){
+            q->groups, q->rows / q->groups, q->columns, sizeof(float), c->stored, values}));
+    return MOERT_OK;
+}
+
+/* Payload and scales of a result. */
+static moert_status store(const converted *state, const moert_op_buffers *b, const conversion *c,
+                          moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
+    const moert_op_quantized *q = c->as;
+    moert_quantize job = describe(b, c, values, payload, scale);
+    job.norm = b->norm;
+    MOERT_TRY(state->by->quantize(&job));
+    if (c->turned != NULL)
+        MOERT_TRY(state->by->transpose(
+            &(moert_transpose){1, q->width, q->blocks, 1, c->turned, c->scale}));
+    return c->scale != NULL ? move_scales(state, b, c, scale, true) : MOERT_OK;
+}
+
+/* ---- execute ---- */
+
+static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
+                                const conversion *c) {
+    const converted *state = op->state;
+    const moert_op_quantized *q = c->as;
+    moert_op_buffers given = *b;
+    if (q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete)
+        return load(state, b, c, *moert_op_buffer_at(&given, q->payload),
+                    *moert_op_buffer_at(&given, q->scale), state->values[q->payload]);
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(load(state, b, c, b->weights[g], b->weight_scales[g], state->weights[g]));
+    return MOERT_OK;
+}
+
+/* alpha times the global scales; in DGLU these alone. */
+static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
+    const converted *state = op->state;
+    moert_op_buffers given = *b;
+    moert_global_scales fold = {.groups = op->options.groups, .to = state->factors};
+    if (state->factors == NULL)
+        return MOERT_OK;
+    fold.alpha = op->options.kind == MOERT_OP_DGLU ? NULL : b->alpha;
+    for (size_t i = 0; i < state->count; i++) {
+        const moert_op_quantized *q = state->conversions[i].as;
+        if (q->global == MOERT_OP_BUFFERS)
+            continue;
+        const bool second = fold.first != NULL;
+        *(second ? &fold.second : &fold.first) = *moert_op_buffer_at(&given, q->global);
+        *(second ? &fold.second_by_groups : &fold.first_by_groups) = q->how.group_scales;
+    }
+    return state->by->fold_globals(&fold);
+}
+
+/* The buffers of the inner op. */
+static moert_op_buffers inner_buffers(const moert_op *op, const moert_op_buffers *b) {
+    const converted *state = op->state;
+    moert_op_buffers inside = *b;
+    for (size_t i = 0; i < state->count; i++) {
+        const moert_op_quantized *q = state->conversions[i].as;
+        *moert_op_buffer_at(&inside, q->payload) = state->values[q->payload];
+        *moert_op_buffer_at(&inside, q->scale) = NULL;
+        if (q->global != MOERT_OP_BUFFERS)
+            *moert_op_buffer_at(&inside, q->global) = NULL;
+    }
+    inside.norm = NULL;
+    inside.weight_scales = NULL;
+    if (state->weights != NULL)
+        inside.weights = state->weights;
+    if (state->factors != NULL && op->options.kind != MOERT_OP_DGLU)
+        inside.alpha = state->factors;
+    return inside;
+}
+
+static moert_status execute(moert_op *op, const moert_op_buffers *b) {
+    converted *state = op->state;
+    moert_op_buffers given = *b;
+    const moert_op_buffers inside = inner_buffers(op, b);
+    const bool rows = op->options.rows > 0;
+    for (size_t i = 0; i < state->count; i++)
+        if (!state->conversions[i].as->result && rows)
+            MOERT_TRY(load_factor(op, b, &state->conversions[i]));
+    MOERT_TRY(fold_globals(op, b));
+    MOERT_TRY(state->inner.backend->execute(&state->inner, &inside));
+    const moert_op_buffer result = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
+                                   : op->x.output       ? MOERT_OP_BUFFER_x
+                                                        : MOERT_OP_BUFFER_y;
+    for (size_t i = 0; i < state->count; i++) {
+        const conversion *c = &state->conversions[i];
+        if (c->as->result)
+            MOERT_TRY(store(state, b, c, *moert_op_buffer_at(&given, c->as->payload),
+                            *moert_op_buffer_at(&given, c->as->scale), state->values[result]));
+    }
+    return MOERT_OK;
+}
+
+const moert_op_backend moert_op_converted = {"converted", false, create, destroy, execute};
