@@ -129,47 +129,76 @@ static void quantise(const fuzz_input *in, size_t which, moert_operand *operand)
     const unsigned second = fuzz_byte(in, AT_HOW + 2 * which + 1);
     moert_quantizer how = MOERT_QUANTIZER_INIT;
     how.format = (moert_format)(first % 5);
+    const bool nvfp4 = how.format == MOERT_FORMAT_NVFP4;
     how.axis = (moert_axis)(first / 5 % 3);
     how.scale_rounding = (moert_scale_rounding)(first / 15 % 2);
-    how.rounding = (moert_rounding)(first / 30 % 4);
+    how.rounding =
+        (moert_rounding)(first / 30 % (moert_format_element_bits(how.format) == 4 ? 4u : 2u));
     how.nvfp4_rule = (moert_nvfp4_rule)(second % 3);
-    how.transposed = (second >> 2 & 1) != 0 && how.axis == MOERT_AXIS_COLUMN;
-    how.group_scales = (second >> 3 & 1) != 0 && how.format == MOERT_FORMAT_NVFP4;
+    how.transposed = (second >> 2 & 1) != 0;
+    how.hadamard = how.group_scales = (second >> 3 & 1) != 0 && nvfp4;
     how.seed = second;
     operand->how = how;
     operand->stride = 0;
-    operand->global = (second >> 4 & 1) != 0 && how.format == MOERT_FORMAT_NVFP4;
-    operand->scales = how.format == MOERT_FORMAT_FP8_BLOCK || how.axis == MOERT_AXIS_TILE
-                          ? MOERT_SCALES_LINEAR
-                          : (moert_scale_layout)(second / 32 % 3);
+    operand->global = (second >> 4 & 1) != 0 && nvfp4;
+    operand->scales = how.format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR
+                                                           : (moert_scale_layout)(second / 32 % 3);
 }
 
-/* Quantised factors, result and second result, by two bits for each pair of bits of the byte. */
+static void quantise_factor(const fuzz_input *in, size_t which, moert_op_options *o,
+                            moert_operand *operand) {
+    const bool weight = operand == &o->weight;
+    const bool gathered = operand == (o->permute == MOERT_OP_PERMUTE_X ? &o->x : &o->y) &&
+                          o->permute != MOERT_OP_PERMUTE_NONE;
+    quantise(in, which, operand);
+    moert_quantizer *const how = &operand->how;
+    if (gathered && how->axis == MOERT_AXIS_COLUMN)
+        how->axis = MOERT_AXIS_ROW;
+    how->hadamard = false;
+    how->group_scales = how->group_scales && operand->global;
+    how->transposed =
+        how->transposed && (weight ? how->axis != MOERT_AXIS_TILE : how->axis == MOERT_AXIS_COLUMN);
+    if (weight && how->transposed && operand->scales == MOERT_SCALES_TILED_WHOLE)
+        operand->scales = MOERT_SCALES_TILED;
+}
+
+static void quantise_result(const fuzz_input *in, size_t which, moert_operand *operand) {
+    quantise(in, which, operand);
+    moert_quantizer *const how = &operand->how;
+    if (which == 3) /* the second version */
+        how->axis = MOERT_AXIS_COLUMN;
+    how->transposed = how->transposed && how->axis == MOERT_AXIS_COLUMN;
+    how->hadamard = how->hadamard && how->axis == MOERT_AXIS_COLUMN;
+    operand->global = how->group_scales = false;
+}
+
+/* Quantised factors, result and second result, by two bits of a byte each. */
 static void choose_quantised(const fuzz_input *in, moert_op_options *o) {
     const unsigned byte = fuzz_byte(in, AT_QUANTISED);
-    const bool x_reads = o->kind != MOERT_OP_GEMM_DGRAD && o->kind != MOERT_OP_DGLU;
-    moert_operand *const first = x_reads ? &o->x : &o->y;
-    moert_operand *const second = o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
-    moert_operand *const result = o->kind == MOERT_OP_GEMM_WGRAD     ? NULL
-                                  : o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
-                                  : o->kind == MOERT_OP_GEMM_DGRAD   ? &o->x
-                                                                     : &o->d;
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
+    moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
+                                  : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
+                                                                   : &o->d;
     if ((byte & 3) == 1) {
-        quantise(in, 0, first);
-        quantise(in, 1, second);
+        quantise_factor(in, 0, o, y_read ? &o->y : &o->x);
+        quantise_factor(in, 1, o, wgrad ? &o->y : &o->weight);
     }
-    if ((byte >> 2 & 3) == 1 && result != NULL)
-        quantise(in, 2, result);
-    if ((byte >> 4 & 3) == 1 && result != NULL) {
-        quantise(in, 3, &o->column);
-        o->column.how.axis = MOERT_AXIS_COLUMN;
-    }
-    o->norm = byte >> 6 == 1 && (byte & 0x3c) != 0;
+    if ((byte >> 2 & 3) != 1 || wgrad || (result != &o->d && o->permute != MOERT_OP_PERMUTE_NONE))
+        return;
+    quantise_result(in, 2, result);
+    if ((byte >> 4 & 3) == 1)
+        quantise_result(in, 3, &o->column);
+    o->norm = byte >> 6 == 1 && result->how.format != MOERT_FORMAT_FP8_BLOCK &&
+              o->column.how.format != MOERT_FORMAT_FP8_BLOCK;
+    o->beta = o->beta && o->kind == MOERT_OP_DGLU;
+    o->accumulate = o->row_weight = false;
 }
 
+/* Both backends alike. */
 static void choose_backend(const fuzz_input *in, moert_op_options *o) {
     static const char *const backends[] = {"reference", "reference", "portable", "reference",
-                                           "portable",  NULL,        "auto",     "quantum"};
+                                           "portable",  NULL,        "auto",     "portable"};
     o->backend = PICK(backends, fuzz_byte(in, AT_BACKEND));
 }
 
@@ -208,11 +237,12 @@ typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
     X(WORD, rows)                                                                                  \
     X(WORD, n)                                                                                     \
     X(WORD, k)                                                                                     \
-    X(WORD, row_multiple) X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate)           \
-        X(BOOL, bias) X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk)        \
-            X(BOOL, row_weight) X(BOOL, glu.interleaved) X(FLOAT, glu.limit) X(FLOAT, glu.alpha)   \
-                X(FLOAT, glu.offset) X(WORD, interleave) X(BOOL, linear_first) X(BOOL, save_c)     \
-                    X(BOOL, prob) X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)
+    X(WORD, row_multiple)                                                                          \
+    X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate) X(BOOL, bias)                   \
+        X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk) X(BOOL, row_weight)  \
+            X(BOOL, glu.interleaved) X(FLOAT, glu.limit) X(FLOAT, glu.alpha) X(FLOAT, glu.offset)  \
+                X(WORD, interleave) X(BOOL, linear_first) X(BOOL, save_c) X(BOOL, prob)            \
+                    X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)
 
 static const struct {
     field_type type;
@@ -275,6 +305,8 @@ static void stroke(moert_op_options *options, unsigned field, unsigned byte) {
     switch (fields[field].type) {
     case BOOL:
         *(bool *)at = byte % 2 != 0;
+        if (byte == 255)
+            options->backend = "quantum";
         break;
     case ENUM:
         memcpy(at, &PICK(enums, byte), sizeof enums[0]);

@@ -17,12 +17,17 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 const char *__asan_default_options(void);
 const char *__lsan_default_suppressions(void);
+const char *__ubsan_default_options(void);
 
 /* Sizes that are legal but absurd come back as ERROR_MEMORY. PoCL takes 256 MiB to read a binary.
  */
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1:max_allocation_size_mb=320:print_suppressions=0:detect_odr_"
            "violation=0";
+}
+
+const char *__ubsan_default_options(void) {
+    return "print_stacktrace=1";
 }
 
 /* Memory that PoCL and LLVM keep until the process ends is theirs. */
@@ -166,6 +171,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     const moert_status status = JUDGE(moert_op_create(device, &options, &op));
     if ((op != NULL) != (status == MOERT_OK))
         fuzz_fail("moert_op_create gives %s and %p", moert_status_name(status), (void *)op);
+    if (legal && op == NULL)
+        fuzz_fail("a legal description is refused: %s", last_text);
     counts.runs++;
     counts.created += status == MOERT_OK;
     counts.legal += status == MOERT_OK && legal;
