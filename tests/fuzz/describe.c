@@ -238,8 +238,9 @@ typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
     X(WORD, n)                                                                                     \
     X(WORD, k)                                                                                     \
     X(WORD, row_multiple)                                                                          \
-    X(BOOL, norm) X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate) X(BOOL, bias)                   \
-        X(BOOL, bias_scale) X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk) X(BOOL, row_weight)  \
+    X(BOOL, norm)                                                                                  \
+    X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate) X(BOOL, bias) X(BOOL, bias_scale)             \
+        X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk) X(BOOL, row_weight)                      \
             X(BOOL, glu.interleaved) X(FLOAT, glu.limit) X(FLOAT, glu.alpha) X(FLOAT, glu.offset)  \
                 X(WORD, interleave) X(BOOL, linear_first) X(BOOL, save_c) X(BOOL, prob)            \
                     X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)

@@ -1,10 +1,10 @@
 /*
  * Fuzzing of op objects: what a byte of the input means, and what the files share.
  *
- * Every byte has a fixed place and a meaning of its own, so that mutations stay small. The first
+ * Every byte has a fixed place and a meaning of its own, so that mutations stay small. The last
  * bytes choose a description that is legal by construction, and the buffers that it asks for;
- * "strokes" then set single fields and buffers to anything. An input that is too short goes on in
- * zeros, which mean the plainest choice.
+ * "strokes", by the first bytes, then set single fields and buffers to anything. An input that is
+ * too short goes on in zeros, which mean the plainest choice.
  */
 #ifndef MOERT_FUZZ_OP_H
 #define MOERT_FUZZ_OP_H
@@ -13,7 +13,11 @@
 #include "moert/ops.h"
 
 enum {
-    AT_KIND,
+    FIELD_STROKES = 4,
+    BUFFER_STROKES = 3,
+    AT_FIELDS = 0, /* strokes: their number, then field and value of each */
+    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_STROKES, /* likewise buffer and deed */
+    AT_KIND = AT_BUFFERS + 1 + 2 * BUFFER_STROKES,
     AT_GROUPS,
     AT_ROWS,
     AT_N,
@@ -25,20 +29,17 @@ enum {
     AT_GLU,
     AT_INTERLEAVE,
     AT_QUANTISED, /* which operands */
-    AT_HOW,       /* 5 operands of 2 bytes */
-    AT_ROW_MULTIPLE = AT_HOW + 10,
+    AT_HOW,       /* 4 operands of 2 bytes */
+    AT_ROW_MULTIPLE = AT_HOW + 8,
     AT_BACKEND,
     AT_CALLS,
     AT_ENDS,
     AT_GATHER,
     AT_PAYLOAD,
-    AT_FIELDS, /* strokes: their number, then field and value of each */
-    FIELD_STROKES = 4,
-    AT_BUFFERS =
-        AT_FIELDS + 1 + 2 * FIELD_STROKES, /* strokes: their number, then buffer and deed */
-    BUFFER_STROKES = 3,
-    INPUT_BYTES = AT_BUFFERS + 1 + 2 * BUFFER_STROKES
+    INPUT_BYTES
 };
+
+_Static_assert(INPUT_BYTES <= 48, "-max_len in the Makefile");
 
 typedef struct fuzz_input {
     const uint8_t *bytes;
@@ -49,9 +50,9 @@ static inline unsigned fuzz_byte(const fuzz_input *in, size_t at) {
     return at < in->count ? in->bytes[at] : 0;
 }
 
-/* How many strokes a byte asks for: mostly none. */
+/* How many strokes a byte asks for. */
 static inline size_t fuzz_strokes(unsigned byte, size_t most) {
-    const size_t wanted = byte < 96 ? 0 : byte < 160 ? 1 : byte < 208 ? 2 : 4;
+    const size_t wanted = byte < 64 ? 0 : byte < 144 ? 1 : byte < 208 ? 2 : 4;
     return wanted < most ? wanted : most;
 }
 
