@@ -70,15 +70,16 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
 
 /* The factors have one type. */
 static void choose_types(const fuzz_input *in, moert_op_options *o) {
-    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_F16, MOERT_NUMBER_BF16};
+    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_F16, MOERT_NUMBER_BF16,
+                                         MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
     const unsigned first = fuzz_byte(in, AT_TYPES), second = fuzz_byte(in, AT_TYPES + 1);
-    const moert_number factor = PICK(types, first), result = PICK(types, first / 3);
+    const moert_number factor = PICK(types, first), result = PICK(types, first / 5);
     o->x.type = o->kind == MOERT_OP_GEMM_DGRAD ? result : factor;
     o->y.type = o->kind == MOERT_OP_GEMM_FORWARD ? result : factor;
     o->weight.type = o->kind == MOERT_OP_GEMM_WGRAD ? result : factor;
     o->d.type = result;
     o->c.type = PICK(types, second);
-    o->bias_type = PICK(types, second / 3);
+    o->bias_type = types[second / 5 % 3]; /* not of 8 bits */
 }
 
 /* The form, and an even number of whole runs. */
@@ -206,53 +207,66 @@ static void choose_backend(const fuzz_input *in, moert_op_options *o) {
 
 typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
 
-#define OPERAND_FIELDS(o)                                                                          \
-    X(ENUM, o.type)                                                                                \
-    X(WORD, o.stride)                                                                              \
-    X(BOOL, o.discrete)                                                                            \
-    X(WORD, o.how.size)                                                                            \
-    X(ENUM, o.how.format)                                                                          \
-    X(ENUM, o.how.axis)                                                                            \
-    X(ENUM, o.how.scale_rounding)                                                                  \
-    X(ENUM, o.how.nvfp4_rule)                                                                      \
-    X(ENUM, o.how.rounding)                                                                        \
-    X(WORD, o.how.seed)                                                                            \
-    X(BOOL, o.how.transposed)                                                                      \
-    X(BOOL, o.how.hadamard)                                                                        \
-    X(BOOL, o.how.group_scales)                                                                    \
-    X(ENUM, o.scales)                                                                              \
-    X(BOOL, o.global)
-
-#define FIELDS                                                                                     \
-    OPERAND_FIELDS(x)                                                                              \
-    OPERAND_FIELDS(weight)                                                                         \
-    OPERAND_FIELDS(y)                                                                              \
-    OPERAND_FIELDS(c)                                                                              \
-    OPERAND_FIELDS(d)                                                                              \
-    OPERAND_FIELDS(column)                                                                         \
-    X(WORD, size)                                                                                  \
-    X(ENUM, kind)                                                                                  \
-    X(BOOL, fallback)                                                                              \
-    X(WORD, groups)                                                                                \
-    X(WORD, rows)                                                                                  \
-    X(WORD, n)                                                                                     \
-    X(WORD, k)                                                                                     \
-    X(WORD, row_multiple)                                                                          \
-    X(BOOL, norm)                                                                                  \
-    X(BOOL, alpha) X(BOOL, beta) X(BOOL, accumulate) X(BOOL, bias) X(BOOL, bias_scale)             \
-        X(ENUM, bias_type) X(ENUM, permute) X(WORD, topk) X(BOOL, row_weight)                      \
-            X(BOOL, glu.interleaved) X(FLOAT, glu.limit) X(FLOAT, glu.alpha) X(FLOAT, glu.offset)  \
-                X(WORD, interleave) X(BOOL, linear_first) X(BOOL, save_c) X(BOOL, prob)            \
-                    X(BOOL, amax) X(BOOL, dprob) X(BOOL, dbias)
-
-static const struct {
+typedef struct field_row {
     field_type type;
     size_t offset;
-} fields[] = {
-#define X(type, field) {type, offsetof(moert_op_options, field)},
-    FIELDS
-#undef X
-};
+} field_row;
+
+/* clang-format off */
+#define FIELD(type, name) {type, offsetof(moert_op_options, name)}
+#define OPERAND(o)                                                                                 \
+    FIELD(ENUM, o.type),                                                                           \
+    FIELD(WORD, o.stride),                                                                         \
+    FIELD(BOOL, o.discrete),                                                                       \
+    FIELD(WORD, o.how.size),                                                                       \
+    FIELD(ENUM, o.how.format),                                                                     \
+    FIELD(ENUM, o.how.axis),                                                                       \
+    FIELD(ENUM, o.how.scale_rounding),                                                             \
+    FIELD(ENUM, o.how.nvfp4_rule),                                                                 \
+    FIELD(ENUM, o.how.rounding),                                                                   \
+    FIELD(WORD, o.how.seed),                                                                       \
+    FIELD(BOOL, o.how.transposed),                                                                 \
+    FIELD(BOOL, o.how.hadamard),                                                                   \
+    FIELD(BOOL, o.how.group_scales),                                                               \
+    FIELD(ENUM, o.scales),                                                                         \
+    FIELD(BOOL, o.global)
+/* clang-format on */
+
+static const field_row fields[] = {OPERAND(x),
+                                   OPERAND(weight),
+                                   OPERAND(y),
+                                   OPERAND(c),
+                                   OPERAND(d),
+                                   OPERAND(column),
+                                   FIELD(WORD, size),
+                                   FIELD(ENUM, kind),
+                                   FIELD(BOOL, fallback),
+                                   FIELD(WORD, groups),
+                                   FIELD(WORD, rows),
+                                   FIELD(WORD, n),
+                                   FIELD(WORD, k),
+                                   FIELD(WORD, row_multiple),
+                                   FIELD(BOOL, norm),
+                                   FIELD(BOOL, alpha),
+                                   FIELD(BOOL, beta),
+                                   FIELD(BOOL, accumulate),
+                                   FIELD(BOOL, bias),
+                                   FIELD(BOOL, bias_scale),
+                                   FIELD(ENUM, bias_type),
+                                   FIELD(ENUM, permute),
+                                   FIELD(WORD, topk),
+                                   FIELD(BOOL, row_weight),
+                                   FIELD(BOOL, glu.interleaved),
+                                   FIELD(FLOAT, glu.limit),
+                                   FIELD(FLOAT, glu.alpha),
+                                   FIELD(FLOAT, glu.offset),
+                                   FIELD(WORD, interleave),
+                                   FIELD(BOOL, linear_first),
+                                   FIELD(BOOL, save_c),
+                                   FIELD(BOOL, prob),
+                                   FIELD(BOOL, amax),
+                                   FIELD(BOOL, dprob),
+                                   FIELD(BOOL, dbias)};
 
 /* Sets one field to anything that its type can hold. */
 static void stroke(moert_op_options *options, unsigned field, unsigned byte) {
