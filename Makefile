@@ -116,7 +116,7 @@ check-all: ## every test, every golden case, every engine and rank count
 
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 FUZZ_RUN   := -max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0 -print_funcs=0 -rss_limit_mb=4096 \
-	-report_slow_units=600 	-verbosity=$(if $(filter 1,$(V)),1,0)
+	-report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
 RUNS       ?= 100000
 SEED       ?= 0
 
