@@ -38,7 +38,7 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests check check-all check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests fuzz check check-all check-layers check-sanitize install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -102,6 +102,7 @@ check: ## all tests of the default set (installs what is missing first)
 	$(Q)$(MAKE) --no-print-directory all tests check-layers
 	$(Q)tests/run --build $(BUILD)
 	$(Q)$(MAKE) --no-print-directory check-sanitize
+	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
 
 check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
 	$(Q)$(MAKE) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
@@ -112,6 +113,26 @@ check-all: ## every test, every golden case, every engine and rank count
 	$(Q)$(MAKE) --no-print-directory all tests check-layers
 	$(Q)tests/run --build $(BUILD) --all
 	$(Q)$(MAKE) --no-print-directory check-sanitize
+
+FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+FUZZ_RUN   := -max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0 -print_funcs=0 -rss_limit_mb=4096 \
+	-report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
+RUNS       ?= 100000
+SEED       ?= 0
+
+fuzz: ## RUNS random ops by SEED (0: another one each time) under ASan and UBSan; needs clang
+	$(Q)if ! printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
+		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; \
+	else \
+		$(MAKE) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/fuzz_op && \
+		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
+			$(BUILD)/fuzz/fuzz_op $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED); \
+	fi
+
+$(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STATIC)
+	$(call say,LINK)
+	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
 check-layers: ## proves from the includes that lower modules never use higher ones
 	$(Q)tests/layers

@@ -207,9 +207,9 @@ static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *const discr
 /* A buffer of zeros for a need, if it is one. */
 static moert_status make_buffer(moert_device *device, const moert_op_need *need,
                                 moert_buffer **buffer) {
-    const size_t bytes = bytes_of(need);
     if (!need->needed)
         return MOERT_OK;
+    const size_t bytes = bytes_of(need);
     MOERT_TRY(moert_buffer_create(device, bytes, buffer));
     return moert_buffer_clear(*buffer, 0, bytes);
 }

@@ -131,7 +131,11 @@ static moert_status make_inner(moert_op *op, bool folds) {
         inner->acc_scale = state->factors;
     else
         o->alpha = o->alpha || folds;
-    MOERT_TRY(inner->backend->create(inner));
+    const moert_status status = inner->backend->create(inner);
+    if (status != MOERT_OK) {
+        inner->state = NULL; /* already freed */
+        return moert_error_pass(status, __func__, __LINE__);
+    }
     op->workspace_bytes += inner->workspace_bytes;
     return MOERT_OK;
 }

@@ -201,6 +201,38 @@ static void test_the_reference_finds_ends_that_decrease(void **state) {
     free_fixture(&f);
 }
 
+/* ---- quantised operands ---- */
+
+static void test_the_type_of_a_quantised_operand_is_ignored(void **state) {
+    (void)state;
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    moert_op *op;
+    o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
+    o.x.type = o.weight.type = (moert_number)77;
+    for (int discrete = 0; discrete < 2; discrete++) {
+        o.weight.discrete = discrete;
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        ASSERT_OK(moert_op_compile(op));
+        assert_int_equal(moert_op_buffer_bytes(op, "x"), 4 * 32);
+        moert_op_destroy(op);
+    }
+}
+
+static void test_a_quantised_op_without_memory_for_its_product_is_refused(void **state) {
+    (void)state;
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    moert_op *op = NULL;
+    o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
+    o.alpha = true; /* the product has a place of its own */
+    o.groups = o.k = 1;
+    o.rows = o.n = 1 << 24;
+    for (size_t i = 0; i < 2; i++) {
+        o.backend = i == 0 ? "reference" : "portable";
+        ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_MEMORY, "bytes");
+        assert_null(op);
+    }
+}
+
 /* ---- backends and the short form ---- */
 
 static const char *backend_of(const char *asked, const char *variable, bool fallback) {
@@ -321,6 +353,8 @@ int main(void) {
         cmocka_unit_test(test_buffers_must_be_those_of_the_description),
         cmocka_unit_test(test_every_discrete_weight_must_be_there),
         cmocka_unit_test(test_the_reference_finds_ends_that_decrease),
+        cmocka_unit_test(test_the_type_of_a_quantised_operand_is_ignored),
+        cmocka_unit_test(test_a_quantised_op_without_memory_for_its_product_is_refused),
         cmocka_unit_test(test_backends_are_taken_by_name_or_automatically),
         cmocka_unit_test(test_one_call_does_what_an_op_does),
         cmocka_unit_test(test_a_recording_computes_again_on_what_its_buffers_hold),

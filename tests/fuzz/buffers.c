@@ -1,0 +1,247 @@
+/*
+ * Buffers of an op in one arena of host memory, which device buffers wrap. Between them lie guards:
+ * poisoned while the op runs, so that AddressSanitizer sees the host's reads and writes, and
+ * compared afterwards, which shows what kernels wrote.
+ */
+#include <sanitizer/asan_interface.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "fuzz_op.h"
+#include "ops/op.h"
+
+enum {
+    GUARD_BYTES = 256,
+    GUARD_VALUE = 0xA5,
+    ALIGNMENT = 128,
+    MOST_BYTES = 1 << 18, /* of one buffer */
+    MOST_GROUPS = 64,
+    MOST_BUFFERS = MOERT_OP_BUFFERS + 2 * MOST_GROUPS + 8,
+    ARENA_BYTES = 8 << 20
+};
+
+static _Alignas(ALIGNMENT) unsigned char arena[ARENA_BYTES];
+static size_t used;
+static struct {
+    moert_buffer *buffer;
+    size_t offset, bytes;
+} made[MOST_BUFFERS];
+static size_t made_count;
+static moert_buffer *weights[MOST_GROUPS], *weight_scales[MOST_GROUPS];
+
+/* ---- memory ---- */
+
+static size_t guard_end(size_t end) {
+    return (end + GUARD_BYTES + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* `bytes` of memory and a guard, and a buffer around them; NULL if there is no room. */
+static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **memory) {
+    moert_buffer *buffer;
+    const size_t offset = used, end = offset + bytes;
+    if (bytes > MOST_BYTES || made_count == MOST_BUFFERS || guard_end(end) > ARENA_BYTES)
+        return NULL;
+    used = guard_end(end);
+    *memory = arena + offset;
+    memset(arena + end, GUARD_VALUE, used - end);
+    ASAN_POISON_MEMORY_REGION(arena + end, used - end);
+    const moert_status status = bytes > 0
+                                    ? moert_buffer_wrap(device, arena + offset, bytes, &buffer)
+                                    : moert_buffer_create(device, 0, &buffer);
+    if (status != MOERT_OK)
+        fuzz_fail("cannot make a buffer of %zu bytes: %s", bytes, moert_last_error());
+    made[made_count].buffer = buffer;
+    made[made_count].offset = offset;
+    made[made_count++].bytes = bytes;
+    return buffer;
+}
+
+uint64_t fuzz_buffers_hash(void) {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < made_count; i++)
+        hash = XXH3_64bits_withSeed(arena + made[i].offset, made[i].bytes, hash);
+    return hash;
+}
+
+void fuzz_buffers_release(void) {
+    ASAN_UNPOISON_MEMORY_REGION(arena, used);
+    for (size_t i = 0; i < made_count; i++) {
+        const size_t end = made[i].offset + made[i].bytes;
+        for (size_t at = end; at < guard_end(end); at++)
+            if (arena[at] != GUARD_VALUE)
+                fuzz_fail("byte %zu past the end of a buffer of %zu bytes was written", at - end,
+                          made[i].bytes);
+        moert_buffer_destroy(made[i].buffer);
+    }
+    used = made_count = 0;
+}
+
+/* ---- content ---- */
+
+static uint64_t state;
+
+static uint32_t next(void) { /* xorshift64* */
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return (uint32_t)(state * 0x2545F4914F6CDD1Du >> 32);
+}
+
+/* Small numbers, any bits, or one byte everywhere. */
+static void fill(unsigned char *memory, size_t bytes, unsigned style) {
+    static const uint8_t constant[] = {0x00, 0xff, 0x7f, 0x80, 0x38, 0x01};
+    if (style % 3 == 0) {
+        for (size_t i = 0; i + 4 <= bytes; i += 4) {
+            const float value = (float)(int32_t)next() * 0x1p-31f;
+            memcpy(memory + i, &value, 4);
+        }
+        memset(memory + bytes / 4 * 4, 0x3c, bytes % 4);
+    } else if (style % 3 == 1) {
+        for (size_t i = 0; i < bytes; i++)
+            memory[i] = (unsigned char)(next() >> 24);
+    } else {
+        memset(memory, constant[style / 3 % sizeof constant], bytes);
+    }
+}
+
+/* Rows of each group at random; every eighth time anything. Returns whether they are legal. */
+static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style) {
+    static const uint32_t wild[] = {0, 1, 31, 41, 1u << 31, UINT32_MAX};
+    const size_t unit = o->row_multiple > 0 ? o->row_multiple : 1;
+    uint32_t end = 0;
+    bool legal = true;
+    for (size_t g = 0; g < o->groups; g++) {
+        const size_t left = (o->rows - end) / unit;
+        if (style % 4 == 1)
+            end = (uint32_t)(g + 1 == o->groups ? left * unit : 0); /* all to the last */
+        else if (left > 0 && style % 4 != 2)                        /* 2: all are empty */
+            end += (uint32_t)(next() % (left + 1) * unit);
+        ends[g] = end;
+    }
+    if (style >= 224 && o->groups > 0)
+        ends[next() % o->groups] = wild[next() % (sizeof wild / sizeof wild[0])];
+    for (size_t g = 0; g < o->groups; g++)
+        legal = legal && ends[g] >= (g > 0 ? ends[g - 1] : 0) && ends[g] <= o->rows;
+    return legal;
+}
+
+/* A reversal, any slots with repetitions, those just past the end too, or any number. */
+static void fill_gather(uint32_t *gather, size_t rows, unsigned style) {
+    const uint32_t m = (uint32_t)rows;
+    for (uint32_t r = 0; r < m; r++)
+        gather[r] = style % 8 < 4    ? m - 1 - r
+                    : style % 8 == 4 ? next() % m
+                    : style % 8 < 7  ? next() % (m + 2)
+                                     : next();
+}
+
+/* ---- what the op asks for ---- */
+
+static bool make_one(const fuzz_input *in, const moert_op_options *o, moert_device *device,
+                     moert_op_buffer which, size_t bytes, fuzz_buffers *buffers) {
+    unsigned char *memory;
+    moert_buffer *buffer = add(device, bytes, &memory);
+    if (buffer == NULL)
+        return false;
+    *moert_op_buffer_at(&buffers->of, which) = buffer;
+    if (which == MOERT_OP_BUFFER_ends)
+        buffers->sound = fill_ends((uint32_t *)(void *)memory, o, fuzz_byte(in, AT_ENDS));
+    else if (which == MOERT_OP_BUFFER_gather)
+        fill_gather((uint32_t *)(void *)memory, o->rows, fuzz_byte(in, AT_GATHER));
+    else
+        fill(memory, bytes, fuzz_byte(in, AT_PAYLOAD) + (unsigned)which);
+    return true;
+}
+
+static bool make_each(const fuzz_input *in, moert_device *device, size_t groups, size_t bytes,
+                      moert_buffer **each) {
+    unsigned char *memory;
+    for (size_t g = 0; g < groups; g++) {
+        each[g] = add(device, bytes, &memory);
+        if (each[g] == NULL)
+            return false;
+        fill(memory, bytes, fuzz_byte(in, AT_PAYLOAD));
+    }
+    return true;
+}
+
+static bool make_needed(const fuzz_input *in, const moert_op_options *o, const moert_op *op,
+                        moert_device *device, fuzz_buffers *buffers) {
+    buffers->of = (moert_op_buffers)MOERT_OP_BUFFERS_INIT;
+    buffers->sound = true;
+    state = 0x9E3779B97F4A7C15u + fuzz_byte(in, AT_PAYLOAD) + (fuzz_byte(in, AT_ENDS) << 8);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const size_t bytes = moert_op_buffer_bytes(op, moert_op_buffer_name(i));
+        if (bytes > 0 && !make_one(in, o, device, i, bytes, buffers))
+            return false;
+    }
+    if (!o->weight.discrete)
+        return true;
+    const size_t scale_bytes = moert_op_buffer_bytes(op, "weight_scales");
+    buffers->of.weights = weights;
+    if (!make_each(in, device, o->groups, moert_op_buffer_bytes(op, "weights"), weights))
+        return false;
+    if (scale_bytes == 0)
+        return true;
+    buffers->of.weight_scales = weight_scales;
+    return make_each(in, device, o->groups, scale_bytes, weight_scales);
+}
+
+/* ---- strokes ---- */
+
+/* Another buffer in the place of one: none, too small, larger, of another device, or one that
+ * serves twice (but the host relies on ends while it computes). */
+static void replace(moert_buffer **place, unsigned deed, moert_device *device, moert_device *other,
+                    const moert_op_buffers *of) {
+    unsigned char *memory;
+    const size_t bytes = *place != NULL ? moert_buffer_bytes(*place) : 64;
+    const size_t sizes[] = {bytes, bytes > 0 ? bytes - 1 : 0, bytes / 2, 0, bytes + 1, 2 * bytes};
+    deed %= sizeof sizes / sizeof sizes[0] + 2;
+    if (deed >= 2) {
+        const size_t size = sizes[deed - 2];
+        *place = add(deed == 2 ? other : device, size, &memory);
+        if (*place != NULL)
+            fill(memory, size, deed);
+    } else if (deed == 0) {
+        *place = NULL;
+    } else if (place != &of->ends) {
+        *place = of->weight;
+    }
+}
+
+static void stroke(const fuzz_input *in, size_t i, size_t groups, moert_device *device,
+                   moert_device *other, moert_op_buffers *of) {
+    enum { EXPERT = 224, EXPERT_SCALE = 232, ARRAY = 240, SIZE = 248 };
+    const unsigned what = fuzz_byte(in, AT_BUFFERS + 1 + 2 * i);
+    const unsigned deed = fuzz_byte(in, AT_BUFFERS + 2 + 2 * i);
+    if (what < EXPERT)
+        replace(moert_op_buffer_at(of, what % MOERT_OP_BUFFERS), deed, device, other, of);
+    else if (what < ARRAY && groups > 0)
+        replace(what < EXPERT_SCALE ? &weights[deed / 8 % groups]
+                                    : &weight_scales[deed / 8 % groups],
+                deed, device, other, of);
+    else if (what < SIZE && deed % 2 != 0)
+        of->weights = of->weights == NULL ? weights : NULL;
+    else if (what < SIZE)
+        of->weight_scales = of->weight_scales == NULL ? weight_scales : NULL;
+    else
+        of->size = deed;
+}
+
+bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, const moert_op *op,
+                       moert_device *device, moert_device *other, fuzz_buffers *buffers) {
+    enum { MOST_WORK = 1 << 20 };
+    const size_t strokes = fuzz_strokes(fuzz_byte(in, AT_BUFFERS), BUFFER_STROKES);
+    const size_t rows = options->rows > 0 ? options->rows : 1;
+    memset(weights, 0, sizeof weights);
+    memset(weight_scales, 0, sizeof weight_scales);
+    if (options->groups > MOST_GROUPS || rows > MOST_WORK || options->n > MOST_WORK / rows ||
+        options->k > MOST_WORK / rows / options->n)
+        return false;
+    if (!make_needed(in, options, op, device, buffers))
+        return false;
+    for (size_t i = 0; i < strokes; i++)
+        stroke(in, i, options->groups, device, other, &buffers->of);
+    buffers->sound = buffers->sound && strokes == 0;
+    return true;
+}

@@ -1,0 +1,354 @@
+/* Descriptions of ops from bytes: legal ones by construction, then strokes on their fields. */
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "fuzz_op.h"
+
+#define COUNT(array)      (sizeof(array) / sizeof(array)[0])
+#define PICK(table, byte) ((table)[(byte) % COUNT(table)])
+
+/* ---- legal by construction ---- */
+
+static const unsigned kinds_gemm =
+    1u << MOERT_OP_GEMM_FORWARD | 1u << MOERT_OP_GEMM_DGRAD | 1u << MOERT_OP_GEMM_WGRAD;
+static const unsigned kinds_glu = 1u << MOERT_OP_GLU | 1u << MOERT_OP_DGLU;
+
+static void choose_sizes(const fuzz_input *in, moert_op_options *o) {
+    static const uint8_t groups[] = {2, 1, 3, 4, 5, 8, 2, 0};
+    static const uint8_t rows[] = {4, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 40, 9, 0};
+    static const uint8_t widths[] = {4, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 64, 10, 6};
+    static const uint8_t multiples[] = {0, 1, 2, 4, 16, 32, 128, 0};
+    o->kind = (moert_op_kind)(fuzz_byte(in, AT_KIND) % MOERT_OP_KINDS);
+    o->groups = PICK(groups, fuzz_byte(in, AT_GROUPS));
+    o->rows = PICK(rows, fuzz_byte(in, AT_ROWS));
+    o->n = PICK(widths, fuzz_byte(in, AT_N));
+    o->k = PICK(widths, fuzz_byte(in, AT_K));
+    o->row_multiple = PICK(multiples, fuzz_byte(in, AT_ROW_MULTIPLE));
+}
+
+static void choose_permute(const fuzz_input *in, moert_op_options *o) {
+    const unsigned byte = fuzz_byte(in, AT_PERMUTE);
+    o->permute = (moert_op_permute)(byte % 3);
+    o->topk = 1 + byte / 3 % 4;
+    if ((o->kind == MOERT_OP_GLU && o->permute == MOERT_OP_PERMUTE_Y) ||
+        (o->kind == MOERT_OP_DGLU && o->permute == MOERT_OP_PERMUTE_X))
+        o->permute = MOERT_OP_PERMUTE_NONE;
+}
+
+static void choose_switches(const fuzz_input *in, moert_op_options *o) {
+    const unsigned bits = fuzz_byte(in, AT_SWITCHES) | fuzz_byte(in, AT_SWITCHES + 1) << 8;
+    const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
+    const unsigned dglu = 1u << MOERT_OP_DGLU, all = kinds_gemm | kinds_glu;
+    const struct {
+        bool *field;
+        unsigned kinds;
+    } rows[] = {
+        {&o->alpha, all},
+        {&o->beta, kinds_gemm | dglu},
+        {&o->accumulate, kinds_gemm},
+        {&o->bias, forward | glu},
+        {&o->bias_scale, forward},
+        {&o->row_weight, forward},
+        {&o->prob, kinds_glu},
+        {&o->amax, kinds_glu},
+        {&o->save_c, glu},
+        {&o->dprob, dglu},
+        {&o->dbias, dglu},
+        {&o->linear_first, kinds_glu},
+        {&o->fallback, all},
+        {&o->weight.discrete, all},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++)
+        *rows[i].field = (bits >> i & 1) != 0 && (rows[i].kinds >> o->kind & 1) != 0;
+    o->accumulate = o->accumulate && !o->beta;
+    o->bias_scale = o->bias_scale && o->bias;
+    o->row_weight = o->row_weight && o->permute == MOERT_OP_PERMUTE_Y;
+    o->prob = o->prob && !o->beta;
+}
+
+/* The factors have one type. */
+static void choose_types(const fuzz_input *in, moert_op_options *o) {
+    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_F16, MOERT_NUMBER_BF16,
+                                         MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
+    const unsigned first = fuzz_byte(in, AT_TYPES), second = fuzz_byte(in, AT_TYPES + 1);
+    const moert_number factor = PICK(types, first), result = PICK(types, first / 5);
+    o->x.type = o->kind == MOERT_OP_GEMM_DGRAD ? result : factor;
+    o->y.type = o->kind == MOERT_OP_GEMM_FORWARD ? result : factor;
+    o->weight.type = o->kind == MOERT_OP_GEMM_WGRAD ? result : factor;
+    o->d.type = result;
+    o->c.type = PICK(types, second);
+    o->bias_type = types[second / 5 % 3]; /* not of 8 bits */
+}
+
+/* The form, and an even number of whole runs. */
+static void choose_glu(const fuzz_input *in, moert_op_options *o) {
+    static const moert_glu_form forms[] = {
+        MOERT_GLU_SWIGLU,
+        MOERT_GLU_GPT_OSS,
+        {false, 7.0f, 1.702f, 1.0f},
+        {true, 0.5f, 1.0f, 0.0f},
+        {false, FLT_MIN, 0.0f, 0.0f},
+        {false, 3.0f, -2.0f, -1.0f},
+        {false, 1.0f, NAN, -0.0f},
+    };
+    static const uint8_t runs[] = {0, 1, 8, 32, 255};
+    size_t *const columns = o->kind == MOERT_OP_GLU ? &o->n : &o->k;
+    const size_t unit = o->kind == MOERT_OP_GLU ? 2 : 1;
+    const size_t run = PICK(runs, fuzz_byte(in, AT_INTERLEAVE));
+    o->glu = PICK(forms, fuzz_byte(in, AT_GLU));
+    if (o->glu.interleaved) {
+        o->interleave = run == 1;
+        *columns = (*columns + unit - 1) / unit * unit;
+        return;
+    }
+    const size_t whole = run == 0 || run == 255 ? unit : unit * run;
+    *columns = (*columns + whole - 1) / whole * whole;
+    o->interleave = run == 255 ? *columns / unit : run;
+}
+
+/* Rows of wider strides; two bits of the byte for each matrix. */
+static void choose_strides(const fuzz_input *in, moert_op_options *o) {
+    static const uint8_t gaps[] = {0, 1, 3, 8};
+    const unsigned byte = fuzz_byte(in, AT_STRIDES);
+    const bool is_glu = o->kind == MOERT_OP_GLU;
+    const size_t c = is_glu ? o->n : 2 * o->k, d = is_glu ? o->n / 2 : c;
+    const struct {
+        moert_operand *operand;
+        size_t width;
+    } rows[] = {{&o->x, o->k}, {&o->y, o->n}, {&o->c, c}, {&o->d, d}};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const unsigned bits = byte >> (2 * i) & 3;
+        rows[i].operand->stride = bits == 0 ? 0 : (ptrdiff_t)(rows[i].width + gaps[bits]);
+    }
+}
+
+/* Block scales for one operand, by two bytes of its own. */
+static void quantise(const fuzz_input *in, size_t which, moert_operand *operand) {
+    const unsigned first = fuzz_byte(in, AT_HOW + 2 * which);
+    const unsigned second = fuzz_byte(in, AT_HOW + 2 * which + 1);
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format = (moert_format)(first % 5);
+    const bool nvfp4 = how.format == MOERT_FORMAT_NVFP4;
+    how.axis = (moert_axis)(first / 5 % 3);
+    how.scale_rounding = (moert_scale_rounding)(first / 15 % 2);
+    how.rounding =
+        (moert_rounding)(first / 30 % (moert_format_element_bits(how.format) == 4 ? 4u : 2u));
+    how.nvfp4_rule = (moert_nvfp4_rule)(second % 3);
+    how.transposed = (second >> 2 & 1) != 0;
+    how.hadamard = how.group_scales = (second >> 3 & 1) != 0 && nvfp4;
+    how.seed = second;
+    operand->how = how;
+    operand->stride = 0;
+    operand->global = (second >> 4 & 1) != 0 && nvfp4;
+    operand->scales = how.format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR
+                                                           : (moert_scale_layout)(second / 32 % 3);
+}
+
+static void quantise_factor(const fuzz_input *in, size_t which, moert_op_options *o,
+                            moert_operand *operand) {
+    const bool weight = operand == &o->weight;
+    const bool gathered = operand == (o->permute == MOERT_OP_PERMUTE_X ? &o->x : &o->y) &&
+                          o->permute != MOERT_OP_PERMUTE_NONE;
+    quantise(in, which, operand);
+    moert_quantizer *const how = &operand->how;
+    if (gathered && how->axis == MOERT_AXIS_COLUMN)
+        how->axis = MOERT_AXIS_ROW;
+    how->hadamard = false;
+    how->group_scales = how->group_scales && operand->global;
+    how->transposed =
+        how->transposed && (weight ? how->axis != MOERT_AXIS_TILE : how->axis == MOERT_AXIS_COLUMN);
+    if (weight && how->transposed && operand->scales == MOERT_SCALES_TILED_WHOLE)
+        operand->scales = MOERT_SCALES_TILED;
+}
+
+static void quantise_result(const fuzz_input *in, size_t which, moert_operand *operand) {
+    quantise(in, which, operand);
+    moert_quantizer *const how = &operand->how;
+    if (which == 3) /* the second version */
+        how->axis = MOERT_AXIS_COLUMN;
+    how->transposed = how->transposed && how->axis == MOERT_AXIS_COLUMN;
+    how->hadamard = how->hadamard && how->axis == MOERT_AXIS_COLUMN;
+    operand->global = how->group_scales = false;
+}
+
+/* Quantised factors, result and second result, by two bits of a byte each. */
+static void choose_quantised(const fuzz_input *in, moert_op_options *o) {
+    const unsigned byte = fuzz_byte(in, AT_QUANTISED);
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
+    moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
+                                  : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
+                                                                   : &o->d;
+    if ((byte & 3) == 1) {
+        quantise_factor(in, 0, o, y_read ? &o->y : &o->x);
+        quantise_factor(in, 1, o, wgrad ? &o->y : &o->weight);
+    }
+    if ((byte >> 2 & 3) != 1 || wgrad || (result != &o->d && o->permute != MOERT_OP_PERMUTE_NONE))
+        return;
+    quantise_result(in, 2, result);
+    if ((byte >> 4 & 3) == 1)
+        quantise_result(in, 3, &o->column);
+    o->norm = byte >> 6 == 1 && result->how.format != MOERT_FORMAT_FP8_BLOCK &&
+              o->column.how.format != MOERT_FORMAT_FP8_BLOCK;
+    o->beta = o->beta && o->kind == MOERT_OP_DGLU;
+    o->accumulate = o->row_weight = false;
+}
+
+/* Both backends alike. */
+static void choose_backend(const fuzz_input *in, moert_op_options *o) {
+    static const char *const backends[] = {"reference", "reference", "portable", "reference",
+                                           "portable",  NULL,        "auto",     "portable"};
+    o->backend = PICK(backends, fuzz_byte(in, AT_BACKEND));
+}
+
+/* ---- strokes ---- */
+
+typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
+
+typedef struct field_row {
+    field_type type;
+    size_t offset;
+} field_row;
+
+/* clang-format off */
+#define FIELD(type, name) {type, offsetof(moert_op_options, name)}
+#define OPERAND(o)                                                                                 \
+    FIELD(ENUM, o.type),                                                                           \
+    FIELD(WORD, o.stride),                                                                         \
+    FIELD(BOOL, o.discrete),                                                                       \
+    FIELD(WORD, o.how.size),                                                                       \
+    FIELD(ENUM, o.how.format),                                                                     \
+    FIELD(ENUM, o.how.axis),                                                                       \
+    FIELD(ENUM, o.how.scale_rounding),                                                             \
+    FIELD(ENUM, o.how.nvfp4_rule),                                                                 \
+    FIELD(ENUM, o.how.rounding),                                                                   \
+    FIELD(WORD, o.how.seed),                                                                       \
+    FIELD(BOOL, o.how.transposed),                                                                 \
+    FIELD(BOOL, o.how.hadamard),                                                                   \
+    FIELD(BOOL, o.how.group_scales),                                                               \
+    FIELD(ENUM, o.scales),                                                                         \
+    FIELD(BOOL, o.global)
+/* clang-format on */
+
+static const field_row fields[] = {OPERAND(x),
+                                   OPERAND(weight),
+                                   OPERAND(y),
+                                   OPERAND(c),
+                                   OPERAND(d),
+                                   OPERAND(column),
+                                   FIELD(WORD, size),
+                                   FIELD(ENUM, kind),
+                                   FIELD(BOOL, fallback),
+                                   FIELD(WORD, groups),
+                                   FIELD(WORD, rows),
+                                   FIELD(WORD, n),
+                                   FIELD(WORD, k),
+                                   FIELD(WORD, row_multiple),
+                                   FIELD(BOOL, norm),
+                                   FIELD(BOOL, alpha),
+                                   FIELD(BOOL, beta),
+                                   FIELD(BOOL, accumulate),
+                                   FIELD(BOOL, bias),
+                                   FIELD(BOOL, bias_scale),
+                                   FIELD(ENUM, bias_type),
+                                   FIELD(ENUM, permute),
+                                   FIELD(WORD, topk),
+                                   FIELD(BOOL, row_weight),
+                                   FIELD(BOOL, glu.interleaved),
+                                   FIELD(FLOAT, glu.limit),
+                                   FIELD(FLOAT, glu.alpha),
+                                   FIELD(FLOAT, glu.offset),
+                                   FIELD(WORD, interleave),
+                                   FIELD(BOOL, linear_first),
+                                   FIELD(BOOL, save_c),
+                                   FIELD(BOOL, prob),
+                                   FIELD(BOOL, amax),
+                                   FIELD(BOOL, dprob),
+                                   FIELD(BOOL, dbias)};
+
+/* Sets one field to anything that its type can hold. */
+static void stroke(moert_op_options *options, unsigned field, unsigned byte) {
+    static const uint64_t words[] = {0,
+                                     1,
+                                     2,
+                                     3,
+                                     5,
+                                     7,
+                                     8,
+                                     15,
+                                     16,
+                                     31,
+                                     32,
+                                     33,
+                                     63,
+                                     64,
+                                     65,
+                                     100,
+                                     127,
+                                     128,
+                                     129,
+                                     255,
+                                     256,
+                                     1000,
+                                     4096,
+                                     65535,
+                                     1u << 20,
+                                     (1u << 24) + 1,
+                                     INT32_MAX - 1,
+                                     INT32_MAX,
+                                     1u << 31,
+                                     UINT32_MAX,
+                                     1ull << 32,
+                                     (1ull << 32) + 1,
+                                     1ull << 40,
+                                     1ull << 61,
+                                     1ull << 62,
+                                     INT64_MAX,
+                                     1ull << 63,
+                                     UINT64_MAX,
+                                     UINT64_MAX - 1,
+                                     UINT64_MAX - 31,
+                                     UINT64_MAX - 127,
+                                     sizeof(moert_quantizer),
+                                     sizeof(moert_op_options)};
+    static const uint32_t enums[] = {0, 1, 2, 3, 4, 5, 6, 7, 77, INT32_MAX, 1u << 31, UINT32_MAX};
+    static const float floats[] = {0.0f,    -0.0f,    1.0f,     -1.0f,     1e-40f, FLT_MIN,
+                                   FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, NAN};
+    char *const at = (char *)options + fields[field].offset;
+    switch (fields[field].type) {
+    case BOOL:
+        *(bool *)at = byte % 2 != 0;
+        if (byte == 255)
+            options->backend = "quantum";
+        break;
+    case ENUM:
+        memcpy(at, &PICK(enums, byte), sizeof enums[0]);
+        break;
+    case WORD:
+        memcpy(at, &PICK(words, byte), sizeof words[0]);
+        break;
+    case FLOAT:
+        memcpy(at, &PICK(floats, byte), sizeof floats[0]);
+        break;
+    }
+}
+
+bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
+    const size_t strokes = fuzz_strokes(fuzz_byte(in, AT_FIELDS), FIELD_STROKES);
+    *options = (moert_op_options)MOERT_OP_OPTIONS_INIT;
+    choose_sizes(in, options);
+    choose_permute(in, options);
+    choose_switches(in, options);
+    choose_types(in, options);
+    if ((kinds_glu >> options->kind & 1) != 0)
+        choose_glu(in, options);
+    choose_strides(in, options);
+    choose_quantised(in, options);
+    choose_backend(in, options);
+    for (size_t i = 0; i < strokes; i++)
+        stroke(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % COUNT(fields),
+               fuzz_byte(in, AT_FIELDS + 2 + 2 * i));
+    return strokes == 0;
+}
