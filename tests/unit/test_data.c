@@ -91,7 +91,7 @@ static void test_large_files_are_mapped_and_read_alike(void **state) {
     free(content);
 }
 
-enum { TOKENS = 20000, LENGTH = 8 };
+enum { TOKENS = 20000, DRAWN = 8 };
 
 /* A file of the numbers 0, 1, ... */
 static const char *write_counting(void) {
@@ -114,13 +114,13 @@ static void test_what_is_held_out_is_spread_over_the_data(void **state) {
     enum { COUNT = 64 };
     const char *path = write_counting();
     moert_data *data = NULL;
-    int32_t input[LENGTH], target[LENGTH], last = -1;
+    int32_t input[DRAWN], target[DRAWN], last = -1;
     size_t stretches = 0;
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
     for (size_t i = 0; i < COUNT; i++) {
-        ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, LENGTH, input, target));
-        assert_true(is_held_out(input[0]) && is_held_out(target[LENGTH - 1]));
-        assert_int_equal(target[LENGTH - 1], input[0] + LENGTH);
+        ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, DRAWN, input, target));
+        assert_true(is_held_out(input[0]) && is_held_out(target[DRAWN - 1]));
+        assert_int_equal(target[DRAWN - 1], input[0] + DRAWN);
         assert_true(input[0] > last);
         stretches += input[0] / (TOKENS / 16) > (last < 0 ? -1 : last / (TOKENS / 16));
         last = input[0];
@@ -136,25 +136,25 @@ static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &again));
     assert_int_equal(moert_data_describe(data).tokens, TOKENS);
-    int32_t input[LENGTH], target[LENGTH], other[LENGTH];
+    int32_t input[DRAWN], target[DRAWN], other[DRAWN];
     size_t same = 0, upper = 0;
     for (size_t i = 0; i < 200; i++) {
         const moert_draw draw = {.seed = 3, .step = i / 8, .index = i % 8};
-        ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target));
-        for (size_t j = 0; j < LENGTH; j++) {
+        ASSERT_OK(moert_data_sequence(data, draw, DRAWN, input, target));
+        for (size_t j = 0; j < DRAWN; j++) {
             assert_int_equal(input[j], input[0] + (int32_t)j);
             assert_int_equal(target[j], input[j] + 1);
         }
-        assert_true(!is_held_out(input[0]) && !is_held_out(target[LENGTH - 1]));
+        assert_true(!is_held_out(input[0]) && !is_held_out(target[DRAWN - 1]));
         upper += input[0] > TOKENS / 2;
-        ASSERT_OK(moert_data_sequence(again, draw, LENGTH, other, target));
+        ASSERT_OK(moert_data_sequence(again, draw, DRAWN, other, target));
         assert_memory_equal(input, other, sizeof input);
         ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 4, .step = i / 8, .index = i % 8},
-                                      LENGTH, other, target));
+                                      DRAWN, other, target));
         same += other[0] == input[0];
         ASSERT_OK(moert_data_sequence(data,
                                       (moert_draw){.seed = 3, .step = i / 8 + 1, .index = i % 8},
-                                      LENGTH, other, target));
+                                      DRAWN, other, target));
         same += other[0] == input[0];
     }
     assert_true(same < 3);
