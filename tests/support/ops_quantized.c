@@ -34,6 +34,19 @@ static bool takes(const ops_bytes *data, moert_op_buffer which) {
     return op->needs[which].needed;
 }
 
+moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout) {
+    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
+    operand.how.format = format;
+    operand.how.axis = axis;
+    operand.scales =
+        format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR : (moert_scale_layout)(layout % 3);
+    return operand;
+}
+
+moert_operand *ops_first_factor(moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
+}
+
 /* ---- values ---- */
 
 /* -1, 0 or 1 */

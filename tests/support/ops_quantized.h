@@ -48,4 +48,13 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
  * same bits, quantised results those of the reference quantiser, other bytes are as they were. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
+/* Both backends pass ops_bytes_compare for a description. */
+void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);
+
+/* A quantised operand; scales are linear where the format has no others, `layout` modulo 3. */
+moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
+
+/* The one of x and y that is multiplied first. */
+moert_operand *ops_first_factor(moert_op_options *options);
+
 #endif

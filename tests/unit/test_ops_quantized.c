@@ -1,8 +1,7 @@
 // run: np=1 sanitize=1
-/* Ops with quantised operands: bit for bit the float32 op on the values of the factors, and the
- * quantiser on its results, on both backends. */
+/* Ops with quantised factors: bit for bit the float32 op on their values, on both backends, for any
+ * split of the rows. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/ops_quantized.h"
@@ -23,38 +22,10 @@ static moert_op_options describe(moert_op_kind kind) {
     return o;
 }
 
-static moert_operand scaled(moert_format format, moert_axis axis, size_t layout) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
-    operand.how.format = format;
-    operand.how.axis = axis;
-    operand.scales = format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR
-                                                      : (moert_scale_layout)(layout % LAYOUTS);
-    return operand;
-}
-
-/* The op gives what the plain one gives. */
-static void check(const char *title, const moert_op_options *options, const uint32_t *ends) {
-    for (size_t b = 0; b < BACKENDS; b++) {
-        char what[160];
-        ops_bytes got = ops_bytes_make(options, ends), want = ops_bytes_fill(&got);
-        snprintf(what, sizeof what, "%s, %s, %s", moert_op_kind_name(options->kind), title,
-                 backends[b]);
-        ops_bytes_execute(backends[b], &want);
-        ops_bytes_execute(backends[b], &got);
-        ops_bytes_compare(what, &got, &want);
-        ops_bytes_free(&got);
-        ops_bytes_free(&want);
-    }
-}
-
 /* ---- factors ---- */
 
 static bool is_wgrad(const moert_op_options *o) {
     return o->kind == MOERT_OP_GEMM_WGRAD;
-}
-
-static moert_operand *first_factor(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
 }
 
 static moert_operand *second_factor(moert_op_options *o) {
@@ -71,10 +42,10 @@ static moert_op_options factor_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
     moert_op_options o = describe((moert_op_kind)(i % MOERT_OP_KINDS));
-    moert_operand *first = first_factor(&o), *second = second_factor(&o);
-    *first = scaled((moert_format)format, (moert_axis)axis, variant + format);
-    *second = scaled((moert_format)((format + variant) % FORMATS),
-                     (moert_axis)((axis + variant / 2) % AXES), variant + axis + 1);
+    moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+    *first = ops_scaled((moert_format)format, (moert_axis)axis, variant + format);
+    *second = ops_scaled((moert_format)((format + variant) % FORMATS),
+                         (moert_axis)((axis + variant / 2) % AXES), variant + axis + 1);
     first->how.transposed = variant % 2 == 1 && axis == MOERT_AXIS_COLUMN;
     second->how.transposed =
         variant % 2 == 1 && (is_wgrad(&o) ? second->how.axis == MOERT_AXIS_COLUMN
@@ -99,7 +70,7 @@ static void test_quantised_factors_multiply_as_their_values(void **state) {
         char title[64];
         const moert_op_options o = factor_case(i);
         snprintf(title, sizeof title, "case %zu", i);
-        check(title, &o, usual_ends);
+        ops_bytes_check(title, &o, usual_ends);
     }
 }
 
@@ -107,13 +78,13 @@ static void test_one_factor_may_be_plain(void **state) {
     (void)state;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = describe(kind);
-        first_factor(&o)->type = MOERT_NUMBER_BF16;
-        *second_factor(&o) = scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
-        check("bf16 and mxfp4", &o, usual_ends);
+        ops_first_factor(&o)->type = MOERT_NUMBER_BF16;
+        *second_factor(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
+        ops_bytes_check("bf16 and mxfp4", &o, usual_ends);
         o = describe(kind);
-        *first_factor(&o) = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+        *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         second_factor(&o)->type = MOERT_NUMBER_E4M3;
-        check("nvfp4 and e4m3", &o, usual_ends);
+        ops_bytes_check("nvfp4 and e4m3", &o, usual_ends);
     }
 }
 
@@ -123,10 +94,10 @@ static void test_gathered_rows_are_dequantised_as_one_group(void **state) {
         moert_op_options o = describe((moert_op_kind)(i % MOERT_OP_KINDS));
         const moert_axis axis =
             i / MOERT_OP_KINDS / FORMATS == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_TILE;
-        *first_factor(&o) = scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
-        o.permute = first_factor(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
+        *ops_first_factor(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
+        o.permute = ops_first_factor(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.topk = 4;
-        check("gathered", &o, usual_ends);
+        ops_bytes_check("gathered", &o, usual_ends);
     }
 }
 
@@ -137,9 +108,9 @@ static void test_global_scales_multiply_alpha(void **state) {
                                                MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < (size_t)KINDS * BACKENDS; i++) {
         moert_op_options o = describe(kinds[i / BACKENDS]);
-        moert_operand *first = first_factor(&o), *second = second_factor(&o);
-        *first = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
-        *second = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
+        moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+        *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+        *second = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
         o.alpha = true;
         ops_bytes got = ops_bytes_make(&o, usual_ends), want = ops_bytes_fill(&got);
         first->global = second->global = first->how.group_scales = true;
@@ -165,81 +136,6 @@ static void test_global_scales_multiply_alpha(void **state) {
     }
 }
 
-/* ---- results ---- */
-
-static moert_operand *result_of(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
-           : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
-                                            : &o->d;
-}
-
-static moert_op_options result_case(size_t i) {
-    enum { KINDS = 4 };
-    static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                               MOERT_OP_GLU, MOERT_OP_DGLU};
-    const size_t format = i / KINDS % FORMATS, axis = i / KINDS / FORMATS % AXES;
-    const size_t variant = i / KINDS / FORMATS / AXES;
-    moert_op_options o = describe(kinds[i % KINDS]);
-    moert_operand *result = result_of(&o);
-    *result = scaled((moert_format)format, (moert_axis)axis, variant);
-    result->how.transposed = axis == MOERT_AXIS_COLUMN && variant % 2 == 1;
-    result->how.hadamard =
-        axis == MOERT_AXIS_COLUMN && format == MOERT_FORMAT_NVFP4 && variant == 2;
-    if (variant > 0)
-        o.column = scaled((moert_format)((format + variant) % FORMATS), MOERT_AXIS_COLUMN,
-                          variant + format);
-    o.column.how.transposed = variant == 2;
-    first_factor(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
-    o.alpha = variant == 1;
-    o.save_c = o.kind == MOERT_OP_GLU;
-    o.prob = o.kind == MOERT_OP_GLU;
-    return o;
-}
-
-static void test_quantised_results_are_those_of_the_quantiser(void **state) {
-    (void)state;
-    for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
-        char title[64];
-        const moert_op_options o = result_case(i);
-        snprintf(title, sizeof title, "result %zu", i);
-        check(title, &o, usual_ends);
-    }
-}
-
-static void test_factors_and_results_may_all_be_quantised(void **state) {
-    (void)state;
-    for (size_t i = 0; i < FORMATS; i++) {
-        moert_op_options o = describe(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
-        *first_factor(&o) = scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-        o.weight = scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-        o.weight.discrete = true;
-        o.d = scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-        o.column = scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
-        o.prob = o.alpha = true;
-        check("all", &o, usual_ends);
-    }
-}
-
-static void test_plain_bytes_are_the_rounded_results(void **state) {
-    (void)state;
-    for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
-        moert_op_options o = describe(MOERT_OP_GLU);
-        o.save_c = true;
-        ops_bytes want = ops_bytes_make(&o, usual_ends);
-        o.x.type = o.weight.type = o.c.type = o.d.type = type;
-        ops_bytes got = ops_bytes_make(&o, usual_ends);
-        ops_bytes_execute(backends[i % BACKENDS], &want);
-        ops_bytes_execute(backends[i % BACKENDS], &got);
-        for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
-            for (size_t at = 0; at < usual_ends[GROUPS - 1] * (o.n / 2); at++)
-                assert_int_equal(got.at[b][at],
-                                 moert_number_encode(type, ops_floats(&want, b)[at]));
-        ops_bytes_free(&got);
-        ops_bytes_free(&want);
-    }
-}
-
 /* ---- groups ---- */
 
 static void test_any_split_of_the_rows_is_right(void **state) {
@@ -260,17 +156,17 @@ static void test_any_split_of_the_rows_is_right(void **state) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
         o.rows = s->rows;
         o.row_multiple = s->multiple;
-        o.x = scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, i);
-        o.y = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
-        o.column = scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
-        check("splits", &o, s->ends);
+        o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
+        ops_bytes_check("splits", &o, s->ends);
         o = describe(MOERT_OP_GEMM_WGRAD);
         o.rows = s->rows;
         o.row_multiple = s->multiple;
-        o.x = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
-        o.y = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
         o.x.how.transposed = true;
-        check("splits", &o, s->ends);
+        ops_bytes_check("splits", &o, s->ends);
     }
 }
 
@@ -279,42 +175,11 @@ static void test_a_broken_promise_stays_within_the_buffers(void **state) {
     for (size_t i = 0; i < (size_t)LAYOUTS * BACKENDS; i++) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
         o.row_multiple = 128;
-        o.x = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
-        o.y = scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
-        o.column = scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i / BACKENDS);
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
+        o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i / BACKENDS);
         ops_bytes data = ops_bytes_make(&o, usual_ends);
         ops_bytes_execute(backends[i % BACKENDS], &data); /* checks the guards */
-        ops_bytes_free(&data);
-    }
-}
-
-/* ---- layouts ---- */
-
-static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state) {
-    (void)state;
-    const uint32_t ends[] = {256, 768, 1024};
-    static const struct {
-        moert_scale_layout layout;
-        size_t byte;
-    } places[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
-    for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
-        o.groups = 3;
-        o.rows = 1024;
-        o.n = 256;
-        o.k = 1;
-        o.row_multiple = 256;
-        o.y = scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, places[i / BACKENDS].layout);
-        ops_bytes data = ops_bytes_make(&o, ends);
-        assert_int_equal(data.bytes[MOERT_OP_BUFFER_y_scale], 2 * 8 * 512);
-        memset(data.at[MOERT_OP_BUFFER_x], 0, data.bytes[MOERT_OP_BUFFER_x]);
-        memset(data.at[MOERT_OP_BUFFER_weight], 0, data.bytes[MOERT_OP_BUFFER_weight]);
-        ops_floats(&data, MOERT_OP_BUFFER_x)[300] = 448.0f;
-        ops_floats(&data, MOERT_OP_BUFFER_weight)[256 + 130] = 1.0f;
-        ops_bytes_execute(backends[i % BACKENDS], &data);
-        for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y_scale]; at++)
-            assert_int_equal(data.at[MOERT_OP_BUFFER_y_scale][at],
-                             at == places[i / BACKENDS].byte ? 127 : 0);
         ops_bytes_free(&data);
     }
 }
@@ -328,12 +193,12 @@ static void test_a_recording_serves_other_splits_and_values(void **state) {
     moert_buffer *weights[GROUPS], *scales[GROUPS];
     moert_op *op;
     moert_op_recording *recording;
-    o.x = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     o.x.how.transposed = true;
-    o.weight = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    o.weight = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     o.weight.how.transposed = o.weight.discrete = true;
-    o.d = scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED_WHOLE);
-    o.column = scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    o.d = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED_WHOLE);
+    o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     add_globals(&o.x, false);
     add_globals(&o.weight, true);
     ops_bytes got = ops_bytes_make(&o, usual_ends), want = ops_bytes_fill(&got);
@@ -366,12 +231,8 @@ int main(void) {
         cmocka_unit_test(test_one_factor_may_be_plain),
         cmocka_unit_test(test_gathered_rows_are_dequantised_as_one_group),
         cmocka_unit_test(test_global_scales_multiply_alpha),
-        cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
-        cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
-        cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
         cmocka_unit_test(test_any_split_of_the_rows_is_right),
         cmocka_unit_test(test_a_broken_promise_stays_within_the_buffers),
-        cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
         cmocka_unit_test(test_a_recording_serves_other_splits_and_values),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);

@@ -8,13 +8,6 @@ static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEM
 static const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
-static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
-    operand.how.format = format;
-    operand.how.axis = axis;
-    return operand;
-}
-
 /* Every operand that may be is quantised. */
 static moert_op_options base(moert_op_kind kind) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
@@ -23,9 +16,9 @@ static moert_op_options base(moert_op_kind kind) {
     o.rows = 100;
     o.n = 64;
     o.k = 32;
-    o.x = o.y = o.d = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW);
+    o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
     if (kind != MOERT_OP_GEMM_WGRAD)
-        o.weight = scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW);
+        o.weight = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
     return o;
 }
 
@@ -67,13 +60,13 @@ static void test_a_wrong_field_of_a_quantised_operand_is_named(void **state) {
     REFUSED(dgrad, unsupported, permute, MOERT_OP_PERMUTE_X, "permute is 1; none (0)");
     REFUSED(forward, unsupported, permute, MOERT_OP_PERMUTE_Y, "permute is 2; none (0)");
     REFUSED(forward, unsupported, groups, (size_t)1 << 26, "groups is 67108864; fewer");
-    REFUSED(wgrad, unsupported, weight, scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW),
+    REFUSED(wgrad, unsupported, weight, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
             "weight.how.size is 48; 0, the result of gemm_wgrad is plain");
-    REFUSED(dglu, unsupported, c, scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW),
+    REFUSED(dglu, unsupported, c, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
             "c.how.size is 48; 0, c is plain");
-    REFUSED(forward, usage, column, scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW),
+    REFUSED(forward, usage, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
             "column.how.axis is 0; column (1)");
-    REFUSED(wgrad, unsupported, column, scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN),
+    REFUSED(wgrad, unsupported, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0),
             "column.how.size is 48; 0 unless the result is quantised");
     REFUSED(wgrad, usage, norm, true, "norm is true; false unless");
 }
@@ -134,7 +127,7 @@ static void test_buffers_have_the_bytes_that_the_op_tells(void **state) {
     o.x.global = o.x.how.group_scales = true;
     o.weight.discrete = true;
     o.weight.scales = MOERT_SCALES_TILED;
-    o.column = scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN);
+    o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0);
     o.norm = true;
     for (size_t promise = 0; promise < 2; promise++) {
         const struct {
