@@ -37,8 +37,10 @@ typedef struct moert_model_config {
     bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
-    moert_precision precision; /* of the experts' GEMMs; not a part of config.json, F32 when read */
-    char *text;                /* config.json as read, to be written beside a trained model */
+    /* how to compute: not a part of config.json, F32 when read */
+    moert_precision precision; /* of the experts' GEMMs */
+    moert_dispatch dispatch;
+    char *text; /* config.json as read, to be written beside a trained model */
 } moert_model_config;
 
 /*

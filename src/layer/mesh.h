@@ -16,7 +16,7 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_SLOTS,     /* [T,K] */
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
-    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window without gaps */
+    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
     MOERT_SCRATCH_CODES,     /* what quantisers write */
     MOERT_SCRATCH_SCALES,    /* likewise */
     MOERT_SCRATCH_GLOBAL,    /* [L] */
