@@ -168,35 +168,47 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     return moert_gemm_dgrad(&gemm);
 }
 
+/* The received rows of dy, and room for what is made of them. All ranks of the EP group fail alike.
+ */
+static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_window **out,
+                            moert_window **dprob, moert_buffer **dweight) {
+    moert_mesh *mesh = layer->mesh;
+    const moert_buffer *packed = NULL;
+    if (!layer->owns_dy)
+        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
+                                    &layer->dy));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
+    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
+    if (status == MOERT_OK)
+        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
+                                    layer->batch.tokens * layer->options.router.topk, dweight);
+    if (status == MOERT_OK)
+        status = moert_wire_pack(layer, dy, &packed);
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->dy, NULL,
+                                      NULL));
+    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
+    return moert_window_reserve(*dprob, layer->plan->plan);
+}
+
 moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
                                   const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = {NULL, 0.0f, false};
     moert_mesh *mesh = layer->mesh;
     moert_window *out, *dprob;
     moert_buffer *dweight;
-    const moert_buffer *packed = NULL;
     if (layer->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
     if (losses == NULL)
         losses = &none;
     layer->accumulate = losses->accumulate;
     layer->stage = STAGE_NOTHING;
-    if (!layer->owns_dy)
-        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
-                                    &layer->dy));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
-    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
-    if (status == MOERT_OK)
-        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
-                                    layer->batch.tokens * layer->options.router.topk, &dweight);
-    if (status == MOERT_OK)
-        status = moert_wire_pack(layer, dy, &packed);
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->dy, NULL,
-                                      NULL));
-    MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
-    MOERT_TRY(moert_window_reserve(dprob, layer->plan->plan));
-    status = differentiate_experts(layer, out, dprob); /* the ranks agree on it in the combine */
+    moert_precision_begin(layer);
+    moert_status status = deliver(layer, dy, &out, &dprob, &dweight);
+    if (status != MOERT_OK)
+        return moert_precision_tell_replicas(layer, status);
+    /* the ranks agree on it in the combine */
+    status = moert_precision_settle(layer, differentiate_experts(layer, out, dprob));
     MOERT_TRY(
         moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
     layer->stage = STAGE_BACKWARD;

@@ -25,6 +25,7 @@ struct moert_layer {
     moert_buffer *correction; /* [E] or NULL */
     moert_rounded rounded[BLOCKS];
     bool weights_changed; /* since `rounded` was made */
+    size_t gathers;       /* of an amax, still to come in this pass */
 
     /* the last forward, kept for backward */
     moert_batch batch;
