@@ -100,8 +100,8 @@ MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
  * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group
- * alike: ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch),
- * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * alike, with NVFP4 also on the groups that would wait for this one: ERROR_NUMERIC (non-finite
+ * scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y);
