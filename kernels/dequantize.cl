@@ -61,6 +61,7 @@ KERNEL void dequantize(int axis, global const uint *ends, uint groups, uint rows
     const uint slot = get_group_id(0);
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
     const place p = find_place(ends, groups, rows, axis == ROW ? 1 : BLOCK, slot);
+    global const uchar *all_scales = SCALES_OF(q, scale, columns);
     if (p.rows == 0 || (axis != ROW && slot >= blocks))
         return;
     for (uint r = 0; r < p.rows; r++) {
@@ -70,7 +71,7 @@ KERNEL void dequantize(int axis, global const uint *ends, uint groups, uint rows
             const ulong at = axis != COLUMN ? line * scales + c / BLOCK
                              : transposed   ? c * scales + slot
                                             : slot * scales + c;
-            const vec s = load_scales(scale, at, axis != COLUMN ? 0 : transposed ? scales : 1, n);
+            const vec s = load_scales(all_scales, at, axis != COLUMN ? 0 : transposed ? scales : 1, n);
             vec y = decode(load_codes(q, q_bytes, axis, transposed, slot, p, r, c, n), ELEMENT) * s;
             if (SCALE == 1 && whole != 0)
                 y *= whole[group_scales ? p.group : 0];

@@ -13,6 +13,9 @@ enum { RCEIL, FLOOR };                         /* moert_scale_rounding */
 enum { TE, TORCHAO, BRIDGE };                  /* moert_nvfp4_rule */
 enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 
+/* Scales without a buffer of their own lie behind the payload of their row. */
+#define SCALES_OF(q, scale, columns) ((scale) != 0 ? (scale) : (q) + ((columns) * ELEMENT_BITS + 7) / 8)
+
 static inline vec quiet(vec x)
 {
     return isnan(x) ? as_float16((uint16)QUIET) : x;

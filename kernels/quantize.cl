@@ -7,7 +7,7 @@
  *                                               a scale per column        [ . . . . . . ]
  *
  * A work-group takes one row (ROW) or one row block of a group and `strip` columns, 16 at a time; strip is a multiple of
- * 128. Tiles are read twice, from the cache, columns once. Each line of q has q_bytes bytes, each line of scales `scales`.
+ * 128. Tiles are read twice, from the cache, columns once. Lines of q lie q_bytes bytes apart, lines of scales `scales`.
  * Elements of 4 bits: even columns (COLUMN: rows of the block) in the low halves. random(row, column) for STOCHASTIC is
  * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
  *
@@ -44,8 +44,8 @@ typedef struct job {
         global const float *whole, global const float *norm, int group_scales, int scale_rounding, int rule,           \
         int rounding, int transposed, int hadamard, uint blocks, ulong seed
 #define JOB                                                                                                            \
-    {ends,  groups, rows,         columns,        strip, x,        x_runs,     q,        q_bytes, scale, scales, amax, \
-     whole, norm,   group_scales, scale_rounding, rule,  rounding, transposed, hadamard, blocks,  seed}
+    {ends, groups, rows, columns, strip, x, x_runs, q, q_bytes, SCALES_OF(q, scale, columns), scales, amax, whole,      \
+     norm, group_scales, scale_rounding, rule, rounding, transposed, hadamard, blocks, seed}
 
 /* Scales of 16 columns, or 16 times one. */
 typedef struct scaling {

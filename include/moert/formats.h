@@ -140,6 +140,16 @@ typedef enum moert_precision {
     MOERT_PRECISION_NVFP4
 } moert_precision;
 
+/*
+ * How rows of x and dy travel from their token's rank to the owners of its experts; the results
+ * travel back, and are summed, as float32.
+ *   F32    as they are, 4H bytes
+ *   MXFP8  E4M3 with a scale for every 32 columns, RCEIL: H + ceil(H/32) bytes, rounded up to 4
+ * A row is rounded once, on its token's rank, and the experts' three GEMMs all start from the
+ * rounded row; router and shared expert see x and dy as they are.
+ */
+typedef enum moert_dispatch { MOERT_DISPATCH_F32, MOERT_DISPATCH_MXFP8 } moert_dispatch;
+
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);
 MOERT_API const char *moert_number_name(moert_number number);

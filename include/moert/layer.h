@@ -69,16 +69,17 @@ typedef struct moert_layer_options {
     bool deferred_wgrad; /* weight gradients of the experts by moert_layer_wgrad, not in backward */
     moert_precision
         precision; /* of the experts' GEMMs; the shared expert and the router stay in float32 */
+    moert_dispatch dispatch;
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
     {                                                                                              \
         sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false,  \
-            false, false, false, MOERT_PRECISION_F32                                               \
+            false, false, false, MOERT_PRECISION_F32, MOERT_DISPATCH_F32                           \
     }
 
-/* Errors: ERROR_USAGE (sizes, K > E, E < EP: says which), ERROR_MEMORY. The mesh must outlive the
- * layer. */
+/* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP: says which), ERROR_MEMORY. The mesh must
+ * outlive the layer. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
@@ -99,8 +100,8 @@ MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
  * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group
- * alike: ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch),
- * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * alike, with NVFP4 also on the groups that would wait for this one: ERROR_NUMERIC (non-finite
+ * scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y);

@@ -107,6 +107,14 @@ static moert_status place_received(const moert_plan *plan, const moert_window *w
                               plan->rows * window->stride * sizeof(float));
 }
 
+/* Packed rows of `width` floats to their owners. */
+static moert_status send_mail(moert_exchange *exchange, const moert_plan *plan,
+                              const moert_mail *mail, size_t width) {
+    moert_exchange_count(exchange, plan, width);
+    return moert_comm_alltoallv(exchange->comm, mail->send.data, plan->send_rows,
+                                mail->receive.data, plan->receive_rows, width * sizeof(float));
+}
+
 static moert_status dispatch_staged(moert_exchange *exchange, const moert_move *move,
                                     moert_status status) {
     moert_stage *stage = exchange->state;
@@ -117,13 +125,9 @@ static moert_status dispatch_staged(moert_exchange *exchange, const moert_move *
     if (status == MOERT_OK && slots)
         status = pack_source(plan, move->slot_source, 1, move->slots, &stage->slots);
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    MOERT_TRY(moert_comm_alltoallv(exchange->comm, stage->rows.send.data, plan->send_rows,
-                                   stage->rows.receive.data, plan->receive_rows,
-                                   move->window->width * sizeof(float)));
+    MOERT_TRY(send_mail(exchange, plan, &stage->rows, move->window->width));
     if (slots)
-        MOERT_TRY(moert_comm_alltoallv(exchange->comm, stage->slots.send.data, plan->send_rows,
-                                       stage->slots.receive.data, plan->receive_rows,
-                                       sizeof(float)));
+        MOERT_TRY(send_mail(exchange, plan, &stage->slots, move->slots->width));
     status = place_received(plan, move->window, &stage->rows);
     if (status == MOERT_OK && slots)
         status = place_received(plan, move->slots, &stage->slots);

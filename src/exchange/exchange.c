@@ -122,6 +122,15 @@ const char *moert_exchange_engine(const moert_exchange *exchange) {
     return exchange->engine->name;
 }
 
+uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange) {
+    return exchange->dispatched_bytes;
+}
+
+void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats) {
+    for (size_t r = 0; r < plan->ranks; r++)
+        exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
+}
+
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]) {
     bool taken = false;

@@ -4,9 +4,10 @@
  *
  * A window is one row-major float32 matrix per rank, on the rank's device, that the peers of the
  * exchange can reach: rows of `width` floats at a stride of moert_window_stride() floats (width
- * rounded up to 16). Dispatch copies each token's row into the windows of the owners of its K
- * experts, at the plan's rows; combine sums the K rows of each token, from the owners' windows, in
- * slot order. Slots (weights, and their gradients) travel along as one float per row.
+ * rounded up to 16). Dispatch copies each token's row, bit by bit whatever it means, into the
+ * windows of the owners of its K experts, at the plan's rows; combine sums the K rows of each
+ * token, from the owners' windows, in slot order. Slots (weights, and their gradients) travel along
+ * as one float per row.
  *
  *   local   one rank
  *   window  ranks of one host on CPU devices: MPI shared memory, one-sided kernels
@@ -45,6 +46,9 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
 void moert_exchange_destroy(moert_exchange *exchange);
 /* "local", "window" or "staged". */
 const char *moert_exchange_engine(const moert_exchange *exchange);
+/* Bytes that this rank's dispatches have stored into windows (staged: have sent) so far, slots
+ * included, rows for itself too. */
+uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
 
 /*
  * Whether each engine works among these ranks, in the order in which AUTO tries them: opens and

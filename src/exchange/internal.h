@@ -57,9 +57,13 @@ struct moert_exchange {
     void *state;          /* the engine's */
     size_t largest_bytes; /* largest allocation that every rank's device takes */
     size_t capacity_rows; /* largest capacity_rows of all plans so far */
+    uint64_t dispatched_bytes;
 };
 
 void moert_storage_release(moert_storage *storage);
+
+/* Counts a dispatch of rows of so many floats to all owners. */
+void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats);
 
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);

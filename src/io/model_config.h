@@ -37,10 +37,12 @@ typedef struct moert_model_config {
     bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
-    moert_precision precision; /* of the experts' GEMMs; not a part of config.json, F32 when read */
     const char *quant_method; /* of the weights on disk (weights.h): "fp8", "mxfp4", NULL = plain */
-    char *text;               /* config.json as read, to be written beside a trained model, which
-                                 is plain: without quantization_config */
+    /* how to compute: not a part of config.json, F32 when read */
+    moert_precision precision; /* of the experts' GEMMs */
+    moert_dispatch dispatch;
+    char *text; /* config.json as read, to be written beside a trained model, which is plain:
+                   without quantization_config */
 } moert_model_config;
 
 /*

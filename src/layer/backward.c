@@ -1,6 +1,7 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/phase.h"
 #include "layer/precision.h"
+#include "layer/wire.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
@@ -13,8 +14,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, rows * o->intermediate, &dh));
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.x = dh;
-    second.y = moert_window_rows(layer->dy);
-    second.ldy = moert_window_stride(layer->dy);
+    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .rows = rows,
@@ -47,28 +47,16 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out) {
     return moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in);
 }
 
-static moert_status compute_wgrad(moert_layer *layer) {
+static moert_status compute_wgrad_out(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
-    moert_phase_set("wgrad");
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.accumulate = layer->accumulate;
     second.x = layer->h;
     second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
-    second.y = moert_window_rows(layer->dy);
-    second.ldy = moert_window_stride(layer->dy);
+    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_OUT, &second));
-
-    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
-    in.accumulate = layer->accumulate;
-    in.x = moert_window_rows(layer->x);
-    in.ldx = moert_window_stride(layer->x);
-    in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
-    in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
-    in.y = layer->v;
-    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
     if (!o->expert_biases)
         return MOERT_OK;
-    MOERT_TRY(moert_gemm_bias_grad(&in));
     return moert_scaled_bias_gradient(
         &(moert_scaled_bias){.groups = second.groups,
                              .n = o->hidden,
@@ -78,6 +66,24 @@ static moert_status compute_wgrad(moert_layer *layer) {
                              .y = second.y,
                              .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
                              .accumulate = layer->accumulate});
+}
+
+static moert_status compute_wgrad_in(moert_layer *layer) {
+    const moert_layer_options *o = &layer->options;
+    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
+    in.accumulate = layer->accumulate;
+    in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
+    in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
+    in.y = layer->v;
+    MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
+    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
+    return o->expert_biases ? moert_gemm_bias_grad(&in) : MOERT_OK;
+}
+
+static moert_status compute_wgrad(moert_layer *layer) {
+    moert_phase_set("wgrad");
+    MOERT_TRY(compute_wgrad_out(layer));
+    return compute_wgrad_in(layer);
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx. */
@@ -162,6 +168,29 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     return moert_gemm_dgrad(&gemm);
 }
 
+/* The received rows of dy, and room for what is made of them. All ranks of the EP group fail alike.
+ */
+static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_window **out,
+                            moert_window **dprob, moert_buffer **dweight) {
+    moert_mesh *mesh = layer->mesh;
+    const moert_buffer *packed = NULL;
+    if (!layer->owns_dy)
+        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
+                                    &layer->dy));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
+    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
+    if (status == MOERT_OK)
+        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
+                                    layer->batch.tokens * layer->options.router.topk, dweight);
+    if (status == MOERT_OK)
+        status = moert_wire_pack(layer, dy, &packed);
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->dy, NULL,
+                                      NULL));
+    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
+    return moert_window_reserve(*dprob, layer->plan->plan);
+}
+
 moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
                                   const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = {NULL, 0.0f, false};
@@ -174,19 +203,12 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
         losses = &none;
     layer->accumulate = losses->accumulate;
     layer->stage = STAGE_NOTHING;
-    if (!layer->owns_dy)
-        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, layer->options.hidden, &layer->dy));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &dprob));
-    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
-    if (status == MOERT_OK)
-        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
-                                    layer->batch.tokens * layer->options.router.topk, &dweight);
-    MOERT_TRY(
-        moert_exchange_dispatch(mesh->exchange, layer->plan, status, dy, layer->dy, NULL, NULL));
-    MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
-    MOERT_TRY(moert_window_reserve(dprob, layer->plan->plan));
-    status = differentiate_experts(layer, out, dprob); /* the ranks agree on it in the combine */
+    moert_precision_begin(layer);
+    moert_status status = deliver(layer, dy, &out, &dprob, &dweight);
+    if (status != MOERT_OK)
+        return moert_precision_tell_replicas(layer, status);
+    /* the ranks agree on it in the combine */
+    status = moert_precision_settle(layer, differentiate_experts(layer, out, dprob));
     MOERT_TRY(
         moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
     layer->stage = STAGE_BACKWARD;

@@ -1,6 +1,7 @@
 /* The layer's forward pass. */
 #include "base/phase.h"
 #include "layer/precision.h"
+#include "layer/wire.h"
 #include "ops/bias.h"
 #include "ops/dense.h"
 
@@ -55,8 +56,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     MOERT_TRY(moert_layer_activation(layer, rows, o->intermediate, &layer->h));
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
-    in.x = moert_window_rows(layer->x);
-    in.ldx = moert_window_stride(layer->x);
+    MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
     MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_IN, &in));
 
@@ -116,10 +116,26 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
     return moert_add(tokens * o->hidden, result, y);
 }
 
+/* From a status so far to the received rows, and room for their results. All ranks of the EP group
+ * fail alike. */
+static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
+                            moert_window **out) {
+    moert_mesh *mesh = layer->mesh;
+    const moert_router_options *router = &layer->options.router;
+    const moert_buffer *packed;
+    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index,
+                                       layer->batch.tokens, router->topk, router->experts,
+                                       &layer->plan));
+    status = moert_wire_pack(layer, x, &packed);
+    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->x,
+                                      layer->routing.weight, layer->prob));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    return moert_window_reserve(*out, layer->plan->plan);
+}
+
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     moert_mesh *mesh = layer->mesh;
-    const moert_router_options *router = &layer->options.router;
     moert_window *out;
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
@@ -127,15 +143,14 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     layer->stage = STAGE_NOTHING;
     layer->batch = *batch;
     layer->input = x;
+    moert_precision_begin(layer);
     if (status == MOERT_OK)
         status = route(layer, x);
-    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index, batch->tokens,
-                                       router->topk, router->experts, &layer->plan));
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, MOERT_OK, x, layer->x,
-                                      layer->routing.weight, layer->prob));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, &out));
-    MOERT_TRY(moert_window_reserve(out, layer->plan->plan));
-    status = compute_experts(layer, out); /* the ranks agree on it in the combine */
+    status = deliver(layer, status, x, &out);
+    if (status != MOERT_OK)
+        return moert_precision_tell_replicas(layer, status);
+    /* the ranks agree on it in the combine */
+    status = moert_precision_settle(layer, compute_experts(layer, out));
     MOERT_TRY(
         moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
     layer->stage = STAGE_FORWARD;

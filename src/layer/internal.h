@@ -25,6 +25,7 @@ struct moert_layer {
     moert_buffer *correction; /* [E] or NULL */
     moert_rounded rounded[BLOCKS];
     bool weights_changed; /* since `rounded` was made */
+    size_t gathers;       /* of an amax, still to come in this pass */
 
     /* the last forward, kept for backward */
     moert_batch batch;
@@ -32,7 +33,7 @@ struct moert_layer {
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
     moert_exchange_plan *plan;
-    moert_window *x, *prob; /* received rows and their weights */
+    moert_window *x, *prob; /* received rows, as they travel, and their weights */
     moert_buffer *v, *h;    /* [M,2I] (backward turns it into dv), [M,I] */
     moert_buffer *shared_v, *shared_h;
 

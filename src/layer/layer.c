@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "layer/precision.h"
+#include "layer/wire.h"
 
 static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options) {
     if (options->size != sizeof *options)
@@ -19,6 +20,9 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
         return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d",
                           (unsigned)options->precision, MOERT_PRECISION_NVFP4);
+    if ((unsigned)options->dispatch > MOERT_DISPATCH_MXFP8)
+        return MOERT_FAIL(ERROR_USAGE, "dispatch of a layer is %u, above %d",
+                          (unsigned)options->dispatch, MOERT_DISPATCH_MXFP8);
     MOERT_TRY(moert_router_check(&options->router));
     if (options->router.experts < moert_comm_size(mesh->experts))
         return MOERT_FAIL(ERROR_USAGE,
@@ -71,10 +75,11 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts),
                        moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_blocks(made)));
-    MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, options->hidden, &made->x));
+    MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, moert_wire_width(options), &made->x));
     MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, 1, &made->prob));
     if (made->owns_dy)
-        MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, options->hidden, &made->dy));
+        MOERT_TRY_OR(fail,
+                     moert_window_create(mesh->exchange, moert_wire_width(options), &made->dy));
     *layer = made;
     return MOERT_OK;
 fail:

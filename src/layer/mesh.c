@@ -27,6 +27,8 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
+    MOERT_TRY_OR(fail,
+                 moert_comm_agree(world, moert_alloc(&made->reports, size, sizeof *made->reports)));
     MOERT_TRY_OR(fail, moert_comm_split(world, rank / ep, &made->experts));
     MOERT_TRY_OR(fail, moert_comm_split(world, rank % ep, &made->replicas));
     MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts,
@@ -48,6 +50,7 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
+    free(mesh->reports);
     free(mesh);
 }
 

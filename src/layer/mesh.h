@@ -16,7 +16,7 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_SLOTS,     /* [T,K] */
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
-    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window without gaps */
+    MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
     MOERT_SCRATCH_CODES,     /* what quantisers write */
     MOERT_SCRATCH_SCALES,    /* likewise */
     MOERT_SCRATCH_GLOBAL,    /* [L] */
@@ -35,6 +35,12 @@ typedef enum moert_shared_window {
     MOERT_SHARED_WINDOWS
 } moert_shared_window;
 
+/* What a rank tells the others of its rows, see layer/precision.h. */
+typedef struct moert_amax_report {
+    uint32_t status; /* moert_status so far */
+    float amax;
+} moert_amax_report;
+
 struct moert_mesh {
     moert_context *context;
     moert_device *device;
@@ -45,6 +51,7 @@ struct moert_mesh {
     moert_window *windows[MOERT_SHARED_WINDOWS];
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
+    moert_amax_report *reports; /* [R] */
 };
 
 /* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of

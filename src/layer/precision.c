@@ -119,11 +119,46 @@ void moert_precision_free(moert_layer *layer) {
 
 /* ---- activations ---- */
 
-/* *amax = the largest of all ranks' amax of `rows`, NaN if any has one. Collective. */
+enum { GATHERS = 2 }; /* of x and h, or of dy and dv */
+
+void moert_precision_begin(moert_layer *layer) {
+    layer->gathers = layer->options.precision == MOERT_PRECISION_NVFP4 ? GATHERS : 0;
+}
+
+/* *amax = the largest of all ranks', NaN if any has one; if any brings a failure, all fail, and
+ * this was the pass's last gather. Collective. */
+static moert_status gather(moert_layer *layer, moert_status local, float *amax) {
+    moert_mesh *mesh = layer->mesh;
+    const moert_amax_report mine = {local, *amax};
+    const size_t left = layer->gathers - 1;
+    bool failed = false;
+    layer->gathers = 0;
+    MOERT_TRY(moert_comm_allgather(mesh->world, &mine, sizeof mine, mesh->reports));
+    for (size_t r = 0; r < moert_comm_size(mesh->world); r++) {
+        const moert_amax_report *report = &mesh->reports[r];
+        failed = failed || report->status != MOERT_OK;
+        if (isnan(report->amax) || report->amax > *amax)
+            *amax = report->amax;
+    }
+    if (failed)
+        return moert_comm_agree(mesh->world, local);
+    layer->gathers = left;
+    return MOERT_OK;
+}
+
+moert_status moert_precision_settle(moert_layer *layer, moert_status status) {
+    float nothing = 0.0f;
+    return status != MOERT_OK && layer->gathers > 0 ? gather(layer, status, &nothing) : status;
+}
+
+moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status) {
+    const bool alone = moert_comm_size(layer->mesh->replicas) == 1;
+    return alone ? status : moert_precision_settle(layer, status);
+}
+
+/* *amax = that of this rank's rows. */
 static moert_status measure(moert_mesh *mesh, const matrix *rows, float *amax) {
-    const size_t ranks = moert_comm_size(mesh->world);
     moert_buffer *buffer;
-    float mine, *all;
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &buffer));
     MOERT_TRY(moert_quantize_amax(
         &(moert_quantize){.how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW),
@@ -131,15 +166,7 @@ static moert_status measure(moert_mesh *mesh, const matrix *rows, float *amax) {
                           .columns = rows->columns,
                           .x = rows->values,
                           .amax = buffer}));
-    MOERT_TRY(moert_buffer_read(buffer, 0, &mine, sizeof mine));
-    MOERT_TRY(moert_alloc(&all, ranks, sizeof *all));
-    moert_status status = moert_comm_allgather(mesh->world, &mine, sizeof mine, all);
-    *amax = 0.0f;
-    for (size_t r = 0; r < ranks; r++)
-        if (isnan(all[r]) || all[r] > *amax)
-            *amax = all[r];
-    free(all);
-    return status;
+    return moert_buffer_read(buffer, 0, amax, sizeof *amax);
 }
 
 /* One operand of a GEMM, and where its rounded rows go. */
@@ -178,8 +205,10 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
                                          o->columns * sizeof(float), groups->rows));
     }
     if (precision == MOERT_PRECISION_NVFP4) {
-        if (!o->measured)
+        if (!o->measured) {
             MOERT_TRY(measure(mesh, &rows, o->amax));
+            MOERT_TRY(gather(layer, MOERT_OK, o->amax));
+        }
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
         MOERT_TRY(moert_buffer_write(amax, 0, o->amax, sizeof *o->amax));
     }

@@ -13,7 +13,8 @@
  *
  * NVFP4: a weight has one global scale per expert, an activation one for all rows of all ranks, so
  * that the bits do not depend on who holds them. The gathering of that scale makes forward and
- * dgrad collective over the mesh's world; wgrad uses what they have found.
+ * dgrad collective over the mesh's world; wgrad uses what they have found. Each rank's status rides
+ * along: if one has failed, the gather fails on all ranks alike.
  */
 #ifndef MOERT_LAYER_PRECISION_H
 #define MOERT_LAYER_PRECISION_H
@@ -23,6 +24,17 @@
 /* Remakes the rounded weights if they are stale. Not collective. */
 moert_status moert_precision_refresh(moert_layer *layer);
 void moert_precision_free(moert_layer *layer);
+
+/* Before what can fail on some ranks of a pass, forward or backward: it has two gathers to come. */
+void moert_precision_begin(moert_layer *layer);
+/*
+ * This rank's status before the pass combines: if it is bad and a gather is still to come, this
+ * rank takes part in it, so that the others, who may be waiting there, fail as well. Returns what
+ * they have agreed on. Collective in this sense.
+ */
+moert_status moert_precision_settle(moert_layer *layer, moert_status status);
+/* The same of a failure that the ranks of the EP group share: their replicas do not know of it. */
+moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status);
 
 /* moert_gemm_forward, _dgrad and _wgrad of the experts' projection `block`, with float32 operands
  * in `gemm`, which stay as they are. */

@@ -68,3 +68,11 @@ moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *how, size_
     return (moert_quantized_shape){rows, halves ? moert_ceil_div(columns, 2) : columns,
                                    tiles ? blocks : rows, across};
 }
+
+moert_quantized_shape moert_quantized_layout(const moert_quantize *op) {
+    moert_quantized_shape shape =
+        moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
+    if (op->row_bytes > 0)
+        shape.q_bytes = shape.scales = op->row_bytes;
+    return shape;
+}

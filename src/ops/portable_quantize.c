@@ -93,8 +93,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     static const char *const kernels[] = {"quantize_row", "quantize_column", "quantize_tile"};
     const moert_quantizer *how = &op->how;
     const moert_groups *groups = &op->groups;
-    const moert_quantized_shape shape =
-        moert_quantized_shape_of(how, groups->rows, op->columns, op->blocks);
+    const moert_quantized_shape shape = moert_quantized_layout(op);
     const size_t scales = how->group_scales ? groups->count : 1;
     char spec[SPEC_BYTES];
     moert_device *device = device_of(op);
@@ -121,8 +120,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
 moert_status moert_portable_dequantize(const moert_quantize *op) {
     const moert_quantizer *how = &op->how;
     const moert_groups *groups = &op->groups;
-    const moert_quantized_shape shape =
-        moert_quantized_shape_of(how, groups->rows, op->columns, op->blocks);
+    const moert_quantized_shape shape = moert_quantized_layout(op);
     char spec[SPEC_BYTES];
     make_spec("dequantize", how->format, spec);
     MOERT_TRY(MOERT_RUN(

@@ -36,7 +36,7 @@ static moert_status check_how(const moert_quantizer *how) {
     return MOERT_OK;
 }
 
-/* Checks what all calls share and fills in what may be left out. */
+/* Checks what all calls share, fills in what may be left out and drops what is not used. */
 static moert_status check_shape(const moert_quantize *op, moert_quantize *full) {
     const moert_groups *groups = &op->groups;
     int narrow;
@@ -44,6 +44,8 @@ static moert_status check_shape(const moert_quantize *op, moert_quantize *full) 
     MOERT_TRY(check_how(&op->how));
     if (groups->ends == NULL)
         full->groups.count = 1;
+    if (op->row_bytes > 0)
+        full->scale = NULL;
     MOERT_TRY(moert_to_int(groups->rows, "rows of a quantised matrix", &narrow));
     MOERT_TRY(moert_to_int(op->columns, "columns of a quantised matrix", &narrow));
     MOERT_TRY(moert_to_int(full->groups.count, "groups of a quantised matrix", &narrow));
@@ -74,14 +76,30 @@ static moert_status check_norm(moert_quantize *op) {
     return moert_check_buffer("norm", op->norm, 1, 1, 1, sizeof(float));
 }
 
-static moert_status check_quantized(const moert_quantize *op) {
+/* Payload and scales, apart or row by row together. */
+static moert_status check_payload(const moert_quantize *op) {
     const moert_quantizer *how = &op->how;
+    const size_t scale_bytes = moert_format_scale_bytes(how->format);
     const moert_quantized_shape shape =
         moert_quantized_shape_of(how, op->groups.rows, op->columns, op->blocks);
+    if (op->row_bytes == 0) {
+        MOERT_TRY(moert_check_buffer("q", op->q, shape.q_lines, shape.q_bytes, shape.q_bytes, 1));
+        return moert_check_buffer("scale", op->scale, shape.scale_lines, shape.scales, shape.scales,
+                                  scale_bytes);
+    }
+    if (how->axis != MOERT_AXIS_ROW || scale_bytes != 1)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "row_bytes goes with blocks along rows and scales of one byte, not with "
+                          "axis %u and %s",
+                          (unsigned)how->axis, moert_format_name(how->format));
+    return moert_check_buffer("q", op->q, shape.q_lines, shape.q_bytes + shape.scales,
+                              op->row_bytes, 1);
+}
+
+static moert_status check_quantized(const moert_quantize *op) {
+    const moert_quantizer *how = &op->how;
     const size_t scales = how->group_scales ? op->groups.count : 1;
-    MOERT_TRY(moert_check_buffer("q", op->q, shape.q_lines, shape.q_bytes, shape.q_bytes, 1));
-    MOERT_TRY(moert_check_buffer("scale", op->scale, shape.scale_lines, shape.scales, shape.scales,
-                                 moert_format_scale_bytes(how->format)));
+    MOERT_TRY(check_payload(op));
     if (how->format == MOERT_FORMAT_NVFP4 && op->norm == NULL)
         MOERT_TRY(moert_check_buffer("global scale", op->global, 1, scales, scales, sizeof(float)));
     return MOERT_OK;

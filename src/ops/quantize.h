@@ -54,6 +54,8 @@ typedef struct moert_quantize {
                              FP8_BLOCK */
     size_t blocks;        /* P that q and scale have room for, 0 = moert_row_blocks_most(); blocks
                              past it are left out */
+    size_t row_bytes;     /* 0, or ROW with scales of one byte: the payload of each row is followed
+                             by its scales, in rows of so many bytes of q; `scale` is not used */
 } moert_quantize;
 
 /* amax[1] or [groups.count] = largest |x|, rotated if `how` says so; 0 for no rows. `how.axis`,
@@ -80,6 +82,8 @@ typedef struct moert_quantized_shape {
 } moert_quantized_shape;
 moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *how, size_t rows,
                                                size_t columns, size_t blocks);
+/* The same of an operation; with row_bytes, q_bytes and scales are the distances of rows. */
+moert_quantized_shape moert_quantized_layout(const moert_quantize *op);
 
 /* target[n] = source[n], one of the types float32, the other any of 8 bits or more. */
 typedef struct moert_cast {

@@ -223,7 +223,7 @@ static moert_status begin(const moert_quantize *op, moert_mapping *maps, job *j)
                .element = moert_format_element(op->how.format),
                .block = moert_format_block(op->how.format),
                .whole = {(uint32_t)op->groups.rows}};
-    j->shape = moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
+    j->shape = moert_quantized_layout(op);
     *maps = (moert_mapping){.count = 0};
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->groups.ends, &j->ends));
     if (j->ends == NULL)
@@ -231,6 +231,8 @@ static moert_status begin(const moert_quantize *op, moert_mapping *maps, job *j)
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->x, &j->x));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->q, &j->q));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->scale, &j->scale));
+    if (op->row_bytes > 0)
+        j->scale = j->q + moert_ceil_div(op->columns * moert_number_bits(j->element), 8);
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->global, &j->global));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->amax, &j->amax));
     MOERT_TRY_OR(unmap, moert_map_one(maps, op->norm, &j->norm));

@@ -21,8 +21,9 @@
 
 #include "base/error.h"
 
-/* Limits of a CHOICE of moert_precision. */
+/* Limits of a CHOICE of moert_precision and of moert_dispatch. */
 #define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
+#define MOERT_DISPATCH_WORDS  "f32|mxfp8"
 
 /* X(TYPE, what --help shows): the type decides what `target` points to. */
 #define MOERT_OPTION_TABLE(X)                                                                      \

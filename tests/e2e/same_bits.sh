@@ -68,6 +68,7 @@ invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 -
 for precision in bf16 mxfp8 nvfp4; do
     invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
 done
+invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
 
 # a model that starts from files, its embeddings tied
 cp -r "$folder/qwen3-1-local/model" "$folder/tied" &&

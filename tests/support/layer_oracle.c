@@ -24,6 +24,32 @@ static double *scaled(const char *name, size_t n, double scale) {
     return values;
 }
 
+/* Blocks of 32 columns, their scale a power of two that makes the largest at most 448; elements to
+ * three bits after the first, in steps of 2^-9 at least. */
+static void round_row(double *row, size_t n) {
+    for (size_t first = 0; first < n; first += 32) {
+        const size_t end = first + 32 < n ? first + 32 : n;
+        double largest = 0.0;
+        for (size_t i = first; i < end; i++)
+            largest = fmax(largest, fabs(row[i]));
+        if (largest == 0.0)
+            continue;
+        const double scale = exp2(ceil(log2(largest / 448.0)));
+        for (size_t i = first; i < end; i++) {
+            const double step = exp2(fmax(floor(log2(fabs(row[i]) / scale)), -6.0) - 3.0) * scale;
+            row[i] = nearbyint(row[i] / step) * step;
+        }
+    }
+}
+
+/* Numbers of a name, as the layer's dispatch has them. */
+static double *sent(const char *name, const moert_layer_options *options, size_t tokens) {
+    double *rows = scaled(name, tokens * options->hidden, 1.0);
+    for (size_t t = 0; t < tokens && options->dispatch == MOERT_DISPATCH_MXFP8; t++)
+        round_row(rows + t * options->hidden, options->hidden);
+    return rows;
+}
+
 static void route_logits(const oracle_layer *layer, const double *x, double *logits) {
     const size_t hidden = layer->options.hidden;
     const double *bias = layer->tensor[MOERT_LAYER_ROUTER_BIAS];
@@ -69,6 +95,8 @@ void oracle_layer_create(const moert_layer_options *options, size_t tokens, orac
     *layer = (oracle_layer){.options = *options, .tokens = tokens, .z_factor = 0.03125};
     layer->x = scaled("x", tokens * h, 1.0);
     layer->dy = scaled("dy", tokens * h, 1.0);
+    layer->sent_x = sent("x", options, tokens);
+    layer->sent_dy = sent("dy", options, tokens);
     layer->aux = scaled("aux", e, 0.5);
     for (size_t r = 0; r < MOERT_LAYER_TENSORS; r++) {
         layer->elements[r] = rows[r].elements;
@@ -88,6 +116,8 @@ void oracle_layer_destroy(oracle_layer *layer) {
         free(layer->tensor[r]);
     free(layer->x);
     free(layer->dy);
+    free(layer->sent_x);
+    free(layer->sent_dy);
     free(layer->aux);
     free(layer->correction);
     free(layer->index);
@@ -123,6 +153,7 @@ static void add_expert(const expert *e, const double *x, double weight, double *
     }
 }
 
+/* y += the routed experts of a token */
 static void add_experts(const oracle_layer *layer, const double *x, const int32_t *index,
                         const double *weight, double *y) {
     const moert_layer_options *o = &layer->options;
@@ -139,12 +170,16 @@ static void add_experts(const oracle_layer *layer, const double *x, const int32_
                                o->expert_biases ? tensor[MOERT_LAYER_B2] + e * h : NULL};
         add_expert(&routed, x, weight[k], y);
     }
+}
+
+static void add_shared(const oracle_layer *layer, const double *x, double *y) {
+    const moert_layer_options *o = &layer->options;
     expert shared = {o->glu,
-                     h,
+                     o->hidden,
                      o->shared_intermediate,
-                     tensor[MOERT_LAYER_SHARED_W1],
+                     layer->tensor[MOERT_LAYER_SHARED_W1],
                      NULL,
-                     tensor[MOERT_LAYER_SHARED_W2],
+                     layer->tensor[MOERT_LAYER_SHARED_W2],
                      NULL};
     shared.form.interleaved = false;
     if (o->shared_intermediate > 0)
@@ -154,7 +189,7 @@ static void add_experts(const oracle_layer *layer, const double *x, const int32_
 double oracle_layer_loss(const oracle_layer *layer, double *y) {
     const moert_router_options *router = &layer->options.router;
     const size_t hidden = layer->options.hidden;
-    double loss = 0.0, *row = calloc(hidden, sizeof *row);
+    double loss = 0.0, *row = calloc(2 * hidden, sizeof *row), *shared = row + hidden;
     for (size_t t = 0; t < layer->tokens; t++) {
         const double *x = layer->x + t * hidden;
         const int32_t *index = layer->index + t * router->topk;
@@ -163,10 +198,13 @@ double oracle_layer_loss(const oracle_layer *layer, double *y) {
         oracle_weights(router, logits, index, weight);
         oracle_share(router, logits, share);
         const double lse = oracle_softmax(logits, router->experts, p);
-        memset(row, 0, hidden * sizeof *row);
-        add_experts(layer, x, index, weight, row);
-        for (size_t h = 0; h < hidden; h++)
-            loss += row[h] * layer->dy[t * hidden + h];
+        memset(row, 0, 2 * hidden * sizeof *row);
+        add_experts(layer, layer->sent_x + t * hidden, index, weight, row);
+        add_shared(layer, x, shared);
+        for (size_t h = 0; h < hidden; h++) {
+            loss += row[h] * layer->sent_dy[t * hidden + h] + shared[h] * layer->dy[t * hidden + h];
+            row[h] += shared[h];
+        }
         for (size_t e = 0; e < router->experts; e++)
             loss += layer->aux[e] * share[e];
         loss += 0.5 * layer->z_factor * lse * lse;

@@ -8,6 +8,7 @@ typedef struct oracle_layer {
     moert_layer_options options;
     size_t tokens;
     double *x, *dy;                      /* [T,H] */
+    double *sent_x, *sent_dy;            /* the same, as the routed experts get them */
     double *tensor[MOERT_LAYER_TENSORS]; /* of all experts; NULL when the layer has no such */
     size_t elements[MOERT_LAYER_TENSORS];
     int32_t *index;    /* [T,K], chosen once: differences must not change the choice */
@@ -24,7 +25,8 @@ void oracle_layer_destroy(oracle_layer *layer);
 /* True for tensors [E,...], of which a rank holds its experts' part. */
 bool oracle_layer_of_experts(moert_layer_tensor which);
 
-/* sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2); also y[T,H] unless NULL. */
+/* sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2), where the routed experts' part of y has
+ * sent_dy for dy; also y[T,H] unless NULL. */
 double oracle_layer_loss(const oracle_layer *layer, double *y);
 
 /* gradient[n] of the loss by value[n], a part of `layer`, by central differences. */

@@ -80,6 +80,39 @@ static void test_exchange_repeats_with_changing_payload(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* Element i of a token's row: bits that arithmetic would change. */
+static uint32_t hostile_bits(size_t token, size_t i) {
+    static const uint32_t bits[] = {0x7F800001, 0xFFBFFFFF, 0x7FC12345, 0xFF800000,
+                                    0x80000000, 0x00000001, 0x807FFFFF, 0xFFFFFFFF};
+    return bits[(token * 5 + i) % 8];
+}
+
+static void test_exchange_dispatches_any_bits(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"bits", 1, 1, 21, {3, 5, 0, 4}, ONE_EXPERT, 5};
+    const size_t tokens = c.tokens[test_rank];
+    size_t before = 0, wrong = 0;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    uint32_t *host = (uint32_t *)t.host;
+    for (size_t r = 0; r < test_rank; r++)
+        before += c.tokens[r];
+    for (size_t i = 0; i < tokens * c.width; i++)
+        host[i] = hostile_bits(before + i / c.width, i % c.width);
+    ASSERT_OK_ON_ALL(moert_buffer_write(t.source, 0, host, tokens * c.width * 4));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.x), 0, host, rows * stride * 4));
+    for (size_t i = 0; i < rows * c.width; i++)
+        wrong += host[i / c.width * stride + i % c.width] != hostile_bits(i / c.width, i % c.width);
+    ASSERT_ON_ALL(wrong == 0 && (rows > 0) == (test_rank == 0));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
 /* ---- errors ---- */
 
 static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state) {
@@ -149,6 +182,7 @@ static void test_exchange_chooses_the_best_engine(void **state) {
     X(test_exchange_moves_rows_exactly)                                                            \
     X(test_exchange_grows_its_windows)                                                             \
     X(test_exchange_repeats_with_changing_payload)                                                 \
+    X(test_exchange_dispatches_any_bits)                                                           \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
 
 static unsigned local_engine = MOERT_EXCHANGE_LOCAL, window_engine = MOERT_EXCHANGE_WINDOW,

@@ -71,8 +71,13 @@ static void expect(oracle_layer *oracle, expectation *expected) {
         return;
     expected->y = test_alloc(n * sizeof *expected->y);
     expected->dx = test_alloc(n * sizeof *expected->dx);
+    double *by_sent = test_alloc(n * sizeof *by_sent);
     oracle_layer_loss(oracle, expected->y);
     oracle_layer_differentiate(oracle, oracle->x, n, expected->dx);
+    oracle_layer_differentiate(oracle, oracle->sent_x, n, by_sent);
+    for (size_t i = 0; i < n; i++)
+        expected->dx[i] += by_sent[i];
+    free(by_sent);
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         const size_t elements = oracle->elements[i];
         if (elements == 0 || i == MOERT_LAYER_CORRECTION)
@@ -163,6 +168,19 @@ static void test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_diff
     void **state) {
     (void)state;
     check_form(dense_form());
+}
+
+/* The experts get x and dy as MXFP8, router and shared expert as they are. */
+static void test_gradients_of_a_layer_that_dispatches_mxfp8_are_those_of_the_rounded_rows(
+    void **state) {
+    (void)state;
+    moert_layer_options options = full_form();
+    options.dispatch = MOERT_DISPATCH_MXFP8;
+    check_form(options);
+    options = dense_form();
+    options.dispatch = MOERT_DISPATCH_MXFP8;
+    options.hidden = 44;
+    check_form(options);
 }
 
 static void test_deferred_wgrad_gives_the_same_bits(void **state) {
@@ -287,6 +305,9 @@ static void test_impossible_layers_and_meshes_are_refused(void **state) {
     status = moert_layer_create(mesh, &options, &layer);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     options = plain_form();
+    options.dispatch = (moert_dispatch)2;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dispatch");
+    options = plain_form();
     options.router.experts = options.router.topk = 1;
     status = moert_layer_create(mesh, &options, &layer);
     ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
@@ -301,6 +322,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
         cmocka_unit_test(
             test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
+        cmocka_unit_test(
+            test_gradients_of_a_layer_that_dispatches_mxfp8_are_those_of_the_rounded_rows),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
         cmocka_unit_test(test_calls_out_of_order_are_refused),

@@ -1,4 +1,4 @@
-// run: np=1,2 sanitize=2
+// run: np=1,2,4 sanitize=2
 /* Low-precision recipes of the layer against its float32 results, which test_layer holds against
  * float64. */
 #include <math.h>
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "context/context.h"
+#include "layer/internal.h"
 #include "support/layer_run.h"
 #include "support/mpi.h"
 
@@ -194,6 +195,95 @@ static void test_rounded_weights_follow_when_told(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
+/* ---- failures of one rank, on every arrangement of the ranks ---- */
+
+typedef struct breakage {
+    bool backward, late; /* in which pass; after the first gather of an amax, or before */
+    moert_status status;
+} breakage;
+
+/* Breaks the pass on rank 0: sizes that no device holds, or a weight in a buffer too small for it.
+ * Called again, mends it. */
+static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
+    moert_rounded *rounded = &layer->rounded[b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN];
+    moert_buffer *kept = rounded->weight[b->backward ? 1 : 0];
+    if (test_rank != 0)
+        return;
+    if (b->late) {
+        rounded->weight[b->backward ? 1 : 0] = *small;
+        *small = kept;
+    } else {
+        layer->options.intermediate ^= (size_t)1 << 40;
+    }
+}
+
+static void fail_and_recover(layer_run *run, const breakage *b) {
+    moert_layer *layer = run->layer;
+    moert_buffer *small;
+    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), 4, &small));
+    if (b->backward)
+        ASSERT_OK(moert_layer_forward(layer, &run->batch, run->x, run->y));
+    break_or_mend(layer, b, &small);
+    const moert_status status = b->backward
+                                    ? moert_layer_backward(layer, run->dy, NULL, run->dx)
+                                    : moert_layer_forward(layer, &run->batch, run->x, run->y);
+    break_or_mend(layer, b, &small);
+    ASSERT_ON_ALL(status == b->status);
+    ASSERT_OK(layer_run_step(run, 0, 1));
+    moert_buffer_destroy(small);
+}
+
+static void test_a_failure_between_gathers_is_that_of_all_ranks(void **state) {
+    (void)state;
+    const breakage breakages[] = {{false, false, MOERT_ERROR_MEMORY},
+                                  {false, true, MOERT_ERROR_USAGE},
+                                  {true, false, MOERT_ERROR_MEMORY},
+                                  {true, true, MOERT_ERROR_USAGE}};
+    moert_layer_options options = form(64, 32);
+    options.precision = MOERT_PRECISION_NVFP4;
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
+        moert_mesh *mesh;
+        layer_run run;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        ASSERT_OK(layer_run_step(&run, 0, 1));
+        for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++)
+            fail_and_recover(&run, &breakages[i]);
+        layer_run_destroy(&run);
+        moert_mesh_destroy(mesh);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
+/* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
+static void test_a_bad_token_fails_on_all_replicas_of_nvfp4(void **state) {
+    (void)state;
+    moert_layer_options options = form(64, 32);
+    options.precision = MOERT_PRECISION_NVFP4;
+    const float bad = NAN;
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    const float right = (float)oracle.x[0];
+    for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
+        moert_mesh *mesh;
+        layer_run run;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        moert_status wrote =
+            test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
+        moert_status status = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+        ASSERT_ON_ALL(wrote == MOERT_OK && status == MOERT_ERROR_NUMERIC);
+        wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
+        ASSERT_ON_ALL(wrote == MOERT_OK);
+        ASSERT_OK(layer_run_step(&run, 0, 1));
+        layer_run_destroy(&run);
+        moert_mesh_destroy(mesh);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
 static void test_an_unknown_precision_is_refused(void **state) {
     (void)state;
     moert_mesh *mesh;
@@ -212,6 +302,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
         cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
         cmocka_unit_test(test_rounded_weights_follow_when_told),
+        cmocka_unit_test(test_a_failure_between_gathers_is_that_of_all_ranks),
+        cmocka_unit_test(test_a_bad_token_fails_on_all_replicas_of_nvfp4),
         cmocka_unit_test(test_an_unknown_precision_is_refused),
     };
     if (!mpi_tests_begin(count, arguments))

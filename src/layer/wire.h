@@ -1,0 +1,22 @@
+/*
+ * What a row of x or dy is while it travels to the owners of its experts (moert_dispatch): its
+ * float32 values, or the payload and the scales that stand for them. To the exchange it is a row of
+ * so many floats, which dispatch copies bit by bit.
+ */
+#ifndef MOERT_LAYER_WIRE_H
+#define MOERT_LAYER_WIRE_H
+
+#include "layer/internal.h"
+
+/* The width of a window for rows on their way, in floats. */
+size_t moert_wire_width(const moert_layer_options *options);
+
+/* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
+moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
+                             const moert_buffer **packed);
+/* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
+ * buffer until the next unpack. */
+moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
+                               size_t *stride);
+
+#endif

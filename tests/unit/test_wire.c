@@ -1,0 +1,201 @@
+// run: np=1,2,3,4 sanitize=2
+/*
+ * Layers that dispatch MXFP8: the same bits on one rank and on several, by every engine and in
+ * every precision; what rounding before the experts' own rounding changes; bytes that travel.
+ * test_layer holds their values against float64.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "context/context.h"
+#include "layer/mesh.h"
+#include "support/layer_run.h"
+#include "support/mpi.h"
+
+enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 }; /* no block, no word divides a row */
+
+static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = HIDDEN;
+    options.intermediate = 36;
+    options.router.experts = 5;
+    options.router.topk = TOPK;
+    options.precision = precision;
+    options.dispatch = dispatch;
+    return options;
+}
+
+/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its dispatches.
+ */
+static void compute(const oracle_layer *oracle, moert_context *context, const char *engine,
+                    bool deferred, layer_results *results, uint64_t *bytes) {
+    moert_mesh *mesh;
+    layer_run run;
+    set_variable("MOERT_EXCHANGE", engine);
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    ASSERT_OK(layer_run_create(context, mesh, oracle, deferred, &run));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, results));
+    assert_string_equal(moert_mesh_engine(mesh), engine);
+    *bytes = moert_exchange_dispatched_bytes(mesh->exchange);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+static bool same_rows(const layer_results *a, const layer_results *b) {
+    const size_t bytes = TOKENS * HIDDEN * sizeof(float);
+    return memcmp(a->y, b->y, bytes) == 0 && memcmp(a->dx, b->dx, bytes) == 0;
+}
+
+static bool same_gradients(const oracle_layer *oracle, const layer_results *a,
+                           const layer_results *b) {
+    bool same = true;
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (a->gradient[i] != NULL)
+            same &=
+                memcmp(a->gradient[i], b->gradient[i], oracle->elements[i] * sizeof(float)) == 0;
+    return same;
+}
+
+/* The engines for the ranks of this job. */
+static const char *const engines[] = {"local", "window", "staged"};
+enum { ENGINES = 3 };
+
+static bool works(size_t engine) {
+    return (engine == 0) == (test_ranks == 1) || engine == 2;
+}
+
+static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **state) {
+    (void)state;
+    moert_context *alone;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_MXFP8);
+        options.shared_intermediate = 7;
+        options.expert_biases = options.router_bias = true;
+        oracle_layer oracle;
+        layer_results want, got;
+        uint64_t bytes;
+        oracle_layer_create(&options, TOKENS, &oracle);
+        compute(&oracle, alone, "local", false, &want, &bytes);
+        for (size_t e = 0; e < ENGINES; e++) {
+            if (!works(e))
+                continue;
+            compute(&oracle, test_context, engines[e], e == 2, &got, &bytes);
+            const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
+            layer_results_free(&got);
+            ASSERT_ON_ALL(same);
+        }
+        layer_results_free(&want);
+        oracle_layer_destroy(&oracle);
+    }
+    moert_context_destroy(alone);
+}
+
+/* Both dispatches of the same layer and values. */
+static void compute_both(oracle_layer *oracle, layer_results results[2]) {
+    const char *engine = test_ranks == 1 ? "local" : "window";
+    uint64_t bytes;
+    for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_MXFP8; d++) {
+        oracle->options.dispatch = (moert_dispatch)d;
+        compute(oracle, test_context, engine, false, &results[d], &bytes);
+    }
+}
+
+static void test_rows_that_are_mxfp8_already_lose_nothing(void **state) {
+    (void)state;
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        const moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_MXFP8);
+        oracle_layer oracle;
+        layer_results results[2];
+        oracle_layer_create(&options, TOKENS, &oracle);
+        memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
+        memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
+        compute_both(&oracle, results);
+        const bool same = same_rows(&results[0], &results[1]) &&
+                          same_gradients(&oracle, &results[0], &results[1]);
+        for (size_t d = 0; d < 2; d++)
+            layer_results_free(&results[d]);
+        oracle_layer_destroy(&oracle);
+        ASSERT_ON_ALL(same);
+    }
+}
+
+/* No element is tiny beside its neighbours. */
+static void lift(double *rows) {
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
+}
+
+/* Whether rows and gradients of both dispatches are the same, with x[:,0] times `scale`. */
+static void compare_both(moert_precision precision, double scale, bool *rows, bool *gradients) {
+    const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
+    oracle_layer oracle;
+    layer_results results[2];
+    oracle_layer_create(&options, TOKENS, &oracle);
+    lift(oracle.x);
+    lift(oracle.dy);
+    for (size_t t = 0; t < TOKENS; t++)
+        oracle.x[t * HIDDEN] *= scale;
+    compute_both(&oracle, results);
+    *rows = same_rows(&results[0], &results[1]);
+    *gradients = same_gradients(&oracle, &results[0], &results[1]);
+    for (size_t d = 0; d < 2; d++)
+        layer_results_free(&results[d]);
+    oracle_layer_destroy(&oracle);
+}
+
+/*
+ * Forward and dgrad round the rows along the same blocks anyhow. wgrad rounds along others; but
+ * E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever the block.
+ */
+static void test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only(void **state) {
+    (void)state;
+    bool rows, gradients;
+    compare_both(MOERT_PRECISION_MXFP8, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(rows && gradients);
+    compare_both(MOERT_PRECISION_MXFP8, 0x1p-17, &rows, &gradients);
+    ASSERT_ON_ALL(rows && !gradients);
+    compare_both(MOERT_PRECISION_F32, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(!rows && !gradients);
+}
+
+/* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
+static void test_dispatches_move_a_byte_for_each_column_and_for_each_scale(void **state) {
+    (void)state;
+    const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
+    const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float))};
+    for (size_t e = 0; e < ENGINES; e++) {
+        for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_MXFP8 && works(e); d++) {
+            const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
+            const size_t unit = e == 2 ? sizeof(float) : 64;
+            oracle_layer oracle;
+            layer_results results;
+            uint64_t mine, all[64] = {0}, sum = 0;
+            oracle_layer_create(&options, TOKENS, &oracle);
+            compute(&oracle, test_context, engines[e], false, &results, &mine);
+            ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
+            for (size_t r = 0; r < test_ranks; r++)
+                sum += all[r];
+            layer_results_free(&results);
+            oracle_layer_destroy(&oracle);
+            ASSERT_ON_ALL(sum ==
+                          TOKENS * TOPK *
+                              (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit)));
+        }
+    }
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_and_engines_give_the_same_bits_in_every_precision),
+        cmocka_unit_test(test_rows_that_are_mxfp8_already_lose_nothing),
+        cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
+        cmocka_unit_test(test_dispatches_move_a_byte_for_each_column_and_for_each_scale),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("wire", tests, open_test_context, close_test_context));
+}
