@@ -1,10 +1,10 @@
 /*
  * Op objects: grouped GEMM and its fusions, described once and executed many times.
  *
- *   moert_op_options options = MOERT_OP_OPTIONS_INIT;       describe
- *   moert_op_create(device, &options, &op);                 checked here; a refusal names the field
- *   moert_op_compile(op);                                   optional: kernels ahead of the first
- * use moert_op_execute(op, &buffers);                         any number of times
+ *   moert_op_options options = MOERT_OP_OPTIONS_INIT;   describe
+ *   moert_op_create(device, &options, &op);             checked here; a refusal names the field
+ *   moert_op_compile(op);                               optional: kernels ahead of the first use
+ *   moert_op_execute(op, &buffers);                     any number of times
  *   moert_op_destroy(op);
  *
  * The rows [ends[g-1], ends[g]) of the row matrices belong to group (expert) g of G. `ends` lies on
@@ -106,7 +106,9 @@ typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
     MOERT_SCALES_TILED,      /* tiles; every group begins a new one, the groups follow each other */
     MOERT_SCALES_TILED_WHOLE /* tiles, all groups being one matrix: cuDNN's SFA of padded groups,
-                                and its contiguous SFD_col */
+                                and its contiguous SFD_col. C of COLUMN blocks is what there is
+                                room for: ceil(M/block) with row_multiple, else see
+                                moert_op_buffer_bytes. Not of a transposed weight */
 } moert_scale_layout;
 
 /* One matrix operand. No alignment is required. */
@@ -119,8 +121,10 @@ typedef struct moert_operand {
      * the buffer <operand>_scale the scales. Blocks of factors may lie along any axis; those along
      * the reduction are what tensor cores take. The rows that COLUMN and TILE blocks divide are
      * those of a group, of `weight` its N; operands that are gathered are one group.
-     * how.transposed: x, y with COLUMN blocks [K,M]; `weight` with any but TILE: each group's
-     * payload and linear scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N).
+     * how.transposed: row matrices with COLUMN blocks, whose payload and linear scales are then
+     * [columns, M]; `weight` with any but TILE: each group's payload and linear scales are
+     * transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from there:
+     * blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */
@@ -137,8 +141,8 @@ typedef struct moert_op_options {
     moert_operand x, weight,
         y;                /* the two that are multiplied are plain of one type, or quantised */
     moert_operand c, d;   /* GLU, DGLU; c is plain */
-    moert_operand column; /* if quantised: a second version of the result, in COLUMN blocks;
-                             not in GEMM_WGRAD */
+    moert_operand column; /* if quantised: a second version of the quantised result, in COLUMN
+                             blocks; not in GEMM_WGRAD */
     size_t row_multiple;  /* a promise: every group has a multiple of so many rows (0 = 1), so that
                              COLUMN payloads and scales by groups need less room */
     bool norm;            /* a factor of the quantised results, see above */

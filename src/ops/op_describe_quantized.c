@@ -192,8 +192,8 @@ moert_status moert_op_check_quantized(const moert_op *op) {
 
 /* ---- shapes ---- */
 
-/* Units of so many rows that groups need, by the promise; `parts` equal ones if they are not the
- * op's. */
+/* Units of so many rows that all groups need: exactly if they are equal or by the promise, else at
+ * most. */
 static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit) {
     const size_t multiple = op->options.row_multiple;
     if (!q->by_ends)
