@@ -36,11 +36,19 @@ size_t moert_format_scale_bytes(moert_format format) {
     return formats[format].scale_bytes;
 }
 
-moert_rounding moert_quantizer_rounding(const moert_quantizer *how) {
-    const bool bridge = how->format == MOERT_FORMAT_NVFP4 && how->nvfp4_rule == MOERT_NVFP4_BRIDGE;
-    if (how->rounding != MOERT_ROUNDING_AUTO)
-        return how->rounding;
-    return bridge ? MOERT_ROUNDING_BRIDGE : MOERT_ROUNDING_NEAREST;
+moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm) {
+    moert_quantizer settled = *how;
+    if (norm) {
+        settled.scale_rounding = MOERT_SCALE_RCEIL;
+        settled.nvfp4_rule = MOERT_NVFP4_TE;
+        settled.group_scales = false;
+    }
+    if (settled.rounding == MOERT_ROUNDING_AUTO)
+        settled.rounding =
+            how->format == MOERT_FORMAT_NVFP4 && settled.nvfp4_rule == MOERT_NVFP4_BRIDGE
+                ? MOERT_ROUNDING_BRIDGE
+                : MOERT_ROUNDING_NEAREST;
+    return settled;
 }
 
 size_t moert_row_blocks(const uint32_t *ends, size_t groups, size_t block) {

@@ -15,11 +15,11 @@ typedef struct part {
     moert_op_buffer payload, scale, global;
 } part;
 
+/* clang-format off */
 #define PART(member, global)                                                                       \
-    {                                                                                              \
-#member, offsetof(moert_op_options, member), MOERT_OP_BUFFER_##member,                     \
-            MOERT_OP_BUFFER_##member##_scale, global                                               \
-    }
+    {#member, offsetof(moert_op_options, member), MOERT_OP_BUFFER_##member,                        \
+     MOERT_OP_BUFFER_##member##_scale, global}
+/* clang-format on */
 enum { X, WEIGHT, Y, D, COLUMN, PARTS };
 static const part parts[PARTS] = {
     [X] = PART(x, MOERT_OP_BUFFER_x_global),
@@ -229,11 +229,12 @@ static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
 static moert_op_quantized place(const moert_op *op, size_t i) {
     const moert_operand *operand = operand_of(op, i);
     const size_t block = moert_format_block(operand->how.format);
+    const bool norm = op->options.norm && is_result(op, i);
     moert_op_quantized q = {.payload = parts[i].payload,
                             .scale = parts[i].scale,
                             .global = operand->global ? parts[i].global : MOERT_OP_BUFFERS,
                             .result = is_result(op, i),
-                            .how = operand->how,
+                            .how = moert_quantizer_settled(&operand->how, norm),
                             .scales = operand->scales};
     if (i == WEIGHT)
         place_weight(op, &q);
@@ -241,7 +242,6 @@ static moert_op_quantized place(const moert_op *op, size_t i) {
         place_rows(op, i, &q);
     const bool column = q.how.axis == MOERT_AXIS_COLUMN;
     q.blocks = room(op, &q, block);
-    q.how.rounding = moert_quantizer_rounding(&operand->how);
     if (q.scales == MOERT_SCALES_TILED)
         q.tiles = room(op, &q, column ? TILE_SCALES * block : TILE_LINES);
     else

@@ -62,16 +62,12 @@ static moert_status check_shape(const moert_quantize *op, moert_quantize *full) 
     return moert_check_buffer("x", op->x, groups->rows, width, width, sizeof(float));
 }
 
-/* Of what norm takes the place of, nothing is left. */
 static moert_status check_norm(moert_quantize *op) {
     if (op->norm == NULL)
         return MOERT_OK;
     if (op->how.format == MOERT_FORMAT_FP8_BLOCK)
         return MOERT_FAIL(ERROR_USAGE, "norm goes with scales of one byte, not with %s",
                           moert_format_name(op->how.format));
-    op->how.scale_rounding = MOERT_SCALE_RCEIL;
-    op->how.nvfp4_rule = MOERT_NVFP4_TE;
-    op->how.group_scales = false;
     op->amax = op->global = NULL;
     return moert_check_buffer("norm", op->norm, 1, 1, 1, sizeof(float));
 }
@@ -120,6 +116,7 @@ moert_status moert_quantize_run(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
     MOERT_TRY(check_norm(&full));
+    full.how = moert_quantizer_settled(&full.how, full.norm != NULL);
     MOERT_TRY(check_quantized(&full));
     const size_t scales = op->how.group_scales ? full.groups.count : 1;
     if (op->how.format != MOERT_FORMAT_NVFP4)
@@ -128,7 +125,6 @@ moert_status moert_quantize_run(const moert_quantize *op) {
         MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
     if (full.groups.count == 0)
         return MOERT_OK;
-    full.how.rounding = moert_quantizer_rounding(&full.how);
     MOERT_TRY(moert_backend_get()->quantize(&full));
     return MOERT_OK;
 }

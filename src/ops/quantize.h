@@ -66,8 +66,8 @@ moert_status moert_quantize_run(const moert_quantize *op);
 /* x from q, scale and global; a rotation is not undone. */
 moert_status moert_dequantize_run(const moert_quantize *op);
 
-/* How elements are rounded, AUTO decided. */
-moert_rounding moert_quantizer_rounding(const moert_quantizer *how);
+/* The quantiser with AUTO rounding decided; beside a norm, without what norm takes the place of. */
+moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);
 
 /* The type of a format's elements. */
 moert_number moert_format_element(moert_format format);

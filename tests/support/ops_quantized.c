@@ -89,6 +89,9 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
     case MOERT_OP_BUFFER_amax:
         memset(to, 0, data->bytes[which]);
         break;
+    case MOERT_OP_BUFFER_norm:
+        to[0] = 0.37f;
+        break;
     case MOERT_OP_BUFFER_c:
         for (size_t i = 0; o->kind == MOERT_OP_DGLU && i < count; i++)
             to[i] = 0.75f * sign_of(which, i) + 0.125f;

@@ -62,6 +62,23 @@ static void test_quantised_results_are_those_of_the_quantiser(void **state) {
     }
 }
 
+/* norm has its own rules, whatever the quantiser asks for. */
+static void test_a_norm_scales_quantised_results(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
+        moert_op_options o = describe(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
+        moert_operand *result = result_of(&o);
+        char title[64];
+        *result = ops_scaled((moert_format)(i / 4), MOERT_AXIS_ROW, i);
+        o.column = ops_scaled((moert_format)(i / 4), MOERT_AXIS_COLUMN, i + 1);
+        result->how.scale_rounding = o.column.how.scale_rounding = MOERT_SCALE_FLOOR;
+        result->how.nvfp4_rule = o.column.how.nvfp4_rule = MOERT_NVFP4_BRIDGE;
+        o.norm = true;
+        snprintf(title, sizeof title, "norm %zu", i);
+        ops_bytes_check(title, &o, usual_ends);
+    }
+}
+
 static void test_factors_and_results_may_all_be_quantised(void **state) {
     (void)state;
     for (size_t i = 0; i < FORMATS; i++) {
@@ -128,6 +145,7 @@ static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
+        cmocka_unit_test(test_a_norm_scales_quantised_results),
         cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
         cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
         cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
