@@ -25,6 +25,9 @@ typedef struct quantized {
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
+/* The same of a source of another type, in which x is exact, cast on the device. */
+quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+                        const matrix *m);
 void free_quantized(quantized *z);
 
 /* All bytes are the same. */
