@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/ops_run.h"
 #include "support/product.h"
 #include "support/suite.h"
 
@@ -80,10 +81,47 @@ static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
     assert_true(empty > KINDS * TYPES);
 }
 
+/* Sizes of the groups change from call to call ("dynamic M"): nothing is made anew, only `ends` is
+ * written. */
+static void test_one_op_serves_every_size_of_the_groups(void **state) {
+    (void)state;
+    enum { G = 4, N = 40, K = 48, MOST = G * 832 };
+    static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
+    for (size_t b = 0; b < 2; b++) {
+        moert_op_options o =
+            product_of(MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32, G, MOST, N, K).options;
+        moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+        moert_op *op;
+        o.backend = b ? "reference" : "portable";
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        buffers.x = unset_floats(MOST * K);
+        buffers.weight = unset_floats(G * N * K);
+        buffers.y = unset_floats(MOST * N);
+        buffers.ends = unset_floats(G);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            const uint32_t m = sizes[i], ends[G] = {m, 2 * m, 3 * m, 4 * m};
+            ops_data data = ops_make(&o, ends, true);
+            for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)
+                ASSERT_OK(moert_buffer_write(*moert_op_buffer_at(&buffers, k), 0, data.at[k],
+                                             data.count[k] * sizeof(float)));
+            ASSERT_OK(moert_op_execute(op, &buffers));
+            float *y = download(buffers.y, MOST * N * sizeof *y);
+            ops_expect_gemm(&data);
+            assert_same_bits(o.backend, y, data.at[MOERT_OP_BUFFER_y], MOST * N);
+            free(y);
+            ops_free(&data);
+        }
+        moert_op_destroy(op);
+        for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)
+            moert_buffer_destroy(*moert_op_buffer_at(&buffers, k));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_thirty_six_experts_of_one_to_many_tokens),
         cmocka_unit_test(test_signs_multiply_exactly_in_groups_of_any_size),
+        cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
     };
     return cmocka_run_group_tests_name("suite of cuDNN and CUTLASS", tests, open_test_device,
                                        close_test_device);
