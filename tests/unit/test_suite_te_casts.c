@@ -81,8 +81,8 @@ static void test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill
             const moert_format format =
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
-            if (s->slow && k % 7 != 0)
-                continue; /* each type and fill, not their product */
+            if (s->rows * s->columns > SMALL && k % 7 != 0)
+                continue; /* each type, format and fill, not their product */
             make(kind, source, moert_format_element(format), x, s->rows * s->columns);
             const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
             for (size_t a = 0; a < AXES; a++)
