@@ -175,10 +175,13 @@ typedef struct moert_op_options {
  * Row matrices hold M rows: all of them if a permutation scatters or gathers them.
  */
 #define MOERT_OP_BUFFER_TABLE(X)                                                                   \
-    X(ends)   /* uint32 [G], cumulative, non-decreasing */                                         \
-    X(x)      /* [M,K], with permute X as input [ceil(M/topk),K] */                                \
-    X(weight) /* [G,N,K], unless discrete */                                                       \
-    X(x_scale)                                                                                     \
+    X(ends)    /* uint32 [G], cumulative, non-decreasing */                                        \
+    X(x)       /* [M,K], with permute X as input [ceil(M/topk),K] */                               \
+    X(weight)  /* [G,N,K], unless discrete */                                                      \
+    X(y)       /* [M,N] */                                                                         \
+    X(c)       /* GLU: [M,N], written before the limits; DGLU: [M,2K], read */                     \
+    X(d)       /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                           \
+    X(x_scale) /* of quantised operands, see moert_operand */                                      \
     X(y_scale)                                                                                     \
     X(weight_scale) /* unless discrete */                                                          \
     X(d_scale)                                                                                     \
@@ -188,9 +191,6 @@ typedef struct moert_op_options {
     X(column)                                                                                      \
     X(column_scale)                                                                                \
     X(norm)       /* float32 [1] */                                                                \
-    X(y)          /* [M,N] */                                                                      \
-    X(c)          /* GLU: [M,N], written before the limits; DGLU: [M,2K], read */                  \
-    X(d)          /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                        \
     X(alpha)      /* float32 [G] */                                                                \
     X(beta)       /* float32 [G] */                                                                \
     X(bias)       /* [G,N] */                                                                      \
