@@ -59,6 +59,35 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
         weight[k] *= (double)options->scale;
 }
 
+/* What a token adds to the loss. */
+static double token_loss(const router_input *input, const int32_t *index, size_t t,
+                         const double *logits) {
+    const moert_router_options *options = &input->options;
+    const size_t experts = options->experts, topk = options->topk;
+    double weight[MOST], r[MOST], loss = 0.0;
+    oracle_weights(options, logits, index, weight);
+    for (size_t k = 0; k < topk; k++)
+        loss += (double)input->dweight[t * topk + k] * weight[k];
+    oracle_share(options, logits, r);
+    for (size_t e = 0; input->aux != NULL && e < experts; e++)
+        loss += (double)input->aux[e] * r[e];
+    const double lse = oracle_softmax(logits, experts, r);
+    return loss + 0.5 * (double)input->z_factor * lse * lse;
+}
+
+double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e) {
+    const size_t experts = input->options.experts;
+    const double step = 1e-5;
+    double logits[MOST], loss[2];
+    for (size_t i = 0; i < experts; i++)
+        logits[i] = (double)input->logits[t * experts + i];
+    for (int side = 0; side < 2; side++) {
+        logits[e] = (double)input->logits[t * experts + e] + (side ? step : -step);
+        loss[side] = token_loss(input, index, t, logits);
+    }
+    return (loss[1] - loss[0]) / (2.0 * step);
+}
+
 /* The first of the largest of n values that are not yet taken; *margin shrinks to the distance to
  * the next. */
 static size_t take(const double *value, char *taken, size_t n, double *margin) {
