@@ -21,14 +21,15 @@ _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
 
 static moert_status check_groups(const moert_router_options *options) {
     const size_t experts = options->experts, groups = options->groups, kept = options->kept_groups;
+    const size_t best = options->group_best;
     if (groups == 0 || experts % groups != 0)
         return MOERT_FAIL(ERROR_USAGE, "router: %zu experts do not form %zu equal groups", experts,
                           groups);
-    if (groups > 1 && experts / groups < 2)
+    if (groups > 1 && (best == 0 || best > experts / groups))
         return MOERT_FAIL(ERROR_USAGE,
-                          "router: %zu groups of one expert; a group is judged by its two best, so "
-                          "it needs two (use groups = 1 for no grouping)",
-                          groups);
+                          "router: %zu groups cannot be judged by their %zu best experts; 1 to %zu "
+                          "are legal (use groups = 1 for no grouping)",
+                          groups, best, experts / groups);
     if (kept == 0 || kept > groups)
         return MOERT_FAIL(ERROR_USAGE, "router: cannot keep %zu of %zu groups; 1 to %zu are legal",
                           kept, groups, groups);
@@ -116,7 +117,7 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                      MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
                      MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
                      MOERT_ARG(options->scale), MOERT_ARG((int)options->groups),
-                     MOERT_ARG((int)options->kept_groups));
+                     MOERT_ARG((int)options->kept_groups), MOERT_ARG((int)options->group_best));
 }
 
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,

@@ -19,18 +19,21 @@ double oracle_softmax(const double *logits, size_t experts, double *p) {
     return top + log(sum);
 }
 
+static bool is_softmax(const moert_router_options *options) {
+    return options->score == MOERT_SCORE_SOFTMAX || options->score == MOERT_SCORE_SOFTMAX_TOPK;
+}
+
 void oracle_scores(const moert_router_options *options, const double *logits, double *scores) {
-    if (options->score != MOERT_SCORE_SIGMOID) {
+    if (is_softmax(options))
         oracle_softmax(logits, options->experts, scores);
-        return;
-    }
-    for (size_t e = 0; e < options->experts; e++)
-        scores[e] = 1.0 / (1.0 + exp(-logits[e]));
+    else
+        for (size_t e = 0; e < options->experts; e++)
+            scores[e] = 1.0 / (1.0 + exp(-logits[e]));
 }
 
 void oracle_share(const moert_router_options *options, const double *logits, double *r) {
     oracle_scores(options, logits, r);
-    if (options->score != MOERT_SCORE_SIGMOID)
+    if (is_softmax(options))
         return;
     double sum = 1e-20;
     for (size_t e = 0; e < options->experts; e++)
@@ -53,7 +56,7 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
         for (size_t k = 0; k < topk; k++)
             sum += weight[k];
         for (size_t k = 0; k < topk; k++)
-            weight[k] /= sum + (options->score == MOERT_SCORE_SIGMOID ? 1e-20 : 0.0);
+            weight[k] /= sum + (is_softmax(options) ? 0.0 : 1e-20);
     }
     for (size_t k = 0; k < topk; k++)
         weight[k] *= (double)options->scale;
@@ -108,16 +111,11 @@ static void drop_groups(const moert_router_options *options, const double *selec
     double sum[MOST];
     char kept[MOST] = {0};
     for (size_t g = 0; g < groups; g++) {
-        double first = -INFINITY, second = -INFINITY;
-        for (size_t e = g * size; e < (g + 1) * size; e++) {
-            if (selection[e] > first) {
-                second = first;
-                first = selection[e];
-            } else {
-                second = fmax(second, selection[e]);
-            }
-        }
-        sum[g] = first + second;
+        double any = INFINITY; /* the order within a group's best does not matter */
+        char summed[MOST] = {0};
+        sum[g] = 0.0;
+        for (size_t i = 0; i < options->group_best; i++)
+            sum[g] += selection[g * size + take(selection + g * size, summed, size, &any)];
     }
     for (size_t i = 0; i < options->kept_groups; i++)
         take(sum, kept, groups, margin);
