@@ -1,17 +1,19 @@
 /*
  * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums of scores.
  *
- *   p = softmax(l) over the E experts        s = p, or sigmoid(l)
+ *   p = softmax(l) over the E experts        s = p, or sigmoid(l), or sqrt(log(1 + exp l))
  *   r = p, or s / (sum s + 1e-20)            selection score c = s + bias; with SOFTMAX_TOPK l + bias
  *   groups > 1: only experts of the kept_groups groups with the largest sum of their group_best best c can be chosen
  *   chosen: the K largest c, largest first, of equal ones the lower expert
  *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK;   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
  * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] = d(loss)/d(r[t,e]):
- *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or 1 - s_e (sigmoid)
+ *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or (ds/dl) / s
  *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not normalised
  *   others, all e:       dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e g_e
  *   z-loss, all e:       dl_e += z_factor lse p_e
+ * (ds/dl) / s is 1 - s of the sigmoid and, as sigmoid(l) = 1 - exp(-s^2) there, (1 - exp(-s^2)) / (2 s^2) of
+ * sqrt-softplus: between 0 and 1/2, which it reaches where s^2 underflows.
  *
  * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T]; bias, aux [E] or null;
  * mass [S,E], ends uint [S]. A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ...,
@@ -27,7 +29,7 @@
 #endif
 #include "topk.h"
 
-enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID }; /* as moert_score */
+enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 
 #define TINY 1e-20f
@@ -44,16 +46,23 @@ static inline bool stands_alone(int score)
     return score >= SIGMOID;
 }
 
-/* Scores of such a kind. */
-static inline vec lone_scores(vec x)
+/* Scores of such a kind. Below -16 log(1 + e^x) is e^x to the last bit, and its root stays clear of underflow. */
+static inline vec lone_scores(vec x, int score)
 {
-    return 1.0f / (1.0f + exp(-x));
+    if (score == SIGMOID)
+        return 1.0f / (1.0f + exp(-x));
+    return select(sqrt(fmax(x, 0.0f) + log1p(exp(-fabs(x)))), exp(0.5f * x), x < -16.0f);
 }
 
 /* g = (ds/dl) / s, or 1 where scores do not stand alone. */
 static inline vec slopes(vec s, int score)
 {
-    return score == SIGMOID ? 1.0f - s : 1.0f;
+    const vec square = s * s;
+    if (score == SIGMOID)
+        return 1.0f - s;
+    if (score == SQRT_SOFTPLUS)
+        return select(-0.5f * expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
+    return 1.0f;
 }
 
 /* s[E] and the log-sum-exp of l[E]; false if a logit is not finite. */
@@ -72,7 +81,7 @@ static bool row_scores(global const float *l, int experts, int score, global flo
         vec x = load_padded(l + e, experts - e, -INFINITY);
         vec exponential = exp(x - top);
         sum += exponential;
-        store_part(stands_alone(score) ? lone_scores(x) : exponential, s + e, experts - e);
+        store_part(stands_alone(score) ? lone_scores(x, score) : exponential, s + e, experts - e);
     }
     float total = sum_lanes(sum);
     *lse = top + log((vec)total).s0;

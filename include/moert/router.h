@@ -1,7 +1,7 @@
 /*
  * The router: which experts a token goes to, with which weights.
  *
- * Numbers: softmax or sigmoid scores, grouped selection, correction bias,
+ * Numbers: softmax, sigmoid or sqrt-softplus scores, grouped selection, correction bias,
  * renormalisation and scaling as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek
  * models, groups also as in Megatron. Equal scores choose the lower expert index. Dropless.
  */
@@ -22,7 +22,8 @@ typedef enum moert_score {
     MOERT_SCORE_SOFTMAX, /* softmax over all experts, the K largest are chosen (Mixtral, Qwen3-MoE,
                             OLMoE) */
     MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits are chosen, softmax over these (gpt-oss) */
-    MOERT_SCORE_SIGMOID       /* sigmoid of each logit (DeepSeek-V3) */
+    MOERT_SCORE_SIGMOID,      /* sigmoid of each logit (DeepSeek-V3) */
+    MOERT_SCORE_SQRT_SOFTPLUS /* sqrt(log(1 + exp(logit))) of each logit (DeepSeek-V4) */
 } moert_score;
 
 typedef struct moert_router_options {

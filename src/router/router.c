@@ -16,7 +16,7 @@ static const char program[] =
     "router -DBLOCK=" NUMBER(BLOCK) " -DMOST_EXPERTS=" NUMBER(MOST_EXPERTS);
 
 _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
-                   MOERT_SCORE_SIGMOID == 2,
+                   MOERT_SCORE_SIGMOID == 2 && MOERT_SCORE_SQRT_SOFTPLUS == 3,
                "the kernels number the score kinds so");
 
 static moert_status check_groups(const moert_router_options *options) {
@@ -59,6 +59,7 @@ moert_status moert_router_check(const moert_router_options *options) {
     case MOERT_SCORE_SOFTMAX:
     case MOERT_SCORE_SOFTMAX_TOPK:
     case MOERT_SCORE_SIGMOID:
+    case MOERT_SCORE_SQRT_SOFTPLUS:
         break;
     default:
         return MOERT_FAIL(ERROR_USAGE, "router: there is no score kind %d", (int)options->score);
@@ -95,6 +96,7 @@ static int is_normalised(const moert_router_options *options) {
     case MOERT_SCORE_SOFTMAX_TOPK:
         return 1;
     case MOERT_SCORE_SIGMOID:
+    case MOERT_SCORE_SQRT_SOFTPLUS:
         return options->renormalise && options->topk > 1;
     default:
         return options->renormalise;

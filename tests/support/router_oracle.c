@@ -26,9 +26,12 @@ static bool is_softmax(const moert_router_options *options) {
 void oracle_scores(const moert_router_options *options, const double *logits, double *scores) {
     if (is_softmax(options))
         oracle_softmax(logits, options->experts, scores);
-    else
+    else if (options->score == MOERT_SCORE_SIGMOID)
         for (size_t e = 0; e < options->experts; e++)
             scores[e] = 1.0 / (1.0 + exp(-logits[e]));
+    else
+        for (size_t e = 0; e < options->experts; e++)
+            scores[e] = sqrt(fmax(logits[e], 0.0) + log1p(exp(-fabs(logits[e]))));
 }
 
 void oracle_share(const moert_router_options *options, const double *logits, double *r) {

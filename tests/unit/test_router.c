@@ -71,7 +71,7 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
 
 static void test_forward_agrees_with_float64_for_every_score(void **state) {
     (void)state;
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 8; bits++) {
             moert_router_options options = make(24, 4, (moert_score)score);
             options.renormalise = bits & 1;
@@ -85,14 +85,14 @@ static void test_forward_takes_every_size(void **state) {
     (void)state;
     static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
                                       {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             check_forward(make(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
     check_forward(grouped(make(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
     check_forward(grouped(make(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
     check_forward(grouped(make(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
     check_forward(judged(make(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
-    check_forward(judged(make(160, 12, MOERT_SCORE_SIGMOID), 8, 3, 4), 33, true);
+    check_forward(judged(make(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
     check_forward(judged(make(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
 }
 
@@ -121,7 +121,7 @@ static void test_ties_go_to_the_lower_expert(void **state) {
         equal[e] = 0.5f;
     for (int e = 0; e < 20; e++)
         pairs[e] = (float)(e % 2);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         router_input input = {.options = make(20, 3, (moert_score)score), .tokens = 2};
         input.logits = equal;
         expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
@@ -155,7 +155,7 @@ static void test_groups_of_one_expert_judged_by_it_are_no_groups(void **state) {
     (void)state;
     enum { T = 9, E = 40, K = 5 };
     static float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         router_input input = {.options = make(E, K, (moert_score)score), .tokens = T};
         oracle_logits(&input.options, T, NULL, 1.0, 19, logits);
         input.logits = logits;
@@ -213,7 +213,7 @@ static void test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing(vo
     (void)state;
     static float logits[4 * 21];
     const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const moert_router_options options = make(21, 3, (moert_score)score);
         float dweight[12], aux[21];
         oracle_logits(&options, 4, NULL, 1.0, 7, logits);
@@ -263,7 +263,7 @@ static void test_a_token_has_the_same_bits_at_any_place(void **state) {
         aux[e] = (float)moert_rng_normal(3, 0, e);
     for (size_t i = 0; i < T * K; i++)
         dweight[i] = (float)moert_rng_normal(3, 1, i);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const moert_router_options options = grouped(make(E, K, (moert_score)score), 9, 4);
         oracle_logits(&options, T, NULL, 1.5, 5, logits);
         for (size_t t = 0; t < T; t++) {

@@ -50,7 +50,7 @@ static void check_terms(moert_router_options options, size_t tokens, bool biased
 
 static void test_backward_is_the_gradient_of_every_kind_of_router(void **state) {
     (void)state;
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 16; bits++) {
             moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
             options.experts = 20;
@@ -68,7 +68,7 @@ static void test_backward_takes_every_size(void **state) {
     (void)state;
     static const size_t sizes[][3] = {{1, 1, 3},   {5, 1, 40}, {8, 8, 17},
                                       {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++) {
             moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
             options.experts = sizes[i / 2][0];
@@ -83,7 +83,7 @@ static void test_a_dropped_slot_passes_no_gradient(void **state) {
     (void)state;
     enum { E = 18, K = 3 };
     float logits[E], dweight[K], without[K];
-    for (int form = 0; form < 6; form++) {
+    for (int form = 0; form < 8; form++) {
         moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
         options.experts = E;
         options.topk = K;
@@ -162,7 +162,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
 
 static void test_backward_is_the_gradient_of_both_forms_of_the_aux_loss(void **state) {
     (void)state;
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         check_aux(MOERT_AUX_HUGGING_FACE, (moert_score)score);
         check_aux(MOERT_AUX_MEGATRON, (moert_score)score);
     }
@@ -235,7 +235,7 @@ static void test_mass_sums_the_shares_of_each_sequence(void **state) {
     enum { T = 23, E = 19, S = 4 };
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
     float logits[T * E];
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         router_input input = {.options = MOERT_ROUTER_OPTIONS_INIT, .tokens = T, .logits = logits};
         input.options.experts = E;
         input.options.topk = 2;

@@ -3,7 +3,6 @@
  * TransformerEngine's tables of the fused router: weights, map, gradient of the logits, and the
  * load-balancing loss with its gradient, against float64 within the tolerances there. Its groups
  * are judged by their best topk/group_topk experts, and need four or more experts per token.
- * There is no sqrt-softplus score here.
  */
 #include <math.h>
 #include <stdio.h>
@@ -152,6 +151,11 @@ static void test_sigmoid_routers_of_the_table(void **state) {
     check_table(MOERT_SCORE_SIGMOID);
 }
 
+static void test_sqrt_softplus_routers_of_the_table(void **state) {
+    (void)state;
+    check_table(MOERT_SCORE_SQRT_SOFTPLUS);
+}
+
 /* ---- the load-balancing loss ---- */
 
 /* Slots per expert from the map, and sums of the shares from the scores, in float64. */
@@ -232,9 +236,10 @@ static void check_aux(const row *r, moert_score score) {
 
 static void test_the_balancing_loss_and_its_gradient(void **state) {
     (void)state;
-    static const moert_score scores[] = {MOERT_SCORE_SOFTMAX, MOERT_SCORE_SIGMOID};
+    static const moert_score scores[] = {MOERT_SCORE_SOFTMAX, MOERT_SCORE_SIGMOID,
+                                         MOERT_SCORE_SQRT_SOFTPLUS};
     for (size_t i = 0; i < ROWS; i++)
-        for (size_t s = 0; s < 2 && !suite_skips(rows[i].slow); s++)
+        for (size_t s = 0; s < 3 && !suite_skips(rows[i].slow); s++)
             check_aux(&rows[i], scores[s]);
 }
 
@@ -242,6 +247,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_softmax_routers_of_the_table),
         cmocka_unit_test(test_sigmoid_routers_of_the_table),
+        cmocka_unit_test(test_sqrt_softplus_routers_of_the_table),
         cmocka_unit_test(test_the_balancing_loss_and_its_gradient),
     };
     return cmocka_run_group_tests_name("suite of TransformerEngine: router", tests,
