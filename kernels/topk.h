@@ -53,7 +53,7 @@ static float sum_best(const uint *key, int n, int best)
         top[i] = 0;
     for (int e = 0; e < n; e++) {
         uint falling = key[e];
-        for (int i = 0; i < best; i++) {
+        for (int i = 0; i < best && falling > top[best - 1]; i++) {
             const uint higher = max(top[i], falling);
             falling = min(top[i], falling);
             top[i] = higher;
