@@ -1,23 +1,25 @@
 /*
  * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums of scores.
  *
- *   p = softmax(l) over the E experts        s = p, or sigmoid(l)        r = p, or s / (sum s + 1e-20)
- *   selection score c = s + bias; with SOFTMAX_TOPK l + bias
- *   groups > 1: only experts of the kept_groups groups with the largest sum of their two best c can be chosen
+ *   p = softmax(l) over the E experts        s = p, or sigmoid(l), or sqrt(log(1 + exp l))
+ *   r = p, or s / (sum s + 1e-20)            selection score c = s + bias; with SOFTMAX_TOPK l + bias
+ *   groups > 1: only experts of the kept_groups groups with the largest sum of their group_best best c can be chosen
  *   chosen: the K largest c, largest first, of equal ones the lower expert
  *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK;   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
  * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] = d(loss)/d(r[t,e]):
- *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or 1 - s_e (sigmoid)
+ *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or (ds/dl) / s
  *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not normalised
- *   sigmoid, all e:      dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e (1 - s_e)
+ *   others, all e:       dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e g_e
  *   z-loss, all e:       dl_e += z_factor lse p_e
+ * (ds/dl) / s is 1 - s of the sigmoid and, as sigmoid(l) = 1 - exp(-s^2) there, (1 - exp(-s^2)) / (2 s^2) of
+ * sqrt-softplus: between 0 and 1/2, which it reaches where s^2 underflows.
  *
  * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T]; bias, aux [E] or null;
  * mass [S,E], ends uint [S]. A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ...,
  * and zeros everywhere else.
  *
- * CPU form: one work-item per BLOCK tokens, or per sequence; E is cut into vectors, the last one masked. 6 KB of
+ * CPU form: one work-item per BLOCK tokens, or per sequence; E is cut into vectors, the last one masked. 10 KB of
  * private memory. Deterministic: a token's result depends on its own row alone, sums over E run by lane and then as a
  * tree, sums over K by slot, sums over tokens in order.
  * Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of 32, at least E).
@@ -25,12 +27,12 @@
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
 #endif
+#include "topk.h"
 
-enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID }; /* as moert_score */
+enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 
-#define TINY  1e-20f
-#define LANES ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#define TINY 1e-20f
 
 /* Like load_part, with `other` in the lanes past n. */
 static inline vec load_padded(global const float *p, int n, float other)
@@ -38,44 +40,29 @@ static inline vec load_padded(global const float *p, int n, float other)
     return select((vec)other, load_part(p, n), LANES < n);
 }
 
-/* Unsigned numbers in the order of the floats, -0 as 0; no float but a NaN becomes 0. */
-static inline uint order_key(float x)
+/* Whether a score depends on its own logit alone, so that the scores have no sum of their own. */
+static inline bool stands_alone(int score)
 {
-    uint bits = as_uint(x + 0.0f);
-    return bits ^ (as_uint(as_int(bits) >> 31) | 0x80000000u);
+    return score >= SIGMOID;
 }
 
-static inline uint16 order_keys(vec x)
+/* Scores of such a kind. Below -16 log(1 + e^x) is e^x to the last bit, and its root stays clear of underflow. */
+static inline vec lone_scores(vec x, int score)
 {
-    uint16 bits = as_uint16(x + 0.0f);
-    return bits ^ (as_uint16(as_int16(bits) >> 31) | 0x80000000u);
+    if (score == SIGMOID)
+        return 1.0f / (1.0f + exp(-x));
+    return select(sqrt(fmax(x, 0.0f) + log1p(exp(-fabs(x)))), exp(0.5f * x), x < -16.0f);
 }
 
-static inline float key_value(uint key)
+/* g = (ds/dl) / s, or 1 where scores do not stand alone. */
+static inline vec slopes(vec s, int score)
 {
-    return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
-}
-
-/* The first of the largest of n keys; it becomes 0. Keys past n, up to a whole vector, must be 0. */
-static int take_best(uint *key, int n)
-{
-    uint16 best = 0;
-    int16 at = 0;
-    for (int i = 0; i < n; i += VEC) {
-        uint16 k = vload16(0, key + i);
-        at = select(at, (int16)i, k > best);
-        best = max(best, k);
-    }
-    uint8 b8 = max(best.lo, best.hi);
-    uint4 b4 = max(b8.lo, b8.hi);
-    uint2 b2 = max(b4.lo, b4.hi);
-    at = select((int16)INT_MAX, at + LANES, best == max(b2.x, b2.y));
-    int8 a8 = min(at.lo, at.hi);
-    int4 a4 = min(a8.lo, a8.hi);
-    int2 a2 = min(a4.lo, a4.hi);
-    int first = min(a2.x, a2.y);
-    key[first] = 0;
-    return first;
+    const vec square = s * s;
+    if (score == SIGMOID)
+        return 1.0f - s;
+    if (score == SQRT_SOFTPLUS)
+        return select(-0.5f * expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
+    return 1.0f;
 }
 
 /* s[E] and the log-sum-exp of l[E]; false if a logit is not finite. */
@@ -94,11 +81,11 @@ static bool row_scores(global const float *l, int experts, int score, global flo
         vec x = load_padded(l + e, experts - e, -INFINITY);
         vec exponential = exp(x - top);
         sum += exponential;
-        store_part(score == SIGMOID ? 1.0f / (1.0f + exp(-x)) : exponential, s + e, experts - e);
+        store_part(stands_alone(score) ? lone_scores(x, score) : exponential, s + e, experts - e);
     }
     float total = sum_lanes(sum);
     *lse = top + log((vec)total).s0;
-    if (score != SIGMOID)
+    if (!stands_alone(score))
         for (int e = 0; e < experts; e += VEC)
             store_part(load_part(s + e, experts - e) / total, s + e, experts - e);
     return true;
@@ -116,29 +103,6 @@ static bool row_keys(global const float *c, global const float *bias, int expert
         vstore16(select((uint16)0, order_keys(x), LANES < experts - e), 0, key + e);
     }
     return !nan;
-}
-
-/* Zeroes the keys of all experts outside the kept groups. */
-static void keep_groups(uint *key, int experts, int groups, int kept_groups)
-{
-    uint group[MOST_EXPERTS / 2];
-    const int size = experts / groups;
-    for (int g = 0; g < groups; g += VEC)
-        vstore16((uint16)0, 0, group + g);
-    for (int g = 0; g < groups; g++) {
-        uint first = 0, second = 0;
-        for (int e = g * size; e < (g + 1) * size; e++) {
-            second = max(second, min(first, key[e]));
-            first = max(first, key[e]);
-        }
-        group[g] = order_key(key_value(first) + key_value(second));
-    }
-    for (int i = 0; i < kept_groups; i++)
-        take_best(group, groups);
-    for (int g = 0; g < groups; g++)
-        if (group[g] != 0)
-            for (int e = g * size; e < (g + 1) * size; e++)
-                key[e] = 0;
 }
 
 /* w[K] = exp(l[index] - max), the unnormalised softmax over the chosen logits. */
@@ -167,7 +131,8 @@ static void row_refuse(int experts, int topk, global float *s, global int *index
 
 KERNEL void router_forward(global const float *logits, global const float *bias, global float *scores,
                            global int *index, global float *weight, global float *lse, ulong tokens, int experts,
-                           int topk, int score, int normalised, float scale, int groups, int kept_groups)
+                           int topk, int score, int normalised, float scale, int groups, int kept_groups,
+                           int group_best)
 {
     uint key[MOST_EXPERTS];
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
@@ -184,7 +149,7 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
         }
         lse[t] = row_lse;
         if (groups > 1)
-            keep_groups(key, experts, groups, kept_groups);
+            keep_groups(key, experts, groups, kept_groups, group_best);
         for (int k = 0; k < topk; k++)
             chosen[k] = take_best(key, experts);
         if (score == SOFTMAX_TOPK)
@@ -218,17 +183,15 @@ static void row_dense(global const float *l, global const float *s, global const
                       float through, float z, float lse, global float *dl)
 {
     const float2 sums = row_sums(s, aux, experts);
-    const float total = score == SIGMOID ? sums.x + TINY : 1.0f, mean = sums.y / total;
+    const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
     for (int e = 0; e < experts; e += VEC) {
         const int n = experts - e;
         vec x = load_part(s + e, n), d = 0.0f;
         if (aux)
             d = (load_part(aux + e, n) - mean) / total;
-        d = (d - through) * x;
-        if (score == SIGMOID)
-            d *= 1.0f - x;
+        d = (d - through) * x * slopes(x, score);
         if (z != 0.0f)
-            d = fma((vec)z, score == SIGMOID ? exp(load_part(l + e, n) - lse) : x, d);
+            d = fma((vec)z, stands_alone(score) ? exp(load_part(l + e, n) - lse) : x, d);
         store_part(d, dl + e, n);
     }
 }
@@ -257,8 +220,7 @@ KERNEL void router_backward(global const float *logits, global const float *scor
         for (int k = 0; k < topk; k++)
             if (chosen[k] >= 0) {
                 const int e = chosen[k];
-                const float factor = score == SIGMOID ? w[k] * (1.0f - s[e]) : w[k];
-                dl[e] = fma(factor, dw[k] - mean, dl[e]);
+                dl[e] = fma(w[k] * slopes(s[e], score).s0, dw[k] - mean, dl[e]);
             }
     }
 }
@@ -273,7 +235,7 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
         store_part(0.0f, sum + e, experts - e);
     for (ulong t = group_start(ends, sequence); t < last; t++) {
         global const float *s = scores + t * experts;
-        const float total = score == SIGMOID ? row_sums(s, 0, experts).x + TINY : 1.0f;
+        const float total = stands_alone(score) ? row_sums(s, 0, experts).x + TINY : 1.0f;
         for (int e = 0; e < experts; e += VEC) {
             const int n = experts - e;
             store_part(load_part(sum + e, n) + load_part(s + e, n) / total, sum + e, n);

@@ -1,9 +1,9 @@
 /*
  * The router: which experts a token goes to, with which weights.
  *
- * Numbers: softmax or sigmoid scores, grouped selection, correction bias, renormalisation and
- * scaling as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek-V3 models. Equal
- * scores choose the lower expert index. Dropless.
+ * Numbers: softmax, sigmoid or sqrt-softplus scores, grouped selection, correction bias,
+ * renormalisation and scaling as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek
+ * models, groups also as in Megatron. Equal scores choose the lower expert index. Dropless.
  */
 #ifndef MOERT_ROUTER_H
 #define MOERT_ROUTER_H
@@ -22,7 +22,8 @@ typedef enum moert_score {
     MOERT_SCORE_SOFTMAX, /* softmax over all experts, the K largest are chosen (Mixtral, Qwen3-MoE,
                             OLMoE) */
     MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits are chosen, softmax over these (gpt-oss) */
-    MOERT_SCORE_SIGMOID       /* sigmoid of each logit (DeepSeek-V3) */
+    MOERT_SCORE_SIGMOID,      /* sigmoid of each logit (DeepSeek-V3) */
+    MOERT_SCORE_SQRT_SOFTPLUS /* sqrt(log(1 + exp(logit))) of each logit (DeepSeek-V4) */
 } moert_score;
 
 typedef struct moert_router_options {
@@ -30,15 +31,17 @@ typedef struct moert_router_options {
     size_t experts; /* E */
     size_t topk;    /* K, 1..E */
     moert_score score;
-    bool renormalise;   /* divide the K weights by their sum (+ 1e-20 for sigmoid, where K > 1) */
+    bool renormalise;   /* divide the K weights by their sum; + 1e-20, and where K > 1 only, unless
+                           softmax */
     float scale;        /* multiplies the weights last */
     size_t groups;      /* experts form this many equal groups; 1 = no grouping */
-    size_t kept_groups; /* groups that may be chosen from, by the sum of their two best selection
-                           scores */
+    size_t kept_groups; /* groups that may be chosen from */
+    size_t group_best;  /* they are those with the largest sum of this many best selection scores:
+                           2 in Hugging Face's DeepSeek-V3, K / kept_groups in Megatron */
 } moert_router_options;
 
 #define MOERT_ROUTER_OPTIONS_INIT                                                                  \
-    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_SOFTMAX, true, 1.0f, 1, 1 }
+    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_SOFTMAX, true, 1.0f, 1, 1, 2 }
 
 /*
  * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host

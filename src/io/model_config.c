@@ -18,7 +18,7 @@
 enum { CONFIG_LIMIT_BYTES = 16 << 20 };
 
 #define ROUTER(score, renormalise, scale, groups, kept)                                            \
-    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept }
+    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept, 2 }
 
 /* What a family is, and what holds where its config is silent. */
 static const struct {

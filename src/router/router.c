@@ -16,19 +16,20 @@ static const char program[] =
     "router -DBLOCK=" NUMBER(BLOCK) " -DMOST_EXPERTS=" NUMBER(MOST_EXPERTS);
 
 _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
-                   MOERT_SCORE_SIGMOID == 2,
+                   MOERT_SCORE_SIGMOID == 2 && MOERT_SCORE_SQRT_SOFTPLUS == 3,
                "the kernels number the score kinds so");
 
 static moert_status check_groups(const moert_router_options *options) {
     const size_t experts = options->experts, groups = options->groups, kept = options->kept_groups;
+    const size_t best = options->group_best;
     if (groups == 0 || experts % groups != 0)
         return MOERT_FAIL(ERROR_USAGE, "router: %zu experts do not form %zu equal groups", experts,
                           groups);
-    if (groups > 1 && experts / groups < 2)
+    if (groups > 1 && (best == 0 || best > experts / groups))
         return MOERT_FAIL(ERROR_USAGE,
-                          "router: %zu groups of one expert; a group is judged by its two best, so "
-                          "it needs two (use groups = 1 for no grouping)",
-                          groups);
+                          "router: %zu groups cannot be judged by their %zu best experts; 1 to %zu "
+                          "are legal (use groups = 1 for no grouping)",
+                          groups, best, experts / groups);
     if (kept == 0 || kept > groups)
         return MOERT_FAIL(ERROR_USAGE, "router: cannot keep %zu of %zu groups; 1 to %zu are legal",
                           kept, groups, groups);
@@ -58,6 +59,7 @@ moert_status moert_router_check(const moert_router_options *options) {
     case MOERT_SCORE_SOFTMAX:
     case MOERT_SCORE_SOFTMAX_TOPK:
     case MOERT_SCORE_SIGMOID:
+    case MOERT_SCORE_SQRT_SOFTPLUS:
         break;
     default:
         return MOERT_FAIL(ERROR_USAGE, "router: there is no score kind %d", (int)options->score);
@@ -94,6 +96,7 @@ static int is_normalised(const moert_router_options *options) {
     case MOERT_SCORE_SOFTMAX_TOPK:
         return 1;
     case MOERT_SCORE_SIGMOID:
+    case MOERT_SCORE_SQRT_SOFTPLUS:
         return options->renormalise && options->topk > 1;
     default:
         return options->renormalise;
@@ -116,7 +119,7 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                      MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
                      MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
                      MOERT_ARG(options->scale), MOERT_ARG((int)options->groups),
-                     MOERT_ARG((int)options->kept_groups));
+                     MOERT_ARG((int)options->kept_groups), MOERT_ARG((int)options->group_best));
 }
 
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,

@@ -13,12 +13,12 @@
 #include "moert/router.h"
 
 /* ERROR_USAGE with a clear text if the options contradict each other: K > E, E not a multiple of
- * groups, K experts do not fit in the kept groups, a group of one expert with groups > 1, size, a
- * scale that is not positive and finite. ERROR_UNSUPPORTED above 1024 experts. */
+ * groups, K experts do not fit in the kept groups, groups smaller than group_best, size, a scale
+ * that is not positive and finite. ERROR_UNSUPPORTED above 1024 experts. */
 moert_status moert_router_check(const moert_router_options *options);
 
 typedef struct moert_routing {
-    moert_buffer *scores; /* [T,E] softmax over all experts, or the sigmoids */
+    moert_buffer *scores; /* [T,E] softmax over all experts, or the score of each logit */
     moert_buffer *index;  /* int32 [T,K], largest selection score first */
     moert_buffer *weight; /* [T,K] */
     moert_buffer *lse;    /* [T] log-sum-exp of the logits (z-loss) */
@@ -37,7 +37,7 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
 /*
  * dlogits[T,E] from dweight[T,K], plus the gradients of the losses: aux_gradient[E] (device, or
  * NULL) is d(loss)/d(r[t,e]), the same for every token, where r is softmax over all experts or the
- * sigmoids divided by their sum + 1e-20; z_factor is 2 * coefficient / (number of tokens), times
+ * scores divided by their sum + 1e-20; z_factor is 2 * coefficient / (number of tokens), times
  * lse[t] * softmax(logits)[t]. `logits` as in forward.
  */
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,

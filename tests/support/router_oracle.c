@@ -19,18 +19,24 @@ double oracle_softmax(const double *logits, size_t experts, double *p) {
     return top + log(sum);
 }
 
+static bool is_softmax(const moert_router_options *options) {
+    return options->score == MOERT_SCORE_SOFTMAX || options->score == MOERT_SCORE_SOFTMAX_TOPK;
+}
+
 void oracle_scores(const moert_router_options *options, const double *logits, double *scores) {
-    if (options->score != MOERT_SCORE_SIGMOID) {
+    if (is_softmax(options))
         oracle_softmax(logits, options->experts, scores);
-        return;
-    }
-    for (size_t e = 0; e < options->experts; e++)
-        scores[e] = 1.0 / (1.0 + exp(-logits[e]));
+    else if (options->score == MOERT_SCORE_SIGMOID)
+        for (size_t e = 0; e < options->experts; e++)
+            scores[e] = 1.0 / (1.0 + exp(-logits[e]));
+    else
+        for (size_t e = 0; e < options->experts; e++)
+            scores[e] = sqrt(fmax(logits[e], 0.0) + log1p(exp(-fabs(logits[e]))));
 }
 
 void oracle_share(const moert_router_options *options, const double *logits, double *r) {
     oracle_scores(options, logits, r);
-    if (options->score != MOERT_SCORE_SIGMOID)
+    if (is_softmax(options))
         return;
     double sum = 1e-20;
     for (size_t e = 0; e < options->experts; e++)
@@ -53,10 +59,39 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
         for (size_t k = 0; k < topk; k++)
             sum += weight[k];
         for (size_t k = 0; k < topk; k++)
-            weight[k] /= sum + (options->score == MOERT_SCORE_SIGMOID ? 1e-20 : 0.0);
+            weight[k] /= sum + (is_softmax(options) ? 0.0 : 1e-20);
     }
     for (size_t k = 0; k < topk; k++)
         weight[k] *= (double)options->scale;
+}
+
+/* What a token adds to the loss. */
+static double token_loss(const router_input *input, const int32_t *index, size_t t,
+                         const double *logits) {
+    const moert_router_options *options = &input->options;
+    const size_t experts = options->experts, topk = options->topk;
+    double weight[MOST], r[MOST], loss = 0.0;
+    oracle_weights(options, logits, index, weight);
+    for (size_t k = 0; k < topk; k++)
+        loss += (double)input->dweight[t * topk + k] * weight[k];
+    oracle_share(options, logits, r);
+    for (size_t e = 0; input->aux != NULL && e < experts; e++)
+        loss += (double)input->aux[e] * r[e];
+    const double lse = oracle_softmax(logits, experts, r);
+    return loss + 0.5 * (double)input->z_factor * lse * lse;
+}
+
+double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e) {
+    const size_t experts = input->options.experts;
+    const double step = 1e-5;
+    double logits[MOST], loss[2];
+    for (size_t i = 0; i < experts; i++)
+        logits[i] = (double)input->logits[t * experts + i];
+    for (int side = 0; side < 2; side++) {
+        logits[e] = (double)input->logits[t * experts + e] + (side ? step : -step);
+        loss[side] = token_loss(input, index, t, logits);
+    }
+    return (loss[1] - loss[0]) / (2.0 * step);
 }
 
 /* The first of the largest of n values that are not yet taken; *margin shrinks to the distance to
@@ -79,16 +114,11 @@ static void drop_groups(const moert_router_options *options, const double *selec
     double sum[MOST];
     char kept[MOST] = {0};
     for (size_t g = 0; g < groups; g++) {
-        double first = -INFINITY, second = -INFINITY;
-        for (size_t e = g * size; e < (g + 1) * size; e++) {
-            if (selection[e] > first) {
-                second = first;
-                first = selection[e];
-            } else {
-                second = fmax(second, selection[e]);
-            }
-        }
-        sum[g] = first + second;
+        double any = INFINITY; /* the order within a group's best does not matter */
+        char summed[MOST] = {0};
+        sum[g] = 0.0;
+        for (size_t i = 0; i < options->group_best; i++)
+            sum[g] += selection[g * size + take(selection + g * size, summed, size, &any)];
     }
     for (size_t i = 0; i < options->kept_groups; i++)
         take(sum, kept, groups, margin);

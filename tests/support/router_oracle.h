@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "router/router.h"
+#include "support/router_run.h"
 
 /* softmax(logits) and its log-sum-exp; returns the latter. */
 double oracle_softmax(const double *logits, size_t experts, double *p);
@@ -18,6 +18,12 @@ void oracle_scores(const moert_router_options *options, const double *logits, do
 /* weight[K] of the experts index[K]. */
 void oracle_weights(const moert_router_options *options, const double *logits, const int32_t *index,
                     double *weight);
+
+/*
+ * d(loss)/d(logits[t,e]) by central differences, the choice index[K] of the token held fixed; the
+ * loss is the one of the backward: sum of dweight * weight, of aux * r, and z_factor / 2 * lse^2.
+ */
+double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e);
 
 /*
  * Chooses index[K]; returns the smallest distance of two selection (or group) scores whose order

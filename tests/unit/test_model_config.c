@@ -94,6 +94,7 @@ static void assert_golden(const struct golden_config *golden, const moert_model_
     assert_true(config->router.scale == golden->scale);
     assert_int_equal(config->router.groups, golden->groups);
     assert_int_equal(config->router.kept_groups, golden->kept);
+    assert_int_equal(config->router.group_best, 2);
 }
 
 static void test_every_golden_config_gives_the_expected_values(void **state) {

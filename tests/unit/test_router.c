@@ -1,5 +1,8 @@
 // run: np=1 sanitize=1
-/* Options and forward of the router, against float64. The backward is in test_router_backward.c. */
+/*
+ * Options and forward of the router, against float64. The backward is in test_router_backward.c,
+ * extreme logits are in test_router_extremes.c.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +26,12 @@ static moert_router_options grouped(moert_router_options options, size_t groups,
     options.groups = groups;
     options.kept_groups = kept;
     return options;
+}
+
+static moert_router_options judged(moert_router_options options, size_t groups, size_t kept,
+                                   size_t best) {
+    options.group_best = best;
+    return grouped(options, groups, kept);
 }
 
 static void compare_token(const moert_router_options *options, const float *logits,
@@ -62,7 +71,7 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
 
 static void test_forward_agrees_with_float64_for_every_score(void **state) {
     (void)state;
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 8; bits++) {
             moert_router_options options = make(24, 4, (moert_score)score);
             options.renormalise = bits & 1;
@@ -76,12 +85,15 @@ static void test_forward_takes_every_size(void **state) {
     (void)state;
     static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
                                       {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++)
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             check_forward(make(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
     check_forward(grouped(make(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
     check_forward(grouped(make(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
     check_forward(grouped(make(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
+    check_forward(judged(make(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
+    check_forward(judged(make(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
+    check_forward(judged(make(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
 }
 
 static void test_forward_of_the_largest_router_chooses_every_expert_once(void **state) {
@@ -109,18 +121,48 @@ static void test_ties_go_to_the_lower_expert(void **state) {
         equal[e] = 0.5f;
     for (int e = 0; e < 20; e++)
         pairs[e] = (float)(e % 2);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         router_input input = {.options = make(20, 3, (moert_score)score), .tokens = 2};
         input.logits = equal;
         expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
-        input.options = grouped(input.options, 5, 2);
-        expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
+        for (size_t best = 1; best <= 4; best++) {
+            input.options = judged(input.options, 5, 2, best);
+            expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
+        }
         input = (router_input){.options = make(20, 12, (moert_score)score), .tokens = 1};
         input.logits = pairs;
         expect_index(&input, (int32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2});
         input = (router_input){.options = make(3, 3, (moert_score)score), .tokens = 1};
         input.logits = zeros;
         expect_index(&input, (int32_t[]){0, 1, 2});
+    }
+}
+
+static void test_groups_are_judged_by_the_sum_of_their_best(void **state) {
+    (void)state;
+    const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f};
+    const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
+    for (int best = 1; best <= 3; best++) {
+        router_input input = {.tokens = 1, .logits = logits};
+        input.options = judged(make(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
+        expect_index(&input, (int32_t[]){best == 1 ? 0 : best == 2 ? 3 : 6});
+        input.bias = bias;
+        expect_index(&input, (int32_t[]){best == 1 ? 0 : 3});
+    }
+}
+
+static void test_groups_of_one_expert_judged_by_it_are_no_groups(void **state) {
+    (void)state;
+    enum { T = 9, E = 40, K = 5 };
+    static float logits[T * E];
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = {.options = make(E, K, (moert_score)score), .tokens = T};
+        oracle_logits(&input.options, T, NULL, 1.0, 19, logits);
+        input.logits = logits;
+        router_run plain = router_do(&input);
+        input.options = judged(input.options, E, K, 1);
+        expect_index(&input, plain.index);
+        router_run_free(&plain);
     }
 }
 
@@ -167,28 +209,11 @@ static void test_a_nan_in_the_bias_marks_every_token(void **state) {
     expect_index(&input, (int32_t[]){-2, -1, -2, -1});
 }
 
-static void test_extreme_finite_logits_give_finite_results(void **state) {
-    (void)state;
-    const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
-        const float dweight[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-        router_run run = router_do(&(router_input){make(4, 4, (moert_score)score), 1, logits, NULL,
-                                                   dweight, NULL, 0.0f, NULL});
-        for (int e = 0; e < 4; e++) {
-            assert_true(isfinite(run.scores[e]) && isfinite(run.weight[e]));
-            assert_true(isfinite(run.dlogits[e]));
-        }
-        assert_int_equal(run.index[0], 0);
-        assert_int_equal(run.index[1], 2);
-        router_run_free(&run);
-    }
-}
-
 static void test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing(void **state) {
     (void)state;
     static float logits[4 * 21];
     const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const moert_router_options options = make(21, 3, (moert_score)score);
         float dweight[12], aux[21];
         oracle_logits(&options, 4, NULL, 1.0, 7, logits);
@@ -238,7 +263,7 @@ static void test_a_token_has_the_same_bits_at_any_place(void **state) {
         aux[e] = (float)moert_rng_normal(3, 0, e);
     for (size_t i = 0; i < T * K; i++)
         dweight[i] = (float)moert_rng_normal(3, 1, i);
-    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SIGMOID; score++) {
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const moert_router_options options = grouped(make(E, K, (moert_score)score), 9, 4);
         oracle_logits(&options, T, NULL, 1.5, 5, logits);
         for (size_t t = 0; t < T; t++) {
@@ -274,7 +299,10 @@ static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
     expect_refusal(make(16, 4, (moert_score)9), MOERT_ERROR_USAGE, "no score kind 9");
     expect_refusal(grouped(good, 3, 1), MOERT_ERROR_USAGE, "do not form 3 equal groups");
     expect_refusal(grouped(good, 0, 0), MOERT_ERROR_USAGE, "do not form 0 equal groups");
-    expect_refusal(grouped(good, 16, 8), MOERT_ERROR_USAGE, "16 groups of one expert");
+    expect_refusal(grouped(good, 16, 8), MOERT_ERROR_USAGE,
+                   "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal");
+    expect_refusal(judged(good, 4, 2, 0), MOERT_ERROR_USAGE, "their 0 best experts; 1 to 4");
+    expect_refusal(judged(good, 4, 2, 5), MOERT_ERROR_USAGE, "their 5 best experts; 1 to 4");
     expect_refusal(grouped(good, 4, 5), MOERT_ERROR_USAGE, "cannot keep 5 of 4 groups");
     expect_refusal(grouped(good, 4, 0), MOERT_ERROR_USAGE, "cannot keep 0 of 4 groups");
     expect_refusal(grouped(good, 8, 1), MOERT_ERROR_USAGE, "do not fit in 1 kept groups of 2");
@@ -310,11 +338,12 @@ int main(void) {
         cmocka_unit_test(test_forward_takes_every_size),
         cmocka_unit_test(test_forward_of_the_largest_router_chooses_every_expert_once),
         cmocka_unit_test(test_ties_go_to_the_lower_expert),
+        cmocka_unit_test(test_groups_are_judged_by_the_sum_of_their_best),
+        cmocka_unit_test(test_groups_of_one_expert_judged_by_it_are_no_groups),
         cmocka_unit_test(test_softmax_chooses_by_probability_where_logits_still_differ),
         cmocka_unit_test(test_a_bias_selects_but_does_not_weigh),
         cmocka_unit_test(test_experts_of_minus_infinite_bias_are_chosen_last),
         cmocka_unit_test(test_a_nan_in_the_bias_marks_every_token),
-        cmocka_unit_test(test_extreme_finite_logits_give_finite_results),
         cmocka_unit_test(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing),
         cmocka_unit_test(test_no_tokens_are_no_work),
         cmocka_unit_test(test_a_token_has_the_same_bits_at_any_place),
