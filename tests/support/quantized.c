@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
+
 static moert_buffer *unset(size_t bytes) {
     unsigned char *memory = test_alloc(bytes);
     memset(memory, QUANTIZED_UNSET, bytes);
@@ -12,19 +14,37 @@ static moert_buffer *unset(size_t bytes) {
     return buffer;
 }
 
-static quantized run(const char *backend, const moert_quantizer *how, const matrix *m,
-                     const float *norm) {
+/* x on the device, by way of its type. */
+static moert_buffer *upload_source(moert_number type, const matrix *m) {
+    const size_t n = m->rows * m->columns;
+    if (type == MOERT_NUMBER_F32)
+        return upload(m->x, n * sizeof(float));
+    uint16_t *codes = test_alloc(n * sizeof *codes);
+    for (size_t i = 0; i < n; i++)
+        codes[i] = (uint16_t)moert_number_encode(type, m->x[i]);
+    moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
+    const moert_cast cast = {type, MOERT_NUMBER_F32, n, source, x};
+    ASSERT_OK(moert_cast_run(&cast));
+    moert_buffer_destroy(source);
+    free(codes);
+    return x;
+}
+
+static quantized run(moert_number type, const char *backend, const moert_quantizer *how,
+                     const matrix *m, const float *norm) {
     const uint32_t whole = (uint32_t)m->rows;
     const size_t groups = m->groups > 0 ? m->groups : 1;
-    const size_t blocks =
-        moert_row_blocks(m->groups > 0 ? m->ends : &whole, groups, moert_format_block(how->format));
+    const size_t block = moert_format_block(how->format);
+    size_t blocks = moert_row_blocks(m->groups > 0 ? m->ends : &whole, groups, block);
+    if (blocks == 0) /* which stands for the most */
+        blocks = moert_row_blocks_most(m->rows, groups, block);
     quantized z = {.elements = m->rows * m->columns, .globals = how->group_scales ? groups : 1};
     z.shape = moert_quantized_shape_of(how, m->rows, m->columns, blocks);
     z.q_bytes = z.shape.q_lines * z.shape.q_bytes;
     z.scale_bytes = z.shape.scale_lines * z.shape.scales * moert_format_scale_bytes(how->format);
     set_variable("MOERT_BACKEND", backend);
     moert_buffer *ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
-    moert_buffer *x = upload(m->x, z.elements * sizeof(float));
+    moert_buffer *x = upload_source(type, m);
     moert_buffer *back = unset(z.elements * sizeof(float));
     moert_quantize op = {.how = *how,
                          .groups = {.ends = ends, .count = m->groups, .rows = m->rows},
@@ -58,12 +78,17 @@ static quantized run(const char *backend, const moert_quantizer *how, const matr
 }
 
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
-    return run(backend, how, m, NULL);
+    return run(MOERT_NUMBER_F32, backend, how, m, NULL);
 }
 
 quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
                           float norm) {
-    return run(backend, how, m, &norm);
+    return run(MOERT_NUMBER_F32, backend, how, m, &norm);
+}
+
+quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+                        const matrix *m) {
+    return run(type, backend, how, m, NULL);
 }
 
 void free_quantized(quantized *z) {

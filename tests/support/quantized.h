@@ -28,6 +28,9 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
 /* The same by norm, without amax; `back` is x * norm. */
 quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
                           float norm);
+/* The same of a source of another type, in which x is exact, cast on the device. */
+quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+                        const matrix *m);
 void free_quantized(quantized *z);
 
 /* All bytes are the same. */

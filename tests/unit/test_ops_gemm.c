@@ -161,9 +161,10 @@ static void test_a_slot_outside_the_rows_reads_zeros_and_is_not_written(void **s
 
 static void test_two_accumulating_wgrads_are_the_sum(void **state) {
     (void)state;
-    for (size_t i = 0; i < 4 * TYPES; i++) {
+    for (size_t i = 0; i < 4 * TYPES * TYPES; i++) {
         const shape *s = &shapes[6 + i % 2];
-        moert_op_options o = describe(s, MOERT_OP_GEMM_WGRAD, types[i / 4], MOERT_NUMBER_F32);
+        moert_op_options o =
+            describe(s, MOERT_OP_GEMM_WGRAD, types[i / 4 % TYPES], types[i / 4 / TYPES]);
         o.accumulate = true;
         ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
         ops_execute(backends[i / 2 % 2], &got, 2);

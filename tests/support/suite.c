@@ -1,0 +1,73 @@
+/* Slow rows, splits and routings of suite.h. */
+#include "support/suite.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "support/test.h"
+
+enum { MOST_EXPERTS = 1024 };
+
+bool suite_skips(bool slow) {
+    const char *all = getenv("TEST_ALL");
+    return slow && (all == NULL || strcmp(all, "1") != 0);
+}
+
+static int ascending(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends) {
+    for (size_t g = 0; g + 1 < groups; g++)
+        ends[g] = suite_bits(key, g) % (uint32_t)(rows + 1);
+    ends[groups - 1] = (uint32_t)rows;
+    qsort(ends, groups, sizeof *ends, ascending);
+}
+
+void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends) {
+    /* gamma variates of shape 1/2 are halves of squared normal numbers */
+    double sum = 0.0, share = 0.0;
+    for (size_t g = 0; g < groups; g++)
+        sum += pow(moert_rng_normal(key, 0, g), 2.0);
+    for (size_t g = 0; g < groups; g++) {
+        share += pow(moert_rng_normal(key, 0, g), 2.0) / sum;
+        ends[g] = (uint32_t)(block * (size_t)(share * (double)rows / (double)block));
+    }
+    ends[groups - 1] = (uint32_t)rows;
+}
+
+void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32_t *index) {
+    for (size_t t = 0; t < tokens; t++) {
+        bool taken[MOST_EXPERTS] = {false};
+        uint64_t draw = 0;
+        for (size_t k = 0; k < topk; k++) {
+            uint32_t e;
+            do
+                e = suite_bits(key + t * 0x10001u, draw++) % (uint32_t)experts;
+            while (taken[e]);
+            taken[e] = true;
+            index[t * topk + k] = (int32_t)e;
+        }
+    }
+}
+
+size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
+                  uint32_t *ends) {
+    uint32_t rows = 0;
+    memset(ends, 0, experts * sizeof *ends);
+    for (size_t s = 0; s < slots; s++)
+        if (index[s] >= 0)
+            ends[index[s]]++;
+    for (size_t e = 0; e < experts; e++) {
+        const uint32_t count = ends[e];
+        ends[e] = rows; /* the start, until its slots are in */
+        rows += count;
+    }
+    for (size_t s = 0; s < slots; s++)
+        if (index[s] >= 0)
+            gather[ends[index[s]]++] = (uint32_t)s;
+    return rows;
+}

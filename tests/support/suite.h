@@ -1,0 +1,40 @@
+/* What the tables of other libraries' test suites share: slow rows, splits, cheap values. */
+#ifndef MOERT_TESTS_SUITE_H
+#define MOERT_TESTS_SUITE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* True for a slow row, unless TEST_ALL=1 asks for every row. */
+bool suite_skips(bool slow);
+
+/* 32 random bits, number `index` of stream `key`: a few cycles each, for operands of any size. */
+static inline uint32_t suite_bits(uint64_t key, uint64_t index) {
+    uint64_t z = (key + 1) * 0x9E3779B97F4A7C15u + index * 0xD1B54A32D192ED03u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return (uint32_t)(z >> 32);
+}
+
+/* Uniform in [0, 1). */
+static inline float suite_uniform(uint64_t key, uint64_t index) {
+    return (float)(suite_bits(key, index) >> 8) * 0x1p-24f;
+}
+
+/* Splits rows at random points: ends[groups] cumulative, the last one `rows`. */
+void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends);
+
+/* Sizes by a symmetric Dirichlet distribution of parameter 1/2, in whole blocks: few groups get
+ * most, many get nothing. */
+void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends);
+
+/* K different experts of E for each of T tokens: index[T,K]. */
+void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32_t *index);
+
+/* Slots of index[slots] expert by expert, ascending within each: gather[rows], ends[E]. Slots of -1
+ * are left out; returns the rows. */
+size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
+                  uint32_t *ends);
+
+#endif
