@@ -9,6 +9,7 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "ops/quantize.h"
+#include "support/suite.h"
 
 enum { SEED = 31 };
 
@@ -138,13 +139,21 @@ static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, fl
                            : moert_e8m0_ceil(scale);
 }
 
-/* 0.5 to 4, the same for all elements of a block. */
-static float block_scale(const ops_operand *o, size_t g, size_t line, size_t j) {
+/* 0.5 to 4, or spread 1 and 2, the same for all elements of a block. */
+static float block_scale(const ops_operand *o, bool spread, size_t g, size_t line, size_t j) {
     const size_t block = moert_format_block(o->as.how.format);
     const moert_axis axis = o->as.how.axis;
     const size_t down = axis == MOERT_AXIS_ROW ? line : line / block;
     const size_t across = axis == MOERT_AXIS_COLUMN ? j : j / block;
-    return 0.5f * (float)(1u << (3 * g + 5 * down + 7 * across + down * across) % 4);
+    const size_t number = 3 * g + 5 * down + 7 * across + down * across;
+    return spread ? (float)(1 + number % 2) : 0.5f * (float)(1u << number % 4);
+}
+
+/* The code of an element. */
+static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
+    const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
+    return moert_number_encode(moert_format_element(o->as.how.format),
+                               spread ? uniform : sign_of(o->payload, at));
 }
 
 /* Fills a factor and writes its values as float32. */
@@ -155,12 +164,12 @@ static void fill_factor(ops_bytes *data, const ops_operand *o, float *values) {
             for (size_t j = 0; j < o->columns; j++) {
                 const size_t at = (ops_first(o, g) + line) * o->columns + j;
                 const ops_place p = ops_locate(o, g, line, j);
-                const float code = sign_of(o->payload, at), scale = block_scale(o, g, line, j);
+                const float scale = block_scale(o, data->spread, g, line, j);
+                const uint32_t code = draw(o, data->spread, at);
                 const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
-                put_code(o, data->at[o->payload] + p.byte, p.shift,
-                         moert_number_encode(element, code));
+                put_code(o, data->at[o->payload] + p.byte, p.shift, code);
                 put_scale(o, data->at[o->scale], p.scale, scale);
-                values[at] = code * scale;
+                values[at] = moert_number_decode(element, code) * scale;
                 if (globals != NULL)
                     values[at] *= globals[o->as.how.group_scales ? g : 0];
             }
