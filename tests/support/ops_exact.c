@@ -82,15 +82,16 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
 /* Of act, where exp overflows in float32. */
 static const double lost = 1e-35;
 
-/* act and its derivative, the linear part */
+/* act, its derivative and the magnitudes of that one's two terms, the linear part. */
 typedef struct gate {
-    double act, slope, linear;
+    double act, slope, terms, linear;
 } gate;
 
 static gate gate_of(const moert_glu_form *form, double g, double u) {
     const double limit = (double)form->limit, alpha = (double)form->alpha;
     const double low = fmin(g, limit), sigmoid = 1.0 / (1.0 + exp(-alpha * low));
-    return (gate){low * sigmoid, sigmoid * (1.0 + alpha * low * (1.0 - sigmoid)),
+    const double term = alpha * low * (1.0 - sigmoid);
+    return (gate){low * sigmoid, sigmoid * (1.0 + term), sigmoid * (1.0 + fabs(term)),
                   fmax(fmin(u, limit), -limit) + (double)form->offset};
 }
 
@@ -166,10 +167,12 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
         const double q = alpha * alpha * acc[j];
         const double by[] = {c[0] > limit ? 0.0 : s.linear * s.slope,
                              fabs(c[1]) > limit ? 0.0 : s.act};
+        const double terms[] = {s.linear * s.terms, s.act};
         const double d[] = {q * prob * by[0], q * prob * by[1]};
         for (size_t i = 0; i < 2; i++) {
             put(e, r * wide + at[i], d[i],
-                off * fabs(by[i]) + 1e-5 * fabs(d[i]) + lost * fabs(q * prob * s.linear));
+                off * fabs(by[i]) +
+                    fabs(q * prob) * (1e-5 * fabs(terms[i]) + lost * fabs(s.linear)));
             e->dbias[g * wide + at[i]] += d[i];
             e->dbias[sums + g * wide + at[i]] += fabs(d[i]);
             raise(e, 2 * g + i, d[i]);
