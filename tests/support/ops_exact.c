@@ -158,7 +158,7 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
     const double beta = scaled ? factor(data, MOERT_OP_BUFFER_beta, g) : 1.0;
     const double prob = factor(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
     const size_t wide = e->width, sums = op->options.groups * wide;
-    const double off = alpha * alpha * fabs(prob) * slack_of(e, acc, wide / 2);
+    const double slack = slack_of(e, acc, wide / 2);
     for (size_t j = 0; j < wide / 2; j++) {
         const size_t at[] = {column(op, j, false), column(op, j, true)};
         const double c[] = {beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[0]),
@@ -167,12 +167,12 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
         const double q = alpha * alpha * acc[j];
         const double by[] = {c[0] > limit ? 0.0 : s.linear * s.slope,
                              fabs(c[1]) > limit ? 0.0 : s.act};
-        const double terms[] = {s.linear * s.terms, s.act};
+        const double off[] = {by[0] == 0.0 ? 0.0 : (1e-5 * s.terms + lost) * fabs(s.linear),
+                              by[1] == 0.0 ? 0.0 : 1e-5 * fabs(s.act) + lost};
         const double d[] = {q * prob * by[0], q * prob * by[1]};
         for (size_t i = 0; i < 2; i++) {
             put(e, r * wide + at[i], d[i],
-                off * fabs(by[i]) +
-                    fabs(q * prob) * (1e-5 * fabs(terms[i]) + lost * fabs(s.linear)));
+                fabs(q * prob) * off[i] + fabs(alpha * alpha * prob * by[i]) * slack);
             e->dbias[g * wide + at[i]] += d[i];
             e->dbias[sums + g * wide + at[i]] += fabs(d[i]);
             raise(e, 2 * g + i, d[i]);
