@@ -1,17 +1,17 @@
 // run: np=1
 /*
- * The cuDNN frontend's tables of grouped GEMMs with quantised operands: GLU, dGLU, quant and wgrad
+ * The cuDNN frontend's tables of grouped GEMMs with quantised operands: GLU, dGLU and quant
  * in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales
  * 1 and 2, small integers for alpha, beta and prob. Every case against float64, byte by byte where
  * the result is quantised; its tolerances are 0.1 and wider. Not offered here: fp4 with
  * (16, e8m0), and srelu.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/internal.h"
+#include "support/ops_cases.h"
 #include "support/ops_exact.h"
 #include "support/suite.h"
 
@@ -21,9 +21,8 @@ static const uint32_t whole_tiles[L] = {256, 512, 768, M};
 
 /* cuDNN's operands: tiles of scales, rows of groups that are padded to whole tiles. */
 static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT, .scales = MOERT_SCALES_TILED_WHOLE};
-    operand.how.format = format;
-    operand.how.axis = axis;
+    moert_operand operand = ops_scaled(format, axis);
+    operand.scales = MOERT_SCALES_TILED_WHOLE;
     return operand;
 }
 
@@ -31,20 +30,10 @@ static bool is_fp8(moert_format format) {
     return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
 }
 
-/* The factors of a forward or backward product. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = L;
-    o.rows = M;
-    o.n = n;
-    o.k = k;
+    moert_op_options o = ops_product(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
     o.row_multiple = 256;
     o.interleave = 32;
-    *(kind == MOERT_OP_DGLU ? &o.y : &o.x) = scaled(format, MOERT_AXIS_ROW);
-    o.weight = scaled(format, MOERT_AXIS_ROW);
-    if (kind == MOERT_OP_DGLU) /* N is summed over */
-        o.weight = scaled(format, MOERT_AXIS_COLUMN);
     o.alpha = true;
     o.prob = true;
     o.c.type = o.bias_type = MOERT_NUMBER_BF16;
@@ -175,18 +164,6 @@ static void test_rectangular_glu_and_zero_prob(void **state) {
 
 /* ---- discrete ---- */
 
-/* The two hold the same bytes of every result. */
-static void assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want) {
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        const bool given = i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale;
-        if (want->shape.options.kind != MOERT_OP_GEMM_WGRAD && given)
-            continue;
-        assert_int_equal(got->bytes[i], want->bytes[i]);
-        if (memcmp(got->at[i], want->at[i], got->bytes[i]) != 0)
-            fail_msg("%s: %s differs", title, moert_op_buffer_name(i));
-    }
-}
-
 /* k- and n-major weights, stacked and discrete: all the same bits. */
 static void test_discrete_weights_of_either_major_give_the_bits_of_the_stack(void **state) {
     (void)state;
@@ -212,7 +189,7 @@ static void test_discrete_weights_of_either_major_give_the_bits_of_the_stack(voi
             o.weight.how.transposed = b >> 1;
             ops_bytes other = make(&o, ends, integer), unused = ops_bytes_fill(&other);
             ops_bytes_execute("portable", &other);
-            assert_same_results(b == 1 ? "discrete" : "the other major", &other, &stack);
+            ops_assert_same_results(b == 1 ? "discrete" : "the other major", &other, &stack);
             ops_bytes_free(&other);
             ops_bytes_free(&unused);
         }
@@ -353,104 +330,6 @@ static void test_one_op_serves_every_size_of_the_groups(void **state) {
     }
 }
 
-/* ---- wgrad ---- */
-
-enum { HIDDEN = 384, INTERMEDIATE = 640 };
-
-static moert_op_options describe_wgrad(moert_format format, moert_number type) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = MOERT_OP_GEMM_WGRAD;
-    o.groups = 2;
-    o.rows = 640;
-    o.n = HIDDEN;
-    o.k = INTERMEDIATE;
-    o.row_multiple = 128;
-    o.x = o.y = scaled(format, MOERT_AXIS_COLUMN);
-    o.x.scales = o.y.scales = MOERT_SCALES_TILED; /* expert by expert */
-    o.x.how.transposed = o.y.how.transposed = true;
-    o.x.global = o.y.global = format == MOERT_FORMAT_NVFP4;
-    o.x.how.group_scales = o.y.how.group_scales = o.x.global;
-    o.weight.type = type;
-    return o;
-}
-
-/* Global scales of 1 to 2 by expert. */
-static ops_bytes make_wgrad(const moert_op_options *o, const uint32_t *ends) {
-    ops_bytes data = ops_bytes_make(o, ends);
-    data.spread = true;
-    for (size_t g = 0; o->x.global && g < o->groups; g++) {
-        ops_floats(&data, MOERT_OP_BUFFER_x_global)[g] = 1.25f + 0.5f * (float)g;
-        ops_floats(&data, MOERT_OP_BUFFER_y_global)[g] = 2.0f - 0.25f * (float)g;
-    }
-    return data;
-}
-
-static void test_wgrad_table(void **state) {
-    (void)state;
-    static const uint32_t splits[][2] = {{256, 640}, {128, 256}};
-    for (size_t i = 0; i < FORMATS * 2; i++) {
-        if (suite_skips(i % 3 == 2))
-            continue;
-        moert_op_options o = describe_wgrad(formats[i % FORMATS],
-                                            i / FORMATS ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        moert_op *op;
-        o.backend = backends[i == 0 || i == 6];
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
-        for (size_t s = 0; s < 2; s++) {
-            moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
-            ops_bytes data = make_wgrad(&o, splits[s]), plain = ops_bytes_fill(&data);
-            ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-            moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
-            ASSERT_OK(moert_op_execute(op, &buffers));
-            ops_bytes_download(&data, &buffers);
-            ops_exact_check(moert_format_name(formats[i % FORMATS]), &data, &want);
-            o.weight.discrete = true;
-            ops_bytes discrete = make_wgrad(&o, splits[s]), unused = ops_bytes_fill(&discrete);
-            ops_bytes_execute("portable", &discrete);
-            assert_same_results("discrete", &discrete, &data);
-            o.weight.discrete = false;
-            ops_exact_free(&want);
-            ops_bytes *const all[] = {&data, &plain, &discrete, &unused};
-            for (size_t k = 0; k < 4; k++)
-                ops_bytes_free(all[k]);
-        }
-        moert_op_destroy(op);
-    }
-}
-
-/* To zeros it adds up to twice the gradient; an expert without rows keeps what it has. */
-static void test_wgrad_accumulates(void **state) {
-    (void)state;
-    static const uint32_t ends[] = {0, 384};
-    for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
-        moert_op_options o = describe_wgrad(formats[i % FORMATS],
-                                            i / FORMATS % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        o.weight.discrete = i / FORMATS / 2 == 1;
-        o.n = 136;
-        o.k = 200;
-        ops_bytes once = make_wgrad(&o, ends), unused = ops_bytes_fill(&once);
-        ops_bytes_execute("portable", &once);
-        o.accumulate = true;
-        ops_bytes twice = make_wgrad(&o, ends), as_well = ops_bytes_fill(&twice);
-        for (size_t at = 0; at < 2 * o.n * o.k; at++)
-            ops_bytes_put(&twice, MOERT_OP_BUFFER_weight, at, at < o.n * o.k ? 7.0 : 0.0);
-        ops_bytes_execute(backends[i % 2], &twice);
-        ops_bytes_execute(backends[i % 2], &twice);
-        for (size_t at = 0; at < 2 * o.n * o.k; at++) {
-            const double got = ops_bytes_get(&twice, MOERT_OP_BUFFER_weight, at);
-            const double one = ops_bytes_get(&once, MOERT_OP_BUFFER_weight, at);
-            if (at < o.n * o.k)
-                assert_true(got == 7.0 && one == 0.0);
-            else /* bfloat16 rounds the second sum, of a rounded and an exact number, once more */
-                assert_true(fabs(got - 2.0 * one) <=
-                            (o.weight.type == MOERT_NUMBER_F32 ? 0.0 : 0x1p-7 * fabs(got)));
-        }
-        ops_bytes *const all[] = {&once, &unused, &twice, &as_well};
-        for (size_t k = 0; k < 4; k++)
-            ops_bytes_free(all[k]);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_glu_grid),
@@ -461,8 +340,6 @@ int main(void) {
         cmocka_unit_test(test_dglu_grid),
         cmocka_unit_test(test_dglu_of_prob_0),
         cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
-        cmocka_unit_test(test_wgrad_table),
-        cmocka_unit_test(test_wgrad_accumulates),
     };
     return cmocka_run_group_tests_name("suite of cuDNN, quantised", tests, open_test_device,
                                        close_test_device);

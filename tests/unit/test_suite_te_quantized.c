@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/ops_cases.h"
 #include "support/ops_exact.h"
 #include "support/suite.h"
 
@@ -16,35 +17,15 @@ static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD
                                       MOERT_OP_GEMM_WGRAD};
 enum { KINDS = 3 };
 
-static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT, .scales = MOERT_SCALES_TILED};
-    operand.how.format = format;
-    operand.how.axis = axis;
-    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    return operand;
-}
-
 typedef struct shape {
     size_t groups, rows, k, n;
     bool slow;
 } shape;
 
 static moert_op_options describe(moert_op_kind kind, moert_format format, const shape *s) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
-    o.kind = kind;
-    o.groups = s->groups;
-    o.rows = s->rows;
-    o.n = s->n;
-    o.k = s->k;
-    if (kind != MOERT_OP_GEMM_DGRAD)
-        o.x = scaled(format, wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    if (kind != MOERT_OP_GEMM_FORWARD)
-        o.y = scaled(format, wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    if (!wgrad)
-        o.weight =
-            scaled(format, kind == MOERT_OP_GEMM_FORWARD ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN);
-    return o;
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW);
+    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    return ops_product(kind, factor, s->groups, s->rows, s->n, s->k);
 }
 
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends) {

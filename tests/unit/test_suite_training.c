@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/ops_cases.h"
 #include "support/ops_exact.h"
 #include "support/suite.h"
 
@@ -35,32 +36,15 @@ static float *normal(uint64_t key, size_t n, double deviation) {
 /* ---- ops ---- */
 
 static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
-    operand.how.format = format;
-    operand.how.axis = axis;
+    moert_operand operand = ops_scaled(format, axis);
+    operand.scales = MOERT_SCALES_LINEAR;
     operand.how.nvfp4_rule = MOERT_NVFP4_TORCHAO;
     operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
     return operand;
 }
 
-/* A product of the layer with float32 results, each factor in blocks along what is summed over. */
 static moert_op_options describe(const layer *l, moert_op_kind kind) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
-    const moert_operand rows = scaled(l->format, wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    o.kind = kind;
-    o.groups = l->groups;
-    o.rows = l->rows;
-    o.n = l->n;
-    o.k = l->k;
-    if (forward || wgrad)
-        o.x = rows;
-    if (!forward)
-        o.y = rows;
-    if (!wgrad)
-        o.weight = scaled(l->format, forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN);
-    return o;
+    return ops_product(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
 }
 
 /* A factor of an op: real numbers to be rounded, or the bytes that another op has made. */
@@ -212,7 +196,7 @@ static bool chains(const mlp *m) {
     return m->l.format != MOERT_FORMAT_NVFP4;
 }
 
-/* Part i of the MLP, before its factors; `rounded` as a quantised op. */
+/* Part i of the MLP, before its factors. */
 static ops_bytes begin(const mlp *m, part i, const ops_bytes *parts) {
     static const moert_op_kind kinds[PARTS] = {MOERT_OP_GLU,        MOERT_OP_GEMM_FORWARD,
                                                MOERT_OP_DGLU,       MOERT_OP_GEMM_DGRAD,
