@@ -1,6 +1,7 @@
 /*
  * Op objects in float64: the formulas of moert/ops.h on the values of the factors, and what comes
- * of them byte by byte. Shares with the library nothing but the description of the op.
+ * of them byte by byte. Shares with the library the description of the op and the conversions of
+ * plain numbers.
  *
  * A sum may be off by a part of the largest in its row, and what a GLU makes of it by as much as
  * that changes it, and by 1e-5 of itself. Bytes (elements, scales, rounded numbers) must be those
