@@ -203,8 +203,8 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
         return (float)(oracle_value(v->how->format == MOERT_FORMAT_MXFP8_E5M2 ? MOERT_NUMBER_E5M2
-                                                                          : MOERT_NUMBER_E4M3,
-                                code) *
+                                                                              : MOERT_NUMBER_E4M3,
+                                    code) *
                        power((int)scale - 127));
     const float element = (float)oracle_value(MOERT_NUMBER_E2M1, code);
     return element * (float)oracle_value(MOERT_NUMBER_E4M3, scale) *
