@@ -41,6 +41,7 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
     const unsigned bits = fuzz_byte(in, AT_SWITCHES) | fuzz_byte(in, AT_SWITCHES + 1) << 8;
     const unsigned forward = 1u << MOERT_OP_GEMM_FORWARD, glu = 1u << MOERT_OP_GLU;
     const unsigned dglu = 1u << MOERT_OP_DGLU, all = kinds_gemm | kinds_glu;
+    const unsigned with_rows = all & ~(1u << MOERT_OP_GEMM_WGRAD);
     const struct {
         bool *field;
         unsigned kinds;
@@ -51,8 +52,8 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
         {&o->bias, forward | glu},
         {&o->bias_scale, forward},
         {&o->row_weight, forward},
-        {&o->prob, kinds_glu},
-        {&o->amax, kinds_glu},
+        {&o->prob, with_rows},
+        {&o->amax, with_rows},
         {&o->save_c, glu},
         {&o->dprob, dglu},
         {&o->dbias, dglu},
@@ -65,7 +66,8 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
     o->accumulate = o->accumulate && !o->beta;
     o->bias_scale = o->bias_scale && o->bias;
     o->row_weight = o->row_weight && o->permute == MOERT_OP_PERMUTE_Y;
-    o->prob = o->prob && !o->beta;
+    if ((kinds_gemm >> o->kind & 1) != 0)
+        o->prob = o->prob && !o->beta && !o->accumulate && !o->bias;
 }
 
 /* The factors have one type. */

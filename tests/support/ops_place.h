@@ -7,7 +7,7 @@
 
 #include "ops/op.h"
 
-enum { OPS_MOST_GROUPS = 16 };
+enum { OPS_MOST_GROUPS = 36 };
 
 /* A quantised or plain matrix of an op: groups of lines by columns. */
 typedef struct ops_operand {

@@ -9,6 +9,8 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "ops/quantize.h"
+#include "support/quantized.h"
+#include "support/suite.h"
 
 enum { SEED = 31 };
 
@@ -154,31 +156,60 @@ static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, fl
                            : moert_e8m0_ceil(scale);
 }
 
-/* 0.5 to 4, the same for all elements of a block. */
-static float block_scale(const ops_operand *o, size_t g, size_t line, size_t j) {
+/* 0.5 to 4, or spread 1 and 2, the same for all elements of a block. */
+static float block_scale(const ops_operand *o, bool spread, size_t g, size_t line, size_t j) {
     const size_t block = moert_format_block(o->as.how.format);
     const moert_axis axis = o->as.how.axis;
     const size_t down = axis == MOERT_AXIS_ROW ? line : line / block;
     const size_t across = axis == MOERT_AXIS_COLUMN ? j : j / block;
-    return 0.5f * (float)(1u << (3 * g + 5 * down + 7 * across + down * across) % 4);
+    const size_t number = 3 * g + 5 * down + 7 * across + down * across;
+    return spread ? (float)(1 + number % 2) : 0.5f * (float)(1u << number % 4);
 }
 
-/* Fills a factor and writes its values as float32. */
-static void fill_factor(ops_bytes *data, const ops_operand *o, float *values) {
-    const moert_number element = moert_format_element(o->as.how.format);
+/* The code of an element. */
+static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
+    const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
+    return moert_number_encode(moert_format_element(o->as.how.format),
+                               spread ? uniform : sign_of(o->payload, at));
+}
+
+static void fill_factor(ops_bytes *data, const ops_operand *o) {
     for (size_t g = 0; g < o->groups; g++)
         for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
             for (size_t j = 0; j < o->columns; j++) {
                 const size_t at = (ops_first(o, g) + line) * o->columns + j;
                 const ops_place p = ops_locate(o, g, line, j);
-                const float code = sign_of(o->payload, at), scale = block_scale(o, g, line, j);
-                const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
-                put_code(o, data->at[o->payload] + p.byte, p.shift,
-                         moert_number_encode(element, code));
-                put_scale(o, data->at[o->scale], p.scale, scale);
-                values[at] = code * scale;
+                put_code(o, data->at[o->payload] + p.byte, p.shift, draw(o, data->spread, at));
+                put_scale(o, data->at[o->scale], p.scale, block_scale(o, data->spread, g, line, j));
+            }
+}
+
+static float get_scale(const ops_operand *o, const unsigned char *scales, size_t at) {
+    float scale;
+    if (o->as.how.format == MOERT_FORMAT_FP8_BLOCK)
+        memcpy(&scale, scales + at * sizeof scale, sizeof scale);
+    else if (o->as.how.format == MOERT_FORMAT_NVFP4)
+        scale = moert_number_decode(MOERT_NUMBER_E4M3, scales[at]);
+    else
+        scale = moert_e8m0_decode(scales[at]);
+    return scale;
+}
+
+/* The values of a factor as float32. */
+static void decode_factor(const ops_bytes *data, const ops_operand *o, float *values) {
+    const moert_number element = moert_format_element(o->as.how.format);
+    const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
+    for (size_t g = 0; g < o->groups; g++)
+        for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+            for (size_t j = 0; j < o->columns; j++) {
+                const ops_place p = ops_locate(o, g, line, j);
+                const unsigned byte = data->at[o->payload][p.byte];
+                const bool halves = moert_format_element_bits(o->as.how.format) == 4;
+                float *value = &values[(ops_first(o, g) + line) * o->columns + j];
+                *value = moert_number_decode(element, halves ? byte >> p.shift & 0xF : byte) *
+                         get_scale(o, data->at[o->scale], p.scale);
                 if (globals != NULL)
-                    values[at] *= globals[o->as.how.group_scales ? g : 0];
+                    *value *= globals[o->as.how.group_scales ? g : 0];
             }
 }
 
@@ -194,7 +225,7 @@ static moert_op_options plain_of(const ops_bytes *data) {
     return plain;
 }
 
-ops_bytes ops_bytes_fill(ops_bytes *data) {
+ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_op_options options = plain_of(data);
     moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
     moert_operand *first = data->shape.x.input ? &options.x : &options.y;
@@ -208,9 +239,34 @@ ops_bytes ops_bytes_fill(ops_bytes *data) {
     for (size_t i = 0; i < 3; i++) {
         const ops_operand o = find(data, matrices[i]);
         if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
-            fill_factor(data, &o, ops_floats(&plain, o.payload));
+            decode_factor(data, &o, ops_floats(&plain, o.payload));
     }
     return plain;
+}
+
+ops_bytes ops_bytes_fill(ops_bytes *data) {
+    for (size_t i = 0; i < 3; i++) {
+        const ops_operand o = find(data, matrices[i]);
+        if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
+            fill_factor(data, &o);
+    }
+    return ops_bytes_decode(data);
+}
+
+void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values) {
+    const ops_operand o = find(data, which);
+    uint32_t ends[OPS_MOST_GROUPS];
+    for (size_t g = 0; g < o.groups; g++)
+        ends[g] = (uint32_t)o.ends[g];
+    assert_true(o.as.scales == MOERT_SCALES_LINEAR && !o.as.how.transposed);
+    const matrix m = {values, ends[o.groups - 1], o.columns, ends, o.groups};
+    quantized z = quantize("portable", &o.as.how, &m);
+    assert_true(z.q_bytes <= data->bytes[which] && z.scale_bytes <= data->bytes[o.scale]);
+    memcpy(data->at[which], z.q, z.q_bytes);
+    memcpy(data->at[o.scale], z.scale, z.scale_bytes);
+    if (o.as.global)
+        memcpy(data->at[o.global], z.global, z.globals * sizeof *z.global);
+    free_quantized(&z);
 }
 
 /* ---- on the device ---- */

@@ -14,6 +14,7 @@ typedef struct ops_bytes {
     moert_op shape; /* as described */
     unsigned char *at[MOERT_OP_BUFFERS];
     size_t bytes[MOERT_OP_BUFFERS];
+    bool spread; /* how to fill: elements uniform in [-2, 2), scales 1 and 2 */
 } ops_bytes;
 
 enum { OPS_UNSET = 0xCD }; /* every byte of results before */
@@ -30,11 +31,17 @@ static inline float *ops_floats(const ops_bytes *data, moert_op_buffer which) {
 }
 
 /*
- * Fills the quantised factors of `data`: elements -1, 0 and 1, scales that are powers of two;
- * returns the plain op on their values, the global scales multiplied in. Results of the plain op
- * are float32 where those of `data` are quantised.
+ * Fills the quantised factors of `data`: elements -1, 0 and 1, scales that are powers of two, or
+ * spread ones; returns the plain op on their values, the global scales multiplied in. Results of
+ * the plain op are float32 where those of `data` are quantised.
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
+
+/* The plain op on the values that the quantised factors of `data` have. */
+ops_bytes ops_bytes_decode(const ops_bytes *data);
+
+/* Quantises the rows of all groups, or a weight [G,N,K], into a factor with linear scales. */
+void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values);
 
 /* Creates, compiles and executes the op; all buffers come back. */
 void ops_bytes_execute(const char *backend, ops_bytes *data);

@@ -46,7 +46,7 @@ unsigned oracle_code(moert_number type, double x) {
            ((signbit(x) ? 1u : 0u) << g->sign_bit);
 }
 
-static double value_of(moert_number type, unsigned code) {
+double oracle_value(moert_number type, unsigned code) {
     const grid *g = grid_of(type);
     const unsigned magnitude = code & ((1u << g->sign_bit) - 1), steps = 1u << g->mantissa;
     const double value = magnitude < steps
@@ -88,7 +88,7 @@ static unsigned char nvfp4_block(const float *x, size_t n, float amax, unsigned 
     const float encode = encode_scale(amax);
     const float wanted = amax_of(x, n) * (encode * (float)(1.0 / 6.0));
     const unsigned scale = oracle_code(MOERT_NUMBER_E4M3, (double)wanted);
-    const float decode = (float)value_of(MOERT_NUMBER_E4M3, scale) * (1.0f / encode);
+    const float decode = (float)oracle_value(MOERT_NUMBER_E4M3, scale) * (1.0f / encode);
     const float factor = fminf(1.0f / decode, FLT_MAX);
     for (size_t i = 0; i < n; i++)
         code[i] =
@@ -202,12 +202,12 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
 /* What element i of the block comes back as. */
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
-        return (float)(value_of(v->how->format == MOERT_FORMAT_MXFP8_E5M2 ? MOERT_NUMBER_E5M2
-                                                                          : MOERT_NUMBER_E4M3,
-                                code) *
+        return (float)(oracle_value(v->how->format == MOERT_FORMAT_MXFP8_E5M2 ? MOERT_NUMBER_E5M2
+                                                                              : MOERT_NUMBER_E4M3,
+                                    code) *
                        power((int)scale - 127));
-    const float element = (float)value_of(MOERT_NUMBER_E2M1, code);
-    return element * (float)value_of(MOERT_NUMBER_E4M3, scale) *
+    const float element = (float)oracle_value(MOERT_NUMBER_E2M1, code);
+    return element * (float)oracle_value(MOERT_NUMBER_E4M3, scale) *
            v->z->global[v->how->group_scales ? b->g : 0];
 }
 

@@ -11,6 +11,9 @@
 /* The code of a number: nearest even, saturated. */
 unsigned oracle_code(moert_number type, double x);
 
+/* The number of a code that is finite. */
+double oracle_value(moert_number type, unsigned code);
+
 /* The scale and codes of a block of n numbers; `amax` is the tensor's or group's. */
 unsigned char oracle_block(moert_format format, const float *x, size_t n, float amax,
                            unsigned char *code);

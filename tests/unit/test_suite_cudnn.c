@@ -102,8 +102,9 @@ static void test_one_op_serves_every_size_of_the_groups(void **state) {
             const uint32_t m = sizes[i], ends[G] = {m, 2 * m, 3 * m, 4 * m};
             ops_data data = ops_make(&o, ends, true);
             for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)
-                ASSERT_OK(moert_buffer_write(*moert_op_buffer_at(&buffers, k), 0, data.at[k],
-                                             data.count[k] * sizeof(float)));
+                if (data.shape.needs[k].needed)
+                    ASSERT_OK(moert_buffer_write(*moert_op_buffer_at(&buffers, k), 0, data.at[k],
+                                                 data.count[k] * sizeof(float)));
             ASSERT_OK(moert_op_execute(op, &buffers));
             float *y = download(buffers.y, MOST * N * sizeof *y);
             ops_expect_gemm(&data);
