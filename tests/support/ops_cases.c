@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-moert_operand ops_scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT, .scales = MOERT_SCALES_TILED};
-    operand.how.format = format;
-    operand.how.axis = axis;
-    return operand;
-}
-
 moert_op_options ops_product(moert_op_kind kind, moert_operand factor, size_t groups, size_t rows,
                              size_t n, size_t k) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;

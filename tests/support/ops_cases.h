@@ -4,9 +4,6 @@
 
 #include "support/ops_quantized.h"
 
-/* An operand in blocks of a format, its scales in tiles. */
-moert_operand ops_scaled(moert_format format, moert_axis axis);
-
 /* A product whose two factors are as `factor`, in blocks along what is summed over; its result is
  * float32. */
 moert_op_options ops_product(moert_op_kind kind, moert_operand factor, size_t groups, size_t rows,

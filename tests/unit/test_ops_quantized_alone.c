@@ -18,7 +18,7 @@ enum { FORMATS = 4 };
 /* With all that it can have. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
                                  size_t rows) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW);
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160);
     o.alpha = o.prob = o.amax = true;
@@ -145,8 +145,8 @@ static void test_a_group_alone_has_the_bytes_that_it_has_among_others(void **sta
     static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
         moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], COUNT(ends), 720);
-        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW);
-        o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN);
+        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         ops_bytes start = ops_bytes_make(&o, ends), unused = ops_bytes_fill(&start),
                   all = ops_bytes_make(&o, ends), as_well = ops_bytes_fill(&all);
         ops_bytes_execute("portable", &all);
@@ -179,8 +179,8 @@ static void test_padding_rows_of_prob_0_change_nothing(void **state) {
     static const uint32_t tight[] = {5, 5, 38, 100}, wide[] = {32, 32, 96, 160};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
         moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], 4, 160);
-        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW);
-        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN);
+        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         ops_bytes few = ops_bytes_make(&o, tight), many = ops_bytes_make(&o, wide);
         ops_bytes a = ops_bytes_fill(&few), b = ops_bytes_fill(&many);
         for (size_t g = 0; g < 4; g++) {

@@ -21,7 +21,7 @@ enum { KINDS = 5, PRODUCTS = 3, FORMATS = 4 };
 /* With global scales by group. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
                                  size_t rows) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW);
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160); /* off 128 */
     o.alpha = true;
@@ -113,8 +113,9 @@ static void test_any_split_of_the_rows_agrees_with_float64(void **state) {
             moert_op_options o = glu ? describe_glu(kinds[k], format, s->groups, s->rows)
                                      : describe(kinds[k], format, s->groups, s->rows);
             if (glu) { /* results in both directions */
-                o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW);
-                o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN);
+                o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+                o.column =
+                    ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
             }
             if (s->rows > 1000) {
                 o.n = 48;
@@ -184,8 +185,8 @@ static void test_an_op_takes_all_its_operands_together(void **state) {
             *(glu                           ? &o.d
               : kind == MOERT_OP_GEMM_DGRAD ? &o.x
                                             : &o.y) =
-                ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW);
-            o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN);
+                ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+            o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
             o.norm = true;
             /* gathered rows are one group */
             (o.permute == MOERT_OP_PERMUTE_X ? &o.x : &o.y)->how.group_scales = false;

@@ -21,7 +21,7 @@ static const uint32_t whole_tiles[L] = {256, 512, 768, M};
 
 /* cuDNN's operands: tiles of scales, rows of groups that are padded to whole tiles. */
 static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = ops_scaled(format, axis);
+    moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
     operand.scales = MOERT_SCALES_TILED_WHOLE;
     return operand;
 }

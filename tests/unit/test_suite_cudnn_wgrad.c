@@ -16,8 +16,9 @@ static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
 enum { FORMATS = 4, HIDDEN = 384, INTERMEDIATE = 640 };
 
 static moert_op_options describe(moert_format format, moert_number type) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_COLUMN); /* expert by expert */
-    factor.how.transposed = true;                                 /* packed along the tokens */
+    moert_operand factor =
+        ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED); /* expert by expert */
+    factor.how.transposed = true;                                  /* packed along the tokens */
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_product(MOERT_OP_GEMM_WGRAD, factor, 2, 640, HIDDEN, INTERMEDIATE);
     o.row_multiple = 128;

@@ -23,7 +23,7 @@ typedef struct shape {
 } shape;
 
 static moert_op_options describe(moert_op_kind kind, moert_format format, const shape *s) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW);
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
     return ops_product(kind, factor, s->groups, s->rows, s->n, s->k);
 }

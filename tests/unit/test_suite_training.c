@@ -36,7 +36,7 @@ static float *normal(uint64_t key, size_t n, double deviation) {
 /* ---- ops ---- */
 
 static moert_operand scaled(moert_format format, moert_axis axis) {
-    moert_operand operand = ops_scaled(format, axis);
+    moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
     operand.scales = MOERT_SCALES_LINEAR;
     operand.how.nvfp4_rule = MOERT_NVFP4_TORCHAO;
     operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
