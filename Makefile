@@ -127,7 +127,9 @@ fuzz: ## RUNS random ops by SEED (0: another one each time) under ASan and UBSan
 	else \
 		$(MAKE) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/fuzz_op && \
 		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
-			$(BUILD)/fuzz/fuzz_op $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED); \
+			$(BUILD)/fuzz/fuzz_op $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
+			>$(BUILD)/fuzz/log 2>&1 || { cat $(BUILD)/fuzz/log; exit 1; }; \
+		tail -n 1 $(BUILD)/fuzz/log; \
 	fi
 
 $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STATIC)
