@@ -115,7 +115,7 @@ typedef enum moert_scale_layout {
 typedef struct moert_operand {
     moert_number type; /* any but E2M1; ignored if quantised */
     ptrdiff_t stride;  /* elements from row to row; 0 = the width. weight: 0 or K; quantised: 0 */
-    bool discrete;     /* weight: one buffer per group instead of a stack [G,N,K] */
+    bool discrete; /* weight: one buffer per group, of at most 65536, instead of a stack [G,N,K] */
     /*
      * how.size 0: plain elements of `type`. Otherwise block-scaled: the buffer holds the payload,
      * the buffer <operand>_scale the scales. Blocks of factors may lie along any axis; those along

@@ -70,7 +70,11 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
 }
 
 static moert_status check_weight(moert_op *op) {
+    enum { MOST_DISCRETE = 65536 }; /* each may be a buffer of the workspace too */
     moert_operand *weight = &op->options.weight;
+    if (weight->discrete && op->options.groups > MOST_DISCRETE)
+        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
+                               "at most 65536 with discrete weights", "%zu", op->options.groups);
     if (weight->how.size != 0)
         return MOERT_OK;
     MOERT_TRY(check_type(op, "weight.type", weight->type, 8));

@@ -170,6 +170,17 @@ static void test_buffers_must_be_those_of_the_description(void **state) {
     free_fixture(&f);
 }
 
+static void test_discrete_weights_are_not_too_many(void **state) {
+    (void)state;
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    moert_op *op = NULL;
+    o.weight.discrete = true;
+    o.groups = 65537;
+    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED,
+                 "groups is 65537; at most 65536");
+    assert_null(op);
+}
+
 static void test_every_discrete_weight_must_be_there(void **state) {
     (void)state;
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
@@ -351,6 +362,7 @@ int main(void) {
         cmocka_unit_test(test_a_wrong_field_is_named_with_its_value),
         cmocka_unit_test(test_fields_that_do_not_go_together_are_refused),
         cmocka_unit_test(test_buffers_must_be_those_of_the_description),
+        cmocka_unit_test(test_discrete_weights_are_not_too_many),
         cmocka_unit_test(test_every_discrete_weight_must_be_there),
         cmocka_unit_test(test_the_reference_finds_ends_that_decrease),
         cmocka_unit_test(test_the_type_of_a_quantised_operand_is_ignored),
