@@ -25,8 +25,8 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
                           "a buffer of %zu bytes exceeds the largest allocation of %s, %zu bytes",
                           bytes, device->info.name, device->info.largest_bytes);
     cl_int code;
-    /* whole vectors at the end, so that a kernel may read past the last element */
-    size_t padded = host != NULL ? bytes : moert_round_up(bytes + 64, 64);
+    const size_t tail = MOERT_BUFFER_TAIL_BYTES;
+    size_t padded = host != NULL ? bytes : moert_round_up(bytes + tail, tail);
     cl_mem memory = clCreateBuffer(device->context, flags, padded, host, &code);
     if (code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
         code == CL_OUT_OF_RESOURCES)

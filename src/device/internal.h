@@ -30,6 +30,10 @@ struct moert_device {
     moert_recording *recording; /* takes the launches, or NULL */
 };
 
+/* At least so many bytes follow a buffer's last, so that a kernel may read whole vectors there;
+ * also what its size is a multiple of. */
+enum { MOERT_BUFFER_TAIL_BYTES = 64 };
+
 struct moert_buffer {
     moert_device *device;
     cl_mem memory;

@@ -52,7 +52,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
     info->compute_units = units;
     info->global_bytes = global;
-    info->largest_bytes = largest;
+    info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
     info->local_bytes = local;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
     cl_uint bus[4]; /* domain, bus, device, function */
