@@ -1,5 +1,5 @@
 /*
- * Quantisers to block-scaled formats (formulas: src/ops/quantize.h), of x[M,N] whose rows form groups.
+ * Quantisers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form groups.
  *
  *            BLOCK columns                    16 columns                 BLOCK columns
  *   ROW     [ . . . . . . ] one scale    COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,

@@ -1,5 +1,5 @@
 /*
- * Scale matrices to and from tiles of 128 x 4 bytes, and runs of gate and up columns (src/ops/scales.h).
+ * Scale matrices to and from tiles of 128 x 4 bytes, and runs of gate and up columns (moert/quantize.h).
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *

@@ -153,7 +153,8 @@ typedef enum moert_dispatch { MOERT_DISPATCH_F32, MOERT_DISPATCH_MXFP8 } moert_d
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);
 MOERT_API const char *moert_number_name(moert_number number);
-/* Elements of a block, bits of an element, bytes of a scale. */
+/* Type of the elements, elements of a block, bits of an element, bytes of a scale. */
+MOERT_API moert_number moert_format_element(moert_format format);
 MOERT_API size_t moert_format_block(moert_format format);
 MOERT_API size_t moert_format_element_bits(moert_format format);
 MOERT_API size_t moert_format_scale_bytes(moert_format format);

@@ -5,7 +5,8 @@
  *   device.h   device memory                layer.h    the MoE layer over an EP x EDP mesh of ranks
  *   router.h   routing options              plan.h     counts, offsets and rows of an exchange
  *   glu.h      forms of the gated unit      formats.h  number formats and block scales
- *   ops.h      grouped GEMM and its fusions as objects
+ *   ops.h      grouped GEMM and its fusions
+ *   quantize.h quantisers, casts and layouts of operands
  *
  * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K
  * experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of it, L experts
@@ -21,6 +22,7 @@
 #include "moert/layer.h"
 #include "moert/ops.h"
 #include "moert/plan.h"
+#include "moert/quantize.h"
 #include "moert/router.h"
 #include "moert/status.h"
 

@@ -33,16 +33,17 @@
  * touches differs between backends. Groups without rows are left alone, except that GEMM_WGRAD
  * gives them acc = 0. GEMM_WGRAD keeps a group's order of rows.
  *
- * Quantised operands (moert/formats.h) take part as float32(element * scale). The global scales of
- * NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the scales of the two factors of
- * the product; in DGLU their product multiplies acc. A quantised result is made from the float32
- * values before any rounding, as is its second version `column`:
+ * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
+ * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
+ * alpha[g] * (first * second), the scales of the two factors of the product; in DGLU their product
+ * multiplies acc. A quantised result is made from the float32 values before any rounding, as is its
+ * second version `column`:
  *
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
  *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
  * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
- * the quantiser of moert/formats.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
+ * the quantiser of moert/quantize.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
  * 1/scale of the E8M0 scale 2^-127 is infinity.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
@@ -94,13 +95,9 @@ typedef enum moert_op_permute {
 } moert_op_permute;
 
 /*
- * Where the scales of a quantised operand lie. Tiles are those of the tensor cores (cuBLAS, cuDNN,
- * CUTLASS, TransformerEngine, torchao), of formats with scales of one byte: the scale of line r
- * across the blocks and block c of a line, C blocks in a line, is at byte
- *
- *   ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
- *
- * and bytes of a tile without a scale are 0.
+ * Where the scales of a quantised operand lie. Tiles are those of moert_scale_tiles
+ * (moert/quantize.h), of formats with scales of one byte; its row r is the line across the blocks,
+ * its C the blocks of a line.
  */
 typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */

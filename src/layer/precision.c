@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "ops/quantize.h"
+#include "moert/quantize.h"
 
 /* A float32 matrix [groups.rows, columns] without gaps. */
 typedef struct matrix {
@@ -25,8 +25,9 @@ static moert_status round_bf16(moert_mesh *mesh, const matrix *source, moert_buf
     const size_t n = source->groups.rows * source->columns;
     moert_buffer *codes;
     MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, n * sizeof(uint16_t), &codes));
-    const moert_cast down = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, n, source->values, codes};
-    const moert_cast up = {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, n, codes, target};
+    const moert_cast down = {sizeof down, MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
+                             n,           source->values,   codes};
+    const moert_cast up = {sizeof up, MOERT_NUMBER_BF16, MOERT_NUMBER_F32, n, codes, target};
     MOERT_TRY(moert_cast_run(&down));
     return moert_cast_run(&up);
 }
@@ -41,7 +42,8 @@ static moert_status round_blocks(moert_mesh *mesh, const matrix *source, const m
         moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
     const size_t scale_bytes =
         shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
-    moert_quantize op = {.how = *how,
+    moert_quantize op = {.size = sizeof op,
+                         .how = *how,
                          .groups = *groups,
                          .columns = source->columns,
                          .x = source->values,
@@ -91,7 +93,8 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
         moert_quantizer how = quantizer_of(precision, turned ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
         how.group_scales = precision == MOERT_PRECISION_NVFP4;
         if (how.group_scales)
-            MOERT_TRY(moert_quantize_amax(&(moert_quantize){.how = how,
+            MOERT_TRY(moert_quantize_amax(&(moert_quantize){.size = sizeof(moert_quantize),
+                                                            .how = how,
                                                             .groups = source.groups,
                                                             .columns = k,
                                                             .x = source.values,
@@ -161,7 +164,8 @@ static moert_status measure(moert_mesh *mesh, const matrix *rows, float *amax) {
     moert_buffer *buffer;
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &buffer));
     MOERT_TRY(moert_quantize_amax(
-        &(moert_quantize){.how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW),
+        &(moert_quantize){.size = sizeof(moert_quantize),
+                          .how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW),
                           .groups = rows->groups,
                           .columns = rows->columns,
                           .x = rows->values,

@@ -2,7 +2,7 @@
 #include "layer/wire.h"
 
 #include "base/memory.h"
-#include "ops/quantize.h"
+#include "moert/quantize.h"
 
 size_t moert_wire_width(const moert_layer_options *options) {
     const moert_quantizer how = MOERT_QUANTIZER_INIT;
@@ -15,7 +15,8 @@ size_t moert_wire_width(const moert_layer_options *options) {
 /* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
 static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t width,
                                   moert_buffer *x, moert_buffer *q) {
-    return (moert_quantize){.how = MOERT_QUANTIZER_INIT,
+    return (moert_quantize){.size = sizeof(moert_quantize),
+                            .how = MOERT_QUANTIZER_INIT,
                             .groups = {.rows = rows},
                             .columns = layer->options.hidden,
                             .x = x,

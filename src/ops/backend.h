@@ -51,6 +51,9 @@ const moert_backend *moert_backend_named(const char *name);
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes);
 
+/* ERROR_USAGE unless a description's size is that of its initialiser. */
+moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);
+
 #define MOERT_OPS_REFERENCE(entry, argument) moert_status moert_reference_##entry(const argument *);
 #define MOERT_OPS_PORTABLE(entry, argument)  moert_status moert_portable_##entry(const argument *);
 MOERT_OPS_TABLE(MOERT_OPS_REFERENCE)

@@ -1,4 +1,4 @@
-/* The scale of one block by the formulas of ops/quantize.h, for the reference backend. */
+/* The scale of one block by the formulas of moert/quantize.h, for the reference backend. */
 #ifndef MOERT_OPS_BLOCK_SCALE_H
 #define MOERT_OPS_BLOCK_SCALE_H
 

@@ -80,6 +80,13 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     return true;
 }
 
+moert_status moert_check_size(const char *initialiser, size_t size, size_t expected) {
+    if (size != expected)
+        return MOERT_FAIL(ERROR_USAGE, "size of a description is %zu; %zu, by %s", size, expected,
+                          initialiser);
+    return MOERT_OK;
+}
+
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes) {
     size_t last, elements;

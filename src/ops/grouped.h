@@ -20,12 +20,7 @@
 
 #include "device/device.h"
 #include "moert/glu.h"
-
-typedef struct moert_groups {
-    const moert_buffer *ends; /* uint32 [count], cumulative, non-decreasing */
-    size_t count;             /* G */
-    size_t rows;              /* M, at least ends[G-1]; rows past it are left alone */
-} moert_groups;
+#include "moert/quantize.h"
 
 typedef struct moert_gemm {
     moert_groups groups;

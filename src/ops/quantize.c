@@ -40,6 +40,7 @@ static moert_status check_how(const moert_quantizer *how) {
 static moert_status check_shape(const moert_quantize *op, moert_quantize *full) {
     const moert_groups *groups = &op->groups;
     int narrow;
+    MOERT_TRY(moert_check_size("MOERT_QUANTIZE_INIT", op->size, sizeof *op));
     *full = *op;
     MOERT_TRY(check_how(&op->how));
     if (groups->ends == NULL)
@@ -144,6 +145,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
 }
 
 moert_status moert_cast_run(const moert_cast *cast) {
+    MOERT_TRY(moert_check_size("MOERT_CAST_INIT", cast->size, sizeof *cast));
     const char *from = moert_number_name(cast->from), *to = moert_number_name(cast->to);
     if (from == NULL || to == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a cast from type %u to type %u; the last type is %d",

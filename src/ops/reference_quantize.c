@@ -1,5 +1,5 @@
 /* Quantisers of the reference backend: block by block, element by element (formulas:
- * ops/quantize.h). */
+ * moert/quantize.h). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

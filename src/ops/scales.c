@@ -1,5 +1,5 @@
 /* Checks the arguments of the layout operations and hands them to the backend in use. */
-#include "ops/scales.h"
+#include "moert/quantize.h"
 
 #include "base/memory.h"
 #include "ops/backend.h"
@@ -22,6 +22,7 @@ size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines, s
 static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *full) {
     const moert_groups *groups = &op->groups;
     int narrow;
+    MOERT_TRY(moert_check_size("MOERT_SCALE_TILES_INIT", op->size, sizeof *op));
     *full = *op;
     if (groups->ends == NULL)
         full->groups.count = 1;
@@ -59,11 +60,13 @@ moert_status moert_unswizzle(const moert_scale_tiles *op) {
 
 moert_status moert_interleave_run(const moert_interleave *op) {
     int narrow;
+    MOERT_TRY(moert_check_size("MOERT_INTERLEAVE_INIT", op->size, sizeof *op));
     if (op->granularity == 0 || op->element_bytes == 0 || op->width % op->granularity != 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "%zu columns of %zu bytes do not make runs of granularity %zu", op->width,
                           op->element_bytes, op->granularity);
     MOERT_TRY(moert_to_int(op->rows, "rows to interleave", &narrow));
+    MOERT_TRY(moert_to_int(op->width, "columns of gate to interleave", &narrow));
     MOERT_TRY(moert_to_int(2 * op->width, "columns to interleave", &narrow));
     const size_t columns = 2 * op->width;
     MOERT_TRY(moert_check_buffer("from", op->from, op->rows, columns, columns, op->element_bytes));
@@ -82,7 +85,8 @@ moert_status moert_expert_offsets(const uint64_t *counts, size_t experts, int32_
                               "the rows of experts 0 to %zu are more than %d, the limit of offsets",
                               e, INT32_MAX);
         sum += counts[e];
-        offsets[e] = (int32_t)sum;
     }
+    for (size_t e = 0; e < experts; e++)
+        offsets[e] = (int32_t)counts[e] + (e > 0 ? offsets[e - 1] : 0);
     return MOERT_OK;
 }

@@ -1,7 +1,6 @@
 /* moert-op cast and interleave. */
 #include "base/number.h"
-#include "ops/quantize.h"
-#include "ops/scales.h"
+#include "moert/quantize.h"
 #include "tools/op.h"
 
 static unsigned from, to, granularity;
@@ -54,11 +53,13 @@ static moert_status cast(moert_file_op_job *job) {
     MOERT_TRY(find_type(x, &type));
     MOERT_TRY(moert_file_op_upload(job, x->data, x->bytes, &values));
     if (type != to) {
-        MOERT_TRY(
-            cast_step(job, (moert_cast){type, MOERT_NUMBER_F32, x->elements, NULL, NULL}, &values));
         MOERT_TRY(cast_step(
-            job, (moert_cast){MOERT_NUMBER_F32, (moert_number)to, x->elements, NULL, NULL},
+            job, (moert_cast){sizeof(moert_cast), type, MOERT_NUMBER_F32, x->elements, NULL, NULL},
             &values));
+        MOERT_TRY(cast_step(job,
+                            (moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, (moert_number)to,
+                                         x->elements, NULL, NULL},
+                            &values));
     }
     moert_tensor_spec y = {"y", moert_file_type_of((moert_number)to), x->rank, {0}};
     for (size_t i = 0; i < x->rank; i++)
@@ -85,6 +86,7 @@ static moert_status interleave(moert_file_op_job *job) {
     MOERT_TRY(moert_file_op_buffer(job, x->bytes, &target));
     if (x->bytes > 0)
         MOERT_TRY(moert_interleave_run(&(moert_interleave){
+            .size = sizeof(moert_interleave),
             .rows = x->shape[0],
             .width = width,
             .granularity = granularity < sizeof runs / sizeof runs[0] ? runs[granularity] : width,

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "ops/quantize.h"
 #include "tools/op_gemm_shapes.h"
 
 moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,

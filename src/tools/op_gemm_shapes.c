@@ -5,8 +5,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "ops/quantize.h"
-#include "ops/scales.h"
+#include "moert/quantize.h"
 
 void *moert_gemm_at(const moert_gemm_job *job, size_t offset) {
     return (char *)job->options + offset;

@@ -1,7 +1,6 @@
 /* moert-op quantize and dequantize. */
 #include "base/memory.h"
-#include "ops/quantize.h"
-#include "ops/scales.h"
+#include "moert/quantize.h"
 #include "tools/op.h"
 
 /* Words of --format: those of MOERT_FORMAT_TABLE, but that of FP8_BLOCK as files name its axes. */
@@ -95,7 +94,8 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
 static moert_status swizzle_scales(moert_file_op_job *job, const moert_quantize *op,
                                    moert_quantized_shape shape) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN;
-    moert_scale_tiles tiles = {.groups = op->groups, .width = shape.scales, .linear = op->scale};
+    moert_scale_tiles tiles = {
+        .size = sizeof tiles, .groups = op->groups, .width = shape.scales, .linear = op->scale};
     if (moert_format_scale_bytes(op->how.format) != 1 || (transposed && job->ends != NULL))
         return MOERT_OK;
     if (column && !transposed) {
@@ -130,7 +130,7 @@ static moert_status prepare_global(moert_file_op_job *job, moert_quantize *op) {
 }
 
 static moert_status quantize(moert_file_op_job *job) {
-    moert_quantize op = {.x_runs = gate_runs};
+    moert_quantize op = {.size = sizeof op, .x_runs = gate_runs};
     size_t rows;
     describe(&op);
     MOERT_TRY(moert_file_op_load_f32(job, "x", &rows, &op.columns, &op.x));
@@ -161,7 +161,7 @@ static moert_status quantize(moert_file_op_job *job) {
 /* ---- dequantize ---- */
 
 static moert_status dequantize(moert_file_op_job *job) {
-    moert_quantize op = {.columns = 0};
+    moert_quantize op = MOERT_QUANTIZE_INIT;
     size_t lines, bytes, scale_lines, scales, rows;
     describe(&op);
     const bool column = op.how.axis == MOERT_AXIS_COLUMN;

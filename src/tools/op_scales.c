@@ -1,7 +1,6 @@
 /* moert-op swizzle and unswizzle. */
 #include "base/memory.h"
-#include "ops/quantize.h"
-#include "ops/scales.h"
+#include "moert/quantize.h"
 #include "tools/op.h"
 
 static bool transposed;
@@ -31,7 +30,7 @@ static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
 }
 
 static moert_status swizzle(moert_file_op_job *job) {
-    moert_scale_tiles op = {.transposed = transposed};
+    moert_scale_tiles op = {.size = sizeof op, .transposed = transposed};
     size_t lines;
     MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.width, &op.linear));
     MOERT_TRY(moert_file_op_load_groups(job, "ends", lines, &op.groups));
@@ -43,7 +42,7 @@ static moert_status swizzle(moert_file_op_job *job) {
 }
 
 static moert_status unswizzle(moert_file_op_job *job) {
-    moert_scale_tiles op = {.transposed = transposed, .width = width_given};
+    moert_scale_tiles op = {.size = sizeof op, .transposed = transposed, .width = width_given};
     const moert_tensor *tensor = moert_tensors_find(job->input, "swizzled");
     if (lines_given == 0 || width_given == 0)
         return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");

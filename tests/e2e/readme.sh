@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The README's program compiles against an installed moert through pkg-config, in both linkages, and gives the same
-# digits on 1 and 2 ranks.
+# The README's programs compile against an installed moert through pkg-config, in both linkages, and give the same
+# digits on 1 and 2 ranks, those that the README shows; the header serves C++ as well.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,27 +9,39 @@ make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$log"
 verdict $? "make install"
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig
 
-sed -n '/^```c$/,/^```$/p' README.md | sed '1d;$d' >"$folder/main.c"
-[ "$(grep -c . "$folder/main.c")" -gt 20 ]
-verdict $? "the README holds a program"
+awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' README.md
+[ "$(find "$folder" -maxdepth 1 -name '[0-9].c' -size +1k | wc -l)" -eq 2 ]
+verdict $? "the README holds two programs"
 flags="$(pkg-config --cflags --libs moert) -Wl,-rpath,$folder/prefix/lib"
-# shellcheck disable=SC2086
-gcc -std=c11 "$folder/main.c" -o "$folder/shared" $flags 2>"$log"
-verdict $? "it links with the shared library"
-# shellcheck disable=SC2086
-gcc -std=c11 "$folder/main.c" -o "$folder/static" -I"$folder/prefix/include" "$folder/prefix/lib/libmoert.a" \
-    $(pkg-config --cflags --libs ompi-c OpenCL hwloc jansson libxxhash) -lm -ldl -pthread 2>>"$log"
-verdict $? "it links with the static library"
 
-for ranks in 1 2; do
-    "${MOERT_MPIRUN[@]}" -n $ranks "$folder/shared" >"$folder/out$ranks" 2>"$log"
-    verdict $? "it runs on $ranks ranks"
+for program in 1 2; do
+    own=$folder/$program
+    # shellcheck disable=SC2086
+    gcc -std=c11 "$own.c" -o "$own.shared" $flags 2>"$log"
+    verdict $? "program $program links with the shared library"
+    # shellcheck disable=SC2086
+    gcc -std=c11 "$own.c" -o "$own.static" -I"$folder/prefix/include" "$folder/prefix/lib/libmoert.a" \
+        $(pkg-config --cflags --libs ompi-c OpenCL hwloc jansson libxxhash) -lm -ldl -pthread 2>>"$log"
+    verdict $? "program $program links with the static library"
+    for ranks in 1 2; do
+        "${MOERT_MPIRUN[@]}" -n $ranks "$own.shared" >"$own.out$ranks" 2>"$log"
+        verdict $? "program $program runs on $ranks ranks"
+    done
+    "${MOERT_MPIRUN[@]}" -n 1 "$own.static" >"$own.static.out" 2>"$log"
+    cmp -s "$own.out1" "$own.static.out"
+    verdict $? "both linkages of program $program give the same digits"
+    [ "$(sed 's/.*= //' "$own.out1")" = "$(sort "$own.out2" | head -n 1 | sed 's/.*= //')" ]
+    verdict $? "program $program gives the same digits on 1 and 2 ranks"
 done
-"${MOERT_MPIRUN[@]}" -n 1 "$folder/static" >"$folder/static.out" 2>"$log"
-cmp -s "$folder/out1" "$folder/static.out"
-verdict $? "both linkages give the same digits"
-[ "$(sed 's/.*= //' "$folder/out1")" = "$(sort "$folder/out2" | head -n 1 | sed 's/.*= //')" ]
-verdict $? "1 and 2 ranks give the same digits"
+[ -s "$folder/2.out1" ] && grep -qxF "$(cat "$folder/2.out1")" README.md
+verdict $? "the quantised product is the README's"
+
+if command -v g++ >/dev/null; then
+    printf '#include <moert/moert.h>\nmoert_quantize op = MOERT_QUANTIZE_INIT;\n' >"$folder/header.cc"
+    # shellcheck disable=SC2046
+    g++ -std=c++20 -Wall -Werror -fsyntax-only "$folder/header.cc" $(pkg-config --cflags moert) 2>"$log"
+    verdict $? "the public headers are C++, too"
+fi
 nm -D --defined-only "$folder/prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | grep -v '^moert_' >"$folder/foreign"
 [ ! -s "$folder/foreign" ]
 verdict $? "the library exports moert_ names only"

@@ -2,7 +2,7 @@
 #include "support/ops_place.h"
 
 #include "base/memory.h"
-#include "ops/quantize.h"
+#include "moert/quantize.h"
 
 /* ---- operands ---- */
 

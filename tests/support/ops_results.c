@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "ops/quantize.h"
+#include "moert/quantize.h"
 #include "support/ops_quantized.h"
 
 /* Payload and linear scales, not transposed, by the reference quantiser without a global scale. */
@@ -18,7 +18,8 @@ static coded quantize_result(const ops_operand *o, const ops_bytes *want, const 
     const float one = 1.0f;
     const uint32_t *ends = (const uint32_t *)(const void *)want->at[MOERT_OP_BUFFER_ends];
     const size_t block = moert_format_block(o->as.how.format), rows = o->ends[o->groups - 1];
-    moert_quantize op = {.how = o->as.how,
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = o->as.how,
                          .groups = {.count = o->groups, .rows = rows},
                          .columns = o->columns,
                          .blocks = moert_row_blocks(ends, o->groups, block)};

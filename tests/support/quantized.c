@@ -23,7 +23,7 @@ static moert_buffer *upload_source(moert_number type, const matrix *m) {
     for (size_t i = 0; i < n; i++)
         codes[i] = (uint16_t)moert_number_encode(type, m->x[i]);
     moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
-    const moert_cast cast = {type, MOERT_NUMBER_F32, n, source, x};
+    const moert_cast cast = {sizeof cast, type, MOERT_NUMBER_F32, n, source, x};
     ASSERT_OK(moert_cast_run(&cast));
     moert_buffer_destroy(source);
     free(codes);
@@ -46,7 +46,8 @@ static quantized run(moert_number type, const char *backend, const moert_quantiz
     moert_buffer *ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
     moert_buffer *x = upload_source(type, m);
     moert_buffer *back = unset(z.elements * sizeof(float));
-    moert_quantize op = {.how = *how,
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = *how,
                          .groups = {.ends = ends, .count = m->groups, .rows = m->rows},
                          .columns = m->columns,
                          .x = x,

@@ -2,7 +2,7 @@
 #ifndef MOERT_TESTS_QUANTIZED_H
 #define MOERT_TESTS_QUANTIZED_H
 
-#include "ops/quantize.h"
+#include "moert/quantize.h"
 #include "support/test.h"
 
 /* A matrix on the host; groups 0: no ends. */

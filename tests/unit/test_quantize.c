@@ -149,7 +149,8 @@ static void test_gpt_oss_blocks_are_mxfp4_along_rows(void **state) {
     }
     for (size_t b = 0; b < BACKENDS; b++) {
         set_variable("MOERT_BACKEND", backends[b]);
-        moert_quantize op = {.how = HOW(.format = MOERT_FORMAT_MXFP4),
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = HOW(.format = MOERT_FORMAT_MXFP4),
                              .groups = {.rows = 1},
                              .columns = 32,
                              .x = unset_floats(32),
@@ -187,7 +188,8 @@ static void test_global_scales_are_of_tensor_or_group_and_may_be_given(void **st
         /* given instead of made */
         const float given = 12.0f / 2688.0f;
         moert_buffer *source = upload(x, sizeof x), *global = upload(&given, sizeof given);
-        moert_quantize op = {.how = HOW(.format = MOERT_FORMAT_NVFP4),
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = HOW(.format = MOERT_FORMAT_NVFP4),
                              .groups = {.rows = M},
                              .columns = N,
                              .x = source,
@@ -257,13 +259,19 @@ static void test_wrong_arguments_are_named(void **state) {
     (void)state;
     const float x[64] = {0};
     moert_buffer *buffer = upload(x, sizeof x);
-    const moert_quantize good = {.how = HOW(.axis = 0),
+    const moert_quantize good = {.size = sizeof(moert_quantize),
+                                 .how = HOW(.axis = 0),
                                  .groups = {.rows = 1},
                                  .columns = 32,
                                  .x = buffer,
                                  .q = buffer,
                                  .scale = buffer};
     moert_quantize op = good;
+    op.size = 7;
+    ASSERT_FAILS(moert_quantize_amax(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "description is 7;");
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
+    op = good;
     op.groups.rows = 1000;
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "x has 384 bytes, too few for 1000");
     op = good;

@@ -238,7 +238,8 @@ static void test_a_norm_needs_a_buffer_and_scales_of_one_byte(void **state) {
     (void)state;
     const float x[64] = {0};
     moert_buffer *buffer = upload(x, sizeof x), *small;
-    moert_quantize op = {.how = HOW(.format = MOERT_FORMAT_FP8_BLOCK),
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = HOW(.format = MOERT_FORMAT_FP8_BLOCK),
                          .groups = {.rows = 1},
                          .columns = 32,
                          .x = buffer,

@@ -177,7 +177,8 @@ static void test_every_second_run_of_columns_is_quantised(void **state) {
                 x[k] = wide[k / N * 2 * N + (k % N / runs[i] * 2 + 1) * runs[i] + k % N % runs[i]];
             const matrix m = {x, M, N, NULL, 0};
             quantized want = quantize("reference", &HOW(.axis = 0), &m);
-            moert_quantize op = {.how = HOW(.axis = 0),
+            moert_quantize op = {.size = sizeof(moert_quantize),
+                                 .how = HOW(.axis = 0),
                                  .groups = {.rows = M},
                                  .columns = N,
                                  .x = upload(wide, 2 * sizeof x),

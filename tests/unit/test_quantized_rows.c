@@ -31,7 +31,8 @@ static void check_rows(const moert_quantizer *how, const matrix *m, size_t paddi
     const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
     const size_t row_bytes = payload + scales + padding;
     for (size_t b = 0; b < BACKENDS; b++) {
-        moert_quantize op = {.how = *how,
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = *how,
                              .groups = {.rows = m->rows},
                              .columns = m->columns,
                              .x = upload(m->x, want.elements * sizeof(float)),
@@ -80,7 +81,8 @@ static void test_rows_that_cannot_hold_their_scales_are_refused(void **state) {
     (void)state;
     enum { M = 4, N = 64 };
     float *x = random_floats(M * N, 1.0f, 0);
-    moert_quantize op = {.how = HOW(.axis = MOERT_AXIS_ROW),
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = HOW(.axis = MOERT_AXIS_ROW),
                          .groups = {.rows = M},
                          .columns = N,
                          .x = upload(x, M * N * sizeof *x),

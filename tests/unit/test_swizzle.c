@@ -6,8 +6,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "ops/quantize.h"
-#include "ops/scales.h"
+#include "moert/quantize.h"
 #include "support/test.h"
 
 static const char *const backends[] = {"reference", "portable"};
@@ -40,7 +39,8 @@ static unsigned char *swizzle(const char *backend, const matrix *m, size_t *byte
     unsigned char *unset = test_alloc(*bytes);
     memset(unset, 0xEE, *bytes);
     moert_buffer *ends = m->groups > 0 ? upload(m->ends, m->groups * sizeof *m->ends) : NULL;
-    moert_scale_tiles op = {.groups = {.ends = ends, .count = m->groups, .rows = m->lines},
+    moert_scale_tiles op = {.size = sizeof op,
+                            .groups = {.ends = ends, .count = m->groups, .rows = m->lines},
                             .width = m->width,
                             .transposed = m->transposed,
                             .linear = upload(m->scales, m->lines * m->width),
@@ -168,7 +168,8 @@ static void test_groups_without_room_are_left_out(void **state) {
         unsigned char *unset = test_alloc(bytes);
         memset(unset, 0xEE, bytes);
         moert_buffer *group_ends = upload(ends, sizeof ends);
-        moert_scale_tiles op = {.groups = {.ends = group_ends, .count = 2, .rows = LINES},
+        moert_scale_tiles op = {.size = sizeof op,
+                                .groups = {.ends = group_ends, .count = 2, .rows = LINES},
                                 .width = WIDTH,
                                 .transposed = transposed,
                                 .linear = upload(scales, LINES * WIDTH),
@@ -199,7 +200,7 @@ static void check_runs(const char *backend, size_t rows, size_t width, size_t gr
     const size_t bytes = rows * 2 * width * element_bytes;
     unsigned char *plain = make_scales(bytes);
     moert_buffer *from = upload(plain, bytes), *to = upload(plain, bytes);
-    moert_interleave op = {rows, width, granularity, element_bytes, false, from, to};
+    moert_interleave op = {sizeof op, rows, width, granularity, element_bytes, false, from, to};
     set_variable("MOERT_BACKEND", backend);
     ASSERT_OK(moert_interleave_run(&op));
     unsigned char *mixed = download(to, bytes);
@@ -211,7 +212,7 @@ static void check_runs(const char *backend, size_t rows, size_t width, size_t gr
             assert_memory_equal(mixed + (m * 2 * width + j) * element_bytes,
                                 plain + (m * 2 * width + column) * element_bytes, element_bytes);
         }
-    op = (moert_interleave){rows, width, granularity, element_bytes, true, to, from};
+    op = (moert_interleave){sizeof op, rows, width, granularity, element_bytes, true, to, from};
     ASSERT_OK(moert_buffer_clear(from, 0, bytes));
     ASSERT_OK(moert_interleave_run(&op));
     unsigned char *back = download(from, bytes);
@@ -232,8 +233,22 @@ static void test_gate_and_up_alternate_in_runs_of_any_granularity(void **state) 
         check_runs(backends[b], 2, 33, 33, 4);
         check_runs(backends[b], 1, 16, 8, 4 * 37); /* rows of a weight */
     }
-    moert_interleave op = {1, 12, 8, 4, false, NULL, NULL};
+    moert_interleave op = {sizeof op, 1, 12, 8, 4, false, NULL, NULL};
     ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_USAGE, "granularity 8");
+    op.width = SIZE_MAX / 2 + 1; /* twice this is 0 */
+    ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of gate");
+}
+
+static void test_descriptions_of_another_size_are_refused(void **state) {
+    (void)state;
+    moert_scale_tiles tiles = MOERT_SCALE_TILES_INIT;
+    moert_interleave runs = MOERT_INTERLEAVE_INIT;
+    moert_cast cast = MOERT_CAST_INIT;
+    tiles.size--, runs.size--, cast.size--;
+    ASSERT_FAILS(moert_swizzle(&tiles), MOERT_ERROR_USAGE, "MOERT_SCALE_TILES_INIT");
+    ASSERT_FAILS(moert_unswizzle(&tiles), MOERT_ERROR_USAGE, "MOERT_SCALE_TILES_INIT");
+    ASSERT_FAILS(moert_interleave_run(&runs), MOERT_ERROR_USAGE, "MOERT_INTERLEAVE_INIT");
+    ASSERT_FAILS(moert_cast_run(&cast), MOERT_ERROR_USAGE, "MOERT_CAST_INIT");
 }
 
 static void test_expert_offsets_are_inclusive_sums(void **state) {
@@ -242,8 +257,10 @@ static void test_expert_offsets_are_inclusive_sums(void **state) {
     int32_t offsets[5];
     ASSERT_OK(moert_expert_offsets(counts, 4, offsets));
     assert_true(offsets[0] == 3 && offsets[1] == 3 && offsets[2] == 8 && offsets[3] == INT32_MAX);
+    offsets[0] = -1;
     ASSERT_FAILS(moert_expert_offsets(counts, 5, offsets), MOERT_ERROR_UNSUPPORTED,
                  "experts 0 to 4");
+    assert_int_equal(offsets[0], -1);
 }
 
 /* ---- casts ---- */
@@ -253,8 +270,9 @@ static void *cast(const char *backend, moert_number from, moert_number to, const
                   size_t n) {
     const size_t bytes = n * moert_number_bits(to) / 8;
     unsigned char *unset = test_alloc(bytes);
-    const moert_cast op = {from, to, n, upload(source, n * moert_number_bits(from) / 8),
-                           upload(unset, bytes)};
+    const moert_cast op = {
+        sizeof op,           from, to, n, upload(source, n * moert_number_bits(from) / 8),
+        upload(unset, bytes)};
     set_variable("MOERT_BACKEND", backend);
     ASSERT_OK(moert_cast_run(&op));
     void *result = download(op.target, bytes);
@@ -298,7 +316,7 @@ static void test_casts_agree_on_every_code_and_around_every_midpoint(void **stat
         free(x);
         free(code);
     }
-    const moert_cast op = {MOERT_NUMBER_F16, MOERT_NUMBER_BF16, 1, NULL, NULL};
+    const moert_cast op = {sizeof op, MOERT_NUMBER_F16, MOERT_NUMBER_BF16, 1, NULL, NULL};
     ASSERT_FAILS(moert_cast_run(&op), MOERT_ERROR_USAGE, "a cast from f16 to bf16");
 }
 
@@ -310,6 +328,7 @@ int main(void) {
         cmocka_unit_test(test_experts_follow_each_other_from_a_new_tile_on),
         cmocka_unit_test(test_groups_without_room_are_left_out),
         cmocka_unit_test(test_gate_and_up_alternate_in_runs_of_any_granularity),
+        cmocka_unit_test(test_descriptions_of_another_size_are_refused),
         cmocka_unit_test(test_expert_offsets_are_inclusive_sums),
         cmocka_unit_test(test_casts_agree_on_every_code_and_around_every_midpoint),
     };
