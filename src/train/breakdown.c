@@ -8,10 +8,14 @@
 
 #include "base/memory.h"
 
+uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
+    const uint64_t left = end > first ? end - first : 1;
+    return first + moert_min(MOERT_BREAKDOWN_SKIPS, left - 1);
+}
+
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
                                    uint64_t end, moert_breakdown *breakdown) {
-    const uint64_t left = end > first ? end - first : 1;
-    *breakdown = (moert_breakdown){.from = first + moert_min(MOERT_BREAKDOWN_SKIPS, left - 1)};
+    *breakdown = (moert_breakdown){.from = moert_breakdown_from(first, end)};
     /* ranks that share a device or its memory measure their part of it */
     MOERT_TRY(moert_comm_agree(world, moert_profile_enable(device)));
     return moert_comm_agree(world, moert_roof_measure(device, &breakdown->roof));
@@ -145,11 +149,11 @@ static void print(FILE *file, const totals *t) {
     const size_t count = make_lines(t, lines);
     const line step = line_of(t, "step", &t->step), gemm = line_of(t, "", &t->gemm);
     fprintf(file,
-            "\nprofile of %llu steps, means of %zu rank%s; at best %.1f GFLOP/s (FMA), %.1f GB/s "
+            "\nprofile of %llu step%s, means of %zu rank%s; at best %.1f GFLOP/s (FMA), %.1f GB/s "
             "(copy)\n  %-23s %7s %10s %8s %9s %8s %8s %8s\n",
-            (unsigned long long)t->steps, t->ranks, t->ranks > 1 ? "s" : "", t->roof.gflops,
-            t->roof.gbps, "operation", "calls", "ms/step", "share", "GFLOP/s", "of peak", "GB/s",
-            "of copy");
+            (unsigned long long)t->steps, t->steps > 1 ? "s" : "", t->ranks,
+            t->ranks > 1 ? "s" : "", t->roof.gflops, t->roof.gbps, "operation", "calls", "ms/step",
+            "share", "GFLOP/s", "of peak", "GB/s", "of copy");
     for (size_t i = 0; i < count; i++)
         put_line(file, &lines[i]);
     put_line(file, &step);

@@ -13,15 +13,17 @@
 #include "comm/comm.h"
 #include "device/profile.h"
 
-enum {
-    MOERT_BREAKDOWN_SKIPS = 2
-}; /* steps that compile and touch memory first, if there are more */
+/* Steps that are left out first, since they compile and touch memory for the first time. */
+enum { MOERT_BREAKDOWN_SKIPS = 2 };
 
 typedef struct moert_breakdown {
     moert_roof roof;
     uint64_t from;  /* the first step that counts */
     uint64_t steps; /* that have counted */
 } moert_breakdown;
+
+/* The first of steps [first, end) that counts: at least the last one does. */
+uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
 /* Prepares the device and measures its roofs, for steps [first, end). Collective. Errors:
  * ERROR_UNSUPPORTED, ERROR_DEVICE, ERROR_MEMORY. */
