@@ -6,20 +6,16 @@
  *   roof_copy   target[i] = source[i], BLOCK vectors of LANES floats a work-group.
  *
  * Required: CHAINS (more hide longer latencies, fewer fit into small register files: the host tries several), ROUNDS,
- * BLOCK, and ITEMS, the work-items of a work-group: 1 on CPUs, of 16 lanes, many of 4 lanes elsewhere. No local memory.
- * Deterministic; the result of roof_fma only keeps the compiler from leaving it out.
+ * BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: one of 16 lanes on CPUs, many of 4 elsewhere. No
+ * local memory. Deterministic; the result of roof_fma only keeps the compiler from leaving it out.
  */
-#if !defined(CHAINS) || !defined(ROUNDS) || !defined(BLOCK) || !defined(ITEMS)
-#error "CHAINS, ROUNDS, BLOCK and ITEMS must be defined"
+#if !defined(CHAINS) || !defined(ROUNDS) || !defined(BLOCK) || !defined(LANES) || !defined(ITEMS)
+#error "CHAINS, ROUNDS, BLOCK, LANES and ITEMS must be defined"
 #endif
 
-#if MOERT_CPU
-typedef float16 lanes;
-#define SUM_LANES(x) sum_lanes(x)
-#else
-typedef float4 lanes;
-#define SUM_LANES(x) ((x).x + (x).y + (x).z + (x).w)
-#endif
+#define VECTOR(lanes)    VECTOR_OF(lanes)
+#define VECTOR_OF(lanes) float##lanes
+typedef VECTOR(LANES) lanes;
 
 #define ROOF __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
@@ -33,7 +29,7 @@ ROOF void roof_fma(global float *result, float scale, float add)
             sum[c] = fma(sum[c], (lanes)(scale), (lanes)(add));
     UNROLL for (int c = 1; c < CHAINS; c++)
         sum[0] += sum[c];
-    if (SUM_LANES(sum[0]) == 12345.0f)
+    if (all(sum[0] == (lanes)(12345.0f)))
         result[0] = sum[0].x;
 }
 

@@ -2,6 +2,8 @@
 /* What a device's commands count as, when they do, and what they add up to. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
+#include <math.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/phase.h"
@@ -294,6 +296,38 @@ static void test_a_queue_of_the_caller_must_know_times(void **state) {
     ASSERT_FAILS(count_on(0, &calls), MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
 }
 
+/* Both forms, whatever the device: with work-groups of one work-item they run anywhere. */
+static void test_the_kernels_of_the_roof_build_and_copy_in_both_forms(void **state) {
+    (void)state;
+    enum { FLOATS = 3 * 64 * 16 }; /* more than the groups of either form copy */
+    static const struct {
+        const char *program;
+        size_t copied; /* by two work-groups */
+    } forms[] = {
+        {"roof -DCHAINS=12 -DROUNDS=3 -DBLOCK=64 -DLANES=16 -DITEMS=1", 2 * 64 * 16},
+        {"roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
+    };
+    float *values = random_floats(FLOATS, 1.0f, 1);
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        moert_buffer *source = upload(values, FLOATS * sizeof *values),
+                     *target = unset_floats(FLOATS);
+        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_copy", ((moert_grid){2, 1, 1}),
+                            MOERT_ARG(source), MOERT_ARG(target)));
+        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_fma", ((moert_grid){2, 1, 1}),
+                            MOERT_ARG(source), MOERT_ARG(0.5f), MOERT_ARG(0.25f)));
+        float *got = download(target, FLOATS * sizeof *got),
+              *kept = download(source, FLOATS * sizeof *kept);
+        assert_same_bits("copy", got, values, forms[i].copied);
+        assert_same_bits("source", kept, values, FLOATS);
+        assert_true(isnan(got[forms[i].copied]));
+        free(kept);
+        free(got);
+        moert_buffer_destroy(target);
+        moert_buffer_destroy(source);
+    }
+    free(values);
+}
+
 /* Other processes may slow either down, so the limit is generous. */
 static void test_no_product_is_much_faster_than_the_roof(void **state) {
     (void)state;
@@ -336,6 +370,7 @@ int main(void) {
         ON_NEW_DEVICE(test_a_recording_counts_as_one_command_when_played),
         ON_NEW_DEVICE(test_a_device_may_close_while_it_counts),
         cmocka_unit_test(test_a_queue_of_the_caller_must_know_times),
+        ON_NEW_DEVICE(test_the_kernels_of_the_roof_build_and_copy_in_both_forms),
         ON_NEW_DEVICE(test_no_product_is_much_faster_than_the_roof),
     };
     return cmocka_run_group_tests_name("profile", tests, NULL, NULL);
