@@ -100,7 +100,7 @@ moert_operation moert_operation_of(const char *program, const char *phase) {
         if (is_family(program, families[i].family))
             return families[i].operation;
     const size_t at = find_phase(phase);
-    if (is_family(program, "gemm"))
+    if (is_family(program, "gemm") || strncmp(program, "gemm_", strlen("gemm_")) == 0)
         return phases[at].gemm;
     if (is_family(program, "exchange"))
         return phases[at].exchange;
