@@ -4,9 +4,19 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "base/clock.h"
+
 static _Atomic uint64_t step, ticks;
 static _Atomic(const char *) phase;
 static atomic_int waiting;
+
+/* Of the thread that listens, which need not be the only one that waits. */
+static _Thread_local struct {
+    moert_phase_listener *waited;
+    void *context;
+    uint64_t began_ns;
+    int depth;
+} listener;
 
 void moert_phase_set_step(uint64_t number) {
     atomic_store(&step, number);
@@ -25,11 +35,21 @@ void moert_phase_tick(void) {
 void moert_phase_wait_begin(void) {
     atomic_fetch_add(&waiting, 1);
     atomic_fetch_add(&ticks, 1);
+    if (listener.waited != NULL && listener.depth++ == 0)
+        listener.began_ns = moert_clock_ns();
 }
 
 void moert_phase_wait_end(void) {
     atomic_fetch_sub(&waiting, 1);
     atomic_fetch_add(&ticks, 1);
+    if (listener.waited != NULL && listener.depth > 0 && --listener.depth == 0)
+        listener.waited(listener.context, moert_phase_name(), moert_clock_ns() - listener.began_ns);
+}
+
+void moert_phase_listen(moert_phase_listener *waited, void *context) {
+    listener.waited = waited;
+    listener.context = context;
+    listener.depth = 0;
 }
 
 uint64_t moert_phase_step(void) {

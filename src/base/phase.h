@@ -18,6 +18,10 @@ void moert_phase_tick(void);
 void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 
+/* From now on `waited` is told how long each such bracket of this thread was; NULL ends it. */
+typedef void moert_phase_listener(void *context, const char *phase, uint64_t ns);
+void moert_phase_listen(moert_phase_listener *waited, void *context);
+
 uint64_t moert_phase_step(void);
 const char *moert_phase_name(void); /* never NULL */
 uint64_t moert_phase_ticks(void); /* grows with every set, begin and end: no growth = no progress */

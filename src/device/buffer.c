@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "device/internal.h"
+#include "device/profile.h"
 
 enum { VIEW_ALIGNMENT_BYTES = 512 };
 
@@ -98,13 +99,19 @@ static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes,
     return MOERT_OK;
 }
 
+/* The event of a command that moves so many bytes of device memory, for a profile. */
+static cl_event *copied(const moert_buffer *buffer, size_t bytes) {
+    moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
+    return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
+}
+
 moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const void *source,
                                 size_t bytes) {
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     if (bytes > 0)
         MOERT_CL(buffer->device,
                  clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset_bytes,
-                                      bytes, source, 0, NULL, NULL));
+                                      bytes, source, 0, NULL, copied(buffer, bytes)));
     return MOERT_OK;
 }
 
@@ -112,8 +119,9 @@ moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, 
                                size_t bytes) {
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     if (bytes > 0)
-        MOERT_CL(buffer->device, clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE,
-                                                     offset_bytes, bytes, target, 0, NULL, NULL));
+        MOERT_CL(buffer->device,
+                 clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset_bytes,
+                                     bytes, target, 0, NULL, copied(buffer, bytes)));
     return MOERT_OK;
 }
 
@@ -122,9 +130,10 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
     if (bytes > 0)
-        MOERT_CL(source->device, clEnqueueCopyBuffer(source->device->queue, source->memory,
-                                                     target->memory, source_offset_bytes,
-                                                     target_offset_bytes, bytes, 0, NULL, NULL));
+        MOERT_CL(source->device,
+                 clEnqueueCopyBuffer(source->device->queue, source->memory, target->memory,
+                                     source_offset_bytes, target_offset_bytes, bytes, 0, NULL,
+                                     copied(source, 2 * bytes)));
     return MOERT_OK;
 }
 
@@ -138,7 +147,7 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
     MOERT_CL(source->device,
              clEnqueueCopyBufferRect(source->device->queue, source->memory, target->memory, origin,
                                      origin, region, source_row_bytes, 0, target_row_bytes, 0, 0,
-                                     NULL, NULL));
+                                     NULL, copied(source, 2 * rows * target_row_bytes)));
     return MOERT_OK;
 }
 
@@ -148,15 +157,15 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
     if (bytes > 0)
         MOERT_CL(buffer->device,
                  clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
-                                     offset_bytes, bytes, 0, NULL, NULL));
+                                     offset_bytes, bytes, 0, NULL, copied(buffer, bytes)));
     return MOERT_OK;
 }
 
 moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
     cl_int code;
-    void *pointer = clEnqueueMapBuffer(buffer->device->queue, buffer->memory, CL_TRUE,
-                                       CL_MAP_READ | CL_MAP_WRITE, 0,
-                                       buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, NULL, &code);
+    void *pointer = clEnqueueMapBuffer(
+        buffer->device->queue, buffer->memory, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
+        buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, copied(buffer, 0), &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(buffer->device, code, "clEnqueueMapBuffer");
     memcpy(memory, &pointer, sizeof pointer);
@@ -164,7 +173,7 @@ moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
 }
 
 moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
-    MOERT_CL(buffer->device,
-             clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory, 0, NULL, NULL));
+    MOERT_CL(buffer->device, clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory,
+                                                     0, NULL, copied(buffer, 0)));
     return moert_device_finish(buffer->device);
 }

@@ -27,7 +27,9 @@ struct moert_device {
     cl_command_queue queue;
     moert_device_info info;
     moert_program *programs;
-    moert_recording *recording; /* takes the launches, or NULL */
+    moert_recording *recording;      /* takes the launches, or NULL */
+    struct moert_profiler *profiler; /* counts commands, or NULL */
+    bool adopted;                    /* the queue is the caller's */
 };
 
 /* At least so many bytes follow a buffer's last, so that a kernel may read whole vectors there;
@@ -63,6 +65,13 @@ moert_status moert_recording_kernel(moert_recording *recording, const moert_kern
                                     cl_kernel *handle);
 moert_status moert_recording_add(moert_recording *recording, cl_kernel kernel, const char *name,
                                  const size_t groups[3]);
+
+/* Where a command's event goes, to be enqueued next; NULL when nothing is counted. */
+cl_event *moert_profile_slot(moert_device *device, const char *program);
+static inline cl_event *moert_profile_event(moert_device *device, const char *program) {
+    return device->profiler != NULL ? moert_profile_slot(device, program) : NULL;
+}
+void moert_profile_release(moert_device *device);
 
 /* Fills `info` from the driver. */
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,

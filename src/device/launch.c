@@ -55,8 +55,8 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     if (device->recording != NULL)
         return moert_recording_add(device->recording, handle, kernel_name, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
-    cl_int code =
-        clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL, NULL);
+    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL,
+                                         moert_profile_event(device, program));
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;

@@ -232,6 +232,7 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
     made->context = context;
     made->id = id;
     made->queue = queue;
+    made->adopted = true;
     clRetainContext(made->context);
     clRetainCommandQueue(made->queue);
     *device = made;
@@ -242,6 +243,7 @@ void moert_device_close(moert_device *device) {
     if (device == NULL)
         return;
     clFinish(device->queue);
+    moert_profile_release(device);
     moert_program_release_all(device);
     clReleaseCommandQueue(device->queue);
     clReleaseContext(device->context);

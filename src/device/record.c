@@ -129,7 +129,9 @@ moert_status moert_recording_stop(moert_recording *recording) {
 moert_status moert_recording_play(moert_recording *recording) {
     if (recording->launches == 0)
         return MOERT_OK;
-    MOERT_CL(recording->device, recording->enqueue(0, NULL, recording->handle, 0, NULL, NULL));
+    MOERT_CL(recording->device,
+             recording->enqueue(0, NULL, recording->handle, 0, NULL,
+                                moert_profile_event(recording->device, "recording")));
     return MOERT_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Launches of kernels/exchange.cl. */
 #include "base/memory.h"
+#include "device/profile.h"
 #include "exchange/internal.h"
 
 enum { TOKENS_PER_GROUP = 16, SLOTS_PER_GROUP = 256 }; /* TOKENS and SLOTS of the kernels */
@@ -35,9 +36,17 @@ static moert_status narrow(const moert_move *move, moert_shape *shape) {
     return MOERT_OK;
 }
 
+/* For a profile: every token's row once, and once for each of its K experts. */
+static void tell_work(const moert_exchange *exchange, bool remote, const moert_shape *shape) {
+    moert_profile_work(exchange->device, program(remote), 0.0,
+                       sizeof(float) * (double)shape->width *
+                           (double)((size_t)shape->tokens + shape->slots));
+}
+
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
     moert_shape shape;
     MOERT_TRY(narrow(move, &shape));
+    tell_work(exchange, remote, &shape);
     MOERT_TRY(MOERT_RUN(exchange->device, program(remote), "dispatch_rows", shape.by_token,
                         MOERT_ARG(reach_of(move->window, remote)),
                         MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
@@ -57,6 +66,7 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        const moert_buffer *destination) {
     moert_shape shape;
     MOERT_TRY(narrow(move, &shape));
+    tell_work(exchange, remote, &shape);
     return MOERT_RUN(exchange->device, program(remote), "combine_rows", shape.by_token,
                      MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
                      MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),

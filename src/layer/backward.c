@@ -138,6 +138,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_glu_form form = o->glu;
     form.interleaved = false;
+    moert_phase_set("shared expert");
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, tokens * width, &dh));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = o->hidden,

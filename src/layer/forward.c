@@ -94,6 +94,7 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
     moert_buffer *result;
     moert_glu_form form = o->glu;
     form.interleaved = false;
+    moert_phase_set("shared expert");
     MOERT_TRY(moert_layer_activation(layer, tokens, 2 * width, &layer->shared_v));
     MOERT_TRY(moert_layer_activation(layer, tokens, width, &layer->shared_h));
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, &result));

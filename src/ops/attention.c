@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/dense.h"
 
 enum {
@@ -44,10 +45,25 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
     return MOERT_OK;
 }
 
+/* For a profile: so many products over the pairs of a query and an earlier key, and every tensor
+ * once, so many as wide as q, as k. */
+static void tell_work(const moert_attention *attention, size_t products, size_t wide,
+                      size_t narrow) {
+    const double length = (double)attention->length, size = (double)attention->head_size;
+    const double heads = (double)(attention->sequences * attention->heads);
+    const double kv_heads = (double)(attention->sequences * attention->kv_heads);
+    moert_profile_work(
+        moert_buffer_device(attention->q), "attention",
+        (double)products * heads * size * length * (length + 1.0),
+        sizeof(float) * length *
+            (heads * ((double)wide * size + 1.0) + kv_heads * (double)narrow * size));
+}
+
 moert_status moert_attention_forward(const moert_attention *attention) {
     launch_shape shape;
     MOERT_TRY(check_shape(attention, &shape));
     const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
+    tell_work(attention, 2, 2, 2);
     return MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
                      MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                      MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
@@ -61,6 +77,7 @@ moert_status moert_attention_backward(const moert_attention *attention) {
     moert_device *device = moert_buffer_device(attention->q);
     const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
     const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
+    tell_work(attention, 7, 4, 4);
     MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
                         MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                         MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),

@@ -5,6 +5,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/backend.h"
 
 #define MOERT_OPS_POINTER_reference(entry, argument) .entry = moert_reference_##entry,
@@ -142,6 +143,17 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
     return MOERT_OK;
 }
 
+/* For a profile: 2 M N K, and every factor and the result once. */
+static void tell_product(const moert_gemm *gemm, size_t weights) {
+    const double m = (double)gemm->groups.rows, n = (double)gemm->n, k = (double)gemm->k;
+    moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm", 2.0 * m * n * k,
+                       sizeof(float) * (m * k + m * n + (double)weights * n * k));
+}
+
+static size_t weights_of(const moert_gemm *gemm) {
+    return gemm->shared_weight ? 1 : gemm->groups.count;
+}
+
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
@@ -150,6 +162,7 @@ moert_status moert_gemm_forward(const moert_gemm *gemm) {
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
+    tell_product(gemm, weights_of(gemm));
     MOERT_TRY(moert_backend_get()->gemm_forward(&full));
     return MOERT_OK;
 }
@@ -159,6 +172,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT, &full));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
+    tell_product(gemm, weights_of(gemm));
     MOERT_TRY(moert_backend_get()->gemm_dgrad(&full));
     return MOERT_OK;
 }
@@ -169,6 +183,7 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
+    tell_product(gemm, gemm->groups.count);
     MOERT_TRY(moert_backend_get()->gemm_wgrad(&full));
     return MOERT_OK;
 }
@@ -204,11 +219,18 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
     return MOERT_OK;
 }
 
+/* For a profile: per row, so many times I floats and so many weights. */
+static void tell_glu(const moert_glu *glu, size_t widths, size_t weights) {
+    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
+                       sizeof(float) * (double)(glu->rows * (widths * glu->width + weights)));
+}
+
 moert_status moert_glu_forward(const moert_glu *glu) {
     moert_glu full;
     MOERT_TRY(check_glu(glu, false, &full));
     if (glu->rows == 0)
         return MOERT_OK;
+    tell_glu(glu, 3, 1);
     MOERT_TRY(moert_backend_get()->glu_forward(&full));
     return MOERT_OK;
 }
@@ -218,6 +240,7 @@ moert_status moert_glu_backward(const moert_glu *glu) {
     MOERT_TRY(check_glu(glu, true, &full));
     if (glu->rows == 0)
         return MOERT_OK;
+    tell_glu(glu, 5, 2);
     MOERT_TRY(moert_backend_get()->glu_backward(&full));
     return MOERT_OK;
 }

@@ -1,5 +1,6 @@
 /* RMSNorm and its gradients: argument checks and launches of kernels/norm.cl. */
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/dense.h"
 
 #define COLUMNS          64 /* of a work-group of norm_partial */
@@ -14,11 +15,17 @@ static moert_status check_width(size_t width, int *checked) {
     return moert_to_int(width, "width of RMSNorm", checked);
 }
 
+/* For a profile: rows of so many floats and their rstd. */
+static void tell_work(moert_device *device, size_t rows, size_t floats) {
+    moert_profile_work(device, "norm", 0.0, sizeof(float) * (double)(rows * (floats + 1)));
+}
+
 moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
                                 const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
     int columns;
     const size_t block = BLOCK_ROWS;
     MOERT_TRY(check_width(width, &columns));
+    tell_work(moert_buffer_device(x), rows, 2 * width);
     return MOERT_RUN(moert_buffer_device(x), PROGRAM(COLUMNS), "norm_forward",
                      ((moert_grid){moert_ceil_div(rows, block), 1, 1}), MOERT_ARG(rows),
                      MOERT_ARG(block), MOERT_ARG(columns), MOERT_ARG(epsilon), MOERT_ARG(x),
@@ -34,6 +41,7 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
                           sequences);
     moert_device *device = moert_buffer_device(norm->x);
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
+    tell_work(device, rows, 3 * norm->width);
     /* first, since it reads dy, which may be dx */
     MOERT_TRY(MOERT_RUN(device, PROGRAM(COLUMNS), "norm_partial",
                         ((moert_grid){moert_ceil_div(norm->width, COLUMNS), sequences, 1}),

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/dense.h"
 
 enum { BLOCK = 4096 }; /* floats of a work-item, as in kernels/optimizer.cl */
@@ -17,6 +18,8 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
     float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
     float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
     moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
+    moert_profile_work(moert_buffer_device(parameter), "optimizer", 0.0,
+                       7 * sizeof(float) * (double)n);
     MOERT_TRY(MOERT_RUN(moert_buffer_device(parameter), "optimizer", "adamw", grid,
                         MOERT_ARG(parameter), MOERT_ARG(gradient), MOERT_ARG(first_moment),
                         MOERT_ARG(second_moment), MOERT_ARG(n), MOERT_ARG((float)adamw->scale),

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
+#include "device/profile.h"
 #include "ops/backend.h"
 
 static moert_status check_choice(const char *name, unsigned value, unsigned largest) {
@@ -102,6 +103,20 @@ static moert_status check_quantized(const moert_quantize *op) {
     return MOERT_OK;
 }
 
+static void tell_work(const moert_quantize *op, double bytes) {
+    moert_profile_work(moert_buffer_device(op->x), "quantize", 0.0, bytes);
+}
+
+/* For a profile: the floats, the payload and its scales. */
+static void tell_quantized(const moert_quantize *op) {
+    const moert_quantized_shape shape =
+        moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
+    tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns) +
+                      (double)(shape.q_lines * shape.q_bytes) +
+                      (double)(shape.scale_lines * shape.scales *
+                               moert_format_scale_bytes(op->how.format)));
+}
+
 moert_status moert_quantize_amax(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
@@ -109,6 +124,8 @@ moert_status moert_quantize_amax(const moert_quantize *op) {
     MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
     if (scales == 0)
         return MOERT_OK;
+    if (op->x != NULL)
+        tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
     MOERT_TRY(moert_backend_get()->quantize_amax(&full));
     return MOERT_OK;
 }
@@ -126,6 +143,8 @@ moert_status moert_quantize_run(const moert_quantize *op) {
         MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
     if (full.groups.count == 0)
         return MOERT_OK;
+    if (op->x != NULL)
+        tell_quantized(&full);
     MOERT_TRY(moert_backend_get()->quantize(&full));
     return MOERT_OK;
 }
@@ -140,6 +159,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
                           op->x_runs);
     if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
         return MOERT_OK;
+    tell_quantized(&full);
     MOERT_TRY(moert_backend_get()->dequantize(&full));
     return MOERT_OK;
 }
@@ -162,6 +182,9 @@ moert_status moert_cast_run(const moert_cast *cast) {
                                  moert_number_bits(cast->to) / 8));
     if (cast->n == 0)
         return MOERT_OK;
+    moert_profile_work(
+        moert_buffer_device(cast->target), "cast", 0.0,
+        (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to)) / 8));
     MOERT_TRY(moert_backend_get()->cast(cast));
     return MOERT_OK;
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/dense.h"
 
 enum { COLUMNS = 1024, BLOCK = 4096 }; /* of a work-item, as in kernels/reduce.cl */
@@ -53,6 +54,9 @@ moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
     moert_buffer *uploaded;
     moert_status status;
     MOERT_TRY(make_plan(reduction->span, &plan, &node_count, &step_count));
+    moert_profile_work(device, "reduce", 0.0,
+                       sizeof(float) *
+                           (double)((reduction->span.count + node_count) * reduction->n));
     MOERT_TRY_OR(free_plan,
                  upload(device, plan, (node_count + 2 * step_count) * sizeof *plan, &uploaded));
     MOERT_TRY_OR(destroy_uploaded,
@@ -95,6 +99,10 @@ static moert_status block_sums(const moert_buffer *buffer, const tensor_row *tab
     moert_buffer *uploaded, *result;
     moert_status status;
     moert_grid grid = {blocks, 1, 1};
+    size_t floats = 0;
+    for (size_t i = 0; i < rows; i++)
+        floats += table[i].length;
+    moert_profile_work(device, "reduce", 0.0, sizeof(float) * (double)floats);
     MOERT_TRY(upload(device, table, rows * sizeof *table, &uploaded));
     MOERT_TRY_OR(destroy_uploaded, moert_buffer_create(device, bytes, &result));
     MOERT_TRY_OR(destroy_result,

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/dense.h"
 
 enum { BLOCK_TOKENS = 8 };
@@ -66,6 +67,8 @@ moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
+    moert_profile_work(moert_buffer_device(x), "rope", 0.0,
+                       2 * sizeof(float) * (double)(tokens * heads * head_size));
     return MOERT_RUN(
         moert_buffer_device(x), "rope", "rope", ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
         MOERT_ARG(tokens), MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG(head_count),

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "router/router.h"
 
 #define BLOCK        16 /* tokens of a work-item */
@@ -103,6 +104,11 @@ static int is_normalised(const moert_router_options *options) {
     }
 }
 
+/* For a profile: so many floats a token. */
+static void tell_work(moert_device *device, size_t tokens, size_t floats) {
+    moert_profile_work(device, program, 0.0, sizeof(float) * (double)(tokens * floats));
+}
+
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
                                   size_t tokens, const moert_buffer *logits,
                                   const moert_buffer *bias, const moert_routing *routing) {
@@ -112,6 +118,7 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     MOERT_TRY(check_routing(options, tokens, logits, routing));
     if (bias != NULL)
         MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
+    tell_work(device, tokens, 2 * options->experts + 2 * options->topk);
     return MOERT_RUN(device, program, "router_forward",
                      ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
@@ -135,6 +142,7 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     MOERT_TRY(check_buffer("dlogits", dlogits, tokens, options->experts));
     if (aux_gradient != NULL)
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
+    tell_work(device, tokens, 3 * options->experts + 3 * options->topk);
     return MOERT_RUN(device, program, "router_backward",
                      ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
@@ -155,6 +163,7 @@ moert_status moert_router_mass(moert_device *device, const moert_router_options 
     MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
     MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
     MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
+    tell_work(device, tokens, options->experts);
     return MOERT_RUN(device, program, "router_mass", ((moert_grid){sequences, 1, 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
                      MOERT_ARG(tokens), MOERT_ARG((int)options->experts),

@@ -101,6 +101,8 @@ static const moert_option options[] = {
      "a checkpoint, or auto: the newest of OUT, if any"},
     {"log-every", MOERT_OPTION_UINT, &log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
+    {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
+     "at the end say where the steps' time went, in OUT/profile.json too"},
     {"sample", MOERT_OPTION_UINT, &sample_bytes, "0", "0..100000",
      "bytes of text to write at the end"},
     {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "what the text begins with"},

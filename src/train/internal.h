@@ -2,6 +2,7 @@
 #ifndef MOERT_TRAIN_INTERNAL_H
 #define MOERT_TRAIN_INTERNAL_H
 
+#include "train/breakdown.h"
 #include "train/trainer.h"
 
 typedef struct moert_trainer {
@@ -13,7 +14,8 @@ typedef struct moert_trainer {
     moert_optimizer *optimizer;
     moert_metrics *metrics;
     moert_run_state state;
-    int32_t *input, *target; /* this rank's sequences of a micro-batch */
+    moert_breakdown breakdown; /* of options->profile */
+    int32_t *input, *target;   /* this rank's sequences of a micro-batch */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,

@@ -50,20 +50,32 @@ static bool due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }
 
+/* The computation of a step, until the device is done with it. */
+static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean) {
+    moert_device *device = moert_model_mesh(t->model)->device;
+    const bool counts = t->options->profile && t->state.step >= t->breakdown.from;
+    if (counts)
+        MOERT_TRY(moert_profile_begin(device));
+    MOERT_TRY(moert_trainer_gradients(t, mean));
+    MOERT_TRY(moert_optimizer_norm(t->optimizer, &row->grad_norm));
+    MOERT_TRY(apply(t, row->grad_norm, row->lr, &row->skipped));
+    MOERT_TRY(moert_device_finish(device));
+    if (!counts)
+        return MOERT_OK;
+    t->breakdown.steps++;
+    return moert_profile_end(device);
+}
+
 static moert_status step(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_model_result mean;
-    double norm, rate = moert_schedule_rate(&o->schedule, t->state.step, o->steps);
     uint64_t start = moert_clock_ns();
-    moert_metrics_row row = {.step = t->state.step, .lr = rate};
+    moert_metrics_row row = {.step = t->state.step,
+                             .lr = moert_schedule_rate(&o->schedule, t->state.step, o->steps)};
     moert_phase_set_step(t->state.step);
-    MOERT_TRY(moert_trainer_gradients(t, &mean));
-    MOERT_TRY(moert_optimizer_norm(t->optimizer, &norm));
-    MOERT_TRY(apply(t, norm, rate, &row.skipped));
-    MOERT_TRY(moert_device_finish(moert_model_mesh(t->model)->device));
+    MOERT_TRY(compute(t, &row, &mean));
     row.loss = mean.cross_entropy;
     row.aux_loss = mean.aux;
-    row.grad_norm = norm;
     row.expert_load = mean.expert_load;
     row.tokens_per_s = (double)(o->batch * o->length) / ((double)(moert_clock_ns() - start) * 1e-9);
     t->state.step++;
@@ -205,7 +217,23 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(resume(t));
+    if (o->profile)
+        MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
+                                        o->steps, &t->breakdown));
     return moert_comm_agree(t->world, t->first ? open_outputs(t) : MOERT_OK);
+}
+
+static moert_status report_profile(moert_trainer *t) {
+    const char *out = t->options->out;
+    char *path = out != NULL ? moert_text_format("%s/profile.json", out) : NULL;
+    moert_status status =
+        out == NULL || path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    status = moert_comm_agree(t->world, status);
+    if (status == MOERT_OK)
+        status = moert_breakdown_report(moert_model_mesh(t->model)->device, t->world, &t->breakdown,
+                                        stdout, path);
+    free(path);
+    return status;
 }
 
 /* The signals that end a run in order: what schedulers send some time before they kill (Slurm:
@@ -239,6 +267,8 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     catch_signals(before);
     MOERT_TRY_OR(done, begin(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
+    if (options->profile)
+        MOERT_TRY_OR(done, report_profile(&t));
 done:
     for (int i = 0; i < STOP_SIGNALS; i++)
         sigaction(stop_signals[i], &before[i], NULL);

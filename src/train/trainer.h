@@ -28,6 +28,8 @@ typedef struct moert_trainer_options {
     const char *resume;   /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
     const char *config_text; /* config.json of the model */
     uint64_t log_every;      /* console lines; 0 = none */
+    bool profile;            /* a table of where the steps' time went at the end, on the console and
+                                in OUT/profile.json */
 } moert_trainer_options;
 
 /*

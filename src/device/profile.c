@@ -1,0 +1,242 @@
+/* Operations, and the events of their commands. */
+#include "device/profile.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/phase.h"
+#include "device/internal.h"
+
+enum { RING = 1024 }; /* events before they are read */
+
+/* A command that may still run; no event: it was not enqueued. */
+typedef struct pending {
+    cl_event event;
+    moert_operation operation;
+} pending;
+
+struct moert_profiler {
+    moert_profile sums;
+    bool counting;
+    cl_int failure; /* the first one of reading events */
+    uint64_t began_ns;
+    size_t used;
+    pending ring[RING];
+};
+
+/* ---- operations ---- */
+
+static const struct {
+    const char *text;
+    bool gemm;
+} operations[] = {
+#define OPERATION_ROW(name, text, gemm) {text, gemm},
+    MOERT_OPERATION_TABLE(OPERATION_ROW)
+#undef OPERATION_ROW
+};
+
+const char *moert_operation_text(moert_operation operation) {
+    return operations[operation].text;
+}
+
+bool moert_operation_is_gemm(moert_operation operation) {
+    return operations[operation].gemm;
+}
+
+#define OF(name) MOERT_OPERATION_##name
+
+/* Families that serve one operation, whatever the phase. */
+static const struct {
+    const char *family;
+    moert_operation operation;
+} families[] = {
+    {"attention", OF(ATTENTION)}, {"glu", OF(GLU)},           {"amax", OF(QUANTIZE)},
+    {"cast", OF(QUANTIZE)},       {"quantize", OF(QUANTIZE)}, {"dequantize", OF(QUANTIZE)},
+    {"scales", OF(QUANTIZE)},     {"norm", OF(NORM)},         {"router", OF(ROUTER)},
+    {"embedding", OF(EMBEDDING)}, {"loss", OF(LOSS)},         {"elementwise", OF(ELEMENTWISE)},
+    {"rope", OF(ELEMENTWISE)},    {"bias", OF(ELEMENTWISE)},  {"reduce", OF(SUMS)},
+    {"optimizer", OF(OPTIMIZER)},
+};
+
+/* What products, exchanges, copies and waits are for. */
+static const struct {
+    const char *phase;
+    moert_operation gemm, exchange, copy, wait;
+} phases[] = {
+    {"experts", OF(EXPERTS_FPROP), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"experts backward", OF(EXPERTS_DGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"wgrad", OF(EXPERTS_WGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"shared expert", OF(SHARED_EXPERT), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"attention", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"attention backward", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"logits", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"logits backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"embedding backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)}, /* of a tied head */
+    {"route", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"router backward", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"plan", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
+    {"dispatch", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
+    {"combine", OF(OTHER), OF(COMBINE), OF(COMBINE), OF(EXCHANGE_WAIT)},
+    {"", OF(OTHER), OF(OTHER), OF(COPIES), OF(WAIT)}, /* any other */
+};
+enum { FAMILIES = sizeof families / sizeof families[0], PHASES = sizeof phases / sizeof phases[0] };
+
+static size_t find_phase(const char *phase) {
+    size_t at = 0;
+    while (at + 1 < PHASES && strcmp(phases[at].phase, phase) != 0)
+        at++;
+    return at;
+}
+
+static bool is_family(const char *program, const char *family) {
+    const size_t length = strcspn(program, " ");
+    return strncmp(program, family, length) == 0 && family[length] == '\0';
+}
+
+moert_operation moert_operation_of(const char *program, const char *phase) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (is_family(program, families[i].family))
+            return families[i].operation;
+    const size_t at = find_phase(phase);
+    if (is_family(program, "gemm") || strncmp(program, "gemm_", strlen("gemm_")) == 0)
+        return phases[at].gemm;
+    if (is_family(program, "exchange"))
+        return phases[at].exchange;
+    return is_family(program, MOERT_FAMILY_COPY) ? phases[at].copy : OF(OTHER);
+}
+
+/* ---- events ---- */
+
+static cl_int read_event(cl_event event, uint64_t *ns) {
+    cl_ulong start = 0, end = 0;
+    cl_int code =
+        clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof start, &start, NULL);
+    if (code == CL_SUCCESS)
+        code = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
+    *ns = end > start ? end - start : 0;
+    return code;
+}
+
+/* Reads all events, whose commands are done, and empties the ring. */
+static void read_ring(struct moert_profiler *profiler) {
+    for (size_t i = 0; i < profiler->used; i++) {
+        const pending *command = &profiler->ring[i];
+        moert_profile_row *row = &profiler->sums.row[command->operation];
+        uint64_t ns;
+        if (command->event == NULL)
+            continue;
+        const cl_int code = read_event(command->event, &ns);
+        if (code != CL_SUCCESS && profiler->failure == CL_SUCCESS)
+            profiler->failure = code;
+        clReleaseEvent(command->event);
+        row->calls++;
+        row->ns += ns;
+    }
+    profiler->used = 0;
+}
+
+cl_event *moert_profile_slot(moert_device *device, const char *program) {
+    struct moert_profiler *profiler = device->profiler;
+    if (!profiler->counting)
+        return NULL;
+    if (profiler->used == RING) {
+        clFinish(device->queue);
+        read_ring(profiler);
+    }
+    pending *command = &profiler->ring[profiler->used++];
+    *command = (pending){NULL, moert_operation_of(program, moert_phase_name())};
+    return &command->event;
+}
+
+static void add_wait(void *context, const char *phase, uint64_t ns) {
+    struct moert_profiler *profiler = context;
+    moert_profile_row *row = &profiler->sums.row[phases[find_phase(phase)].wait];
+    row->calls++;
+    row->ns += ns;
+}
+
+/* ---- spans ---- */
+
+/* Replaces the queue by one whose events know their times, unless it is the caller's. */
+static moert_status profiling_queue(moert_device *device) {
+    const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE, 0};
+    cl_command_queue_properties there = 0;
+    cl_int code;
+    MOERT_CL(device,
+             clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
+    if ((there & CL_QUEUE_PROFILING_ENABLE) != 0)
+        return MOERT_OK;
+    if (device->adopted)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "a profile needs a queue with CL_QUEUE_PROFILING_ENABLE");
+    MOERT_CL(device, clFinish(device->queue));
+    cl_command_queue queue =
+        clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+    clReleaseCommandQueue(device->queue);
+    device->queue = queue;
+    return MOERT_OK;
+}
+
+moert_status moert_profile_enable(moert_device *device) {
+    if (device->profiler != NULL)
+        return MOERT_OK;
+    MOERT_TRY(profiling_queue(device));
+    return MOERT_NEW(&device->profiler);
+}
+
+/* Ends a span, so that no event outlives the queue. */
+void moert_profile_release(moert_device *device) {
+    if (device->profiler != NULL && device->profiler->counting)
+        moert_profile_end(device);
+    free(device->profiler);
+    device->profiler = NULL;
+}
+
+static moert_status check_span(const moert_device *device, bool counting) {
+    if (device->profiler == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "a profile of a device on which it is not enabled");
+    if (device->profiler->counting != counting)
+        return MOERT_FAIL(ERROR_USAGE, counting ? "a profile ends that has not begun"
+                                                : "a profile begins again before it has ended");
+    return MOERT_OK;
+}
+
+moert_status moert_profile_begin(moert_device *device) {
+    MOERT_TRY(check_span(device, false));
+    MOERT_TRY(moert_device_finish(device));
+    device->profiler->counting = true;
+    device->profiler->began_ns = moert_clock_ns();
+    moert_phase_listen(add_wait, device->profiler);
+    return MOERT_OK;
+}
+
+moert_status moert_profile_end(moert_device *device) {
+    struct moert_profiler *profiler = device->profiler;
+    MOERT_TRY(check_span(device, true));
+    moert_phase_listen(NULL, NULL);
+    profiler->counting = false;
+    const cl_int code = clFinish(device->queue);
+    profiler->sums.wall_ns += moert_clock_ns() - profiler->began_ns;
+    read_ring(profiler);
+    MOERT_CL(device, code);
+    if (profiler->failure != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, profiler->failure, "clGetEventProfilingInfo");
+    return MOERT_OK;
+}
+
+const moert_profile *moert_profile_get(const moert_device *device) {
+    return device->profiler != NULL ? &device->profiler->sums : NULL;
+}
+
+void moert_profile_work(moert_device *device, const char *program, double flops, double bytes) {
+    if (device->profiler == NULL || !device->profiler->counting)
+        return;
+    moert_profile_row *row =
+        &device->profiler->sums.row[moert_operation_of(program, moert_phase_name())];
+    row->flops += flops;
+    row->bytes += bytes;
+}

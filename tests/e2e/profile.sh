@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# moert-train --profile: every operation of a step has its row, the rows add up to it, and the digits stay the same.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+
+common=(--data LICENSE tests/golden/README.md --hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8 --length 64 --steps 5
+    --log-every 0 --seed 7)
+
+train() { # NAME RANKS ENGINE OPTION...
+    local name=$1 count=$2 engine=$3
+    shift 3
+    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${common[@]}" --out "$folder/$name" "$@"
+}
+
+digits() { sed 's/, "tokens_per_s": [^,}]*//' "$folder/$1/metrics.jsonl"; }
+
+has_rows() { # NAME ROW...: in the table and in the JSON
+    local name=$1 row
+    shift
+    for row in "$@"; do
+        grep -q "^  $row  *[0-9-]" "$log" && grep -q "\"name\": \"$row\"" "$folder/$name/profile.json" ||
+            { echo "no row $row" >>"$log"; return 1; }
+    done
+}
+
+# the rows' column KEY summed over NAME's JSON; one number a line
+column() { sed -n "s/^ *\"$2\": \([0-9.e+-]*\),\{0,1\}\$/\1/p" "$folder/$1/profile.json"; }
+
+adds_up() { # NAME: shares to 1, times to the step
+    column "$1" share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }' &&
+        column "$1" ms_per_step | awk '{ ms[NR] = $1; if (NR > 1) sum += $1 }
+            END { exit !(ms[1] > 0 && sum > 0.999 * ms[1] && sum < 1.001 * ms[1]) }'
+}
+
+# NAME of one rank: the counted steps, the last three, of 1024 tokens each, took no less by the metrics' clock
+within_the_run() {
+    tail -n 3 "$folder/$1/metrics.jsonl" | sed 's/.*"tokens_per_s": \([^,}]*\).*/\1/' |
+        awk -v ms="$(column "$1" ms_per_step | head -n 1)" '{ sum += 1024 / $1 * 1000 / 3 }
+            END { printf "%g ms of %g ms\n", ms, sum; exit !(ms > 0.5 * sum && ms <= 1.001 * sum) }' >>"$log"
+}
+
+rows=('experts fprop' 'experts dgrad' 'experts wgrad' 'attention projections' 'head' 'router projection' 'attention core' 'GLU'
+    'norms' 'router' 'dispatch' 'combine' 'embedding' 'loss' 'optimizer' 'host')
+for run in "1 local" "2 window" "2 staged"; do
+    read -r count engine <<<"$run"
+    train "plain-$engine" "$count" "$engine" --batch 16
+    status=$?
+    ! grep -q 'GFLOP' "$log" && [ ! -e "$folder/plain-$engine/profile.json" ] && [ $status -eq 0 ]
+    verdict $? "$run: nothing is said without --profile"
+    train "$engine" "$count" "$engine" --batch 16 --profile && has_rows "$engine" "${rows[@]}" &&
+        grep -q '^  step .* 100.0 %' "$log" &&
+        grep -Eq '^profile of 3 steps, .* at best [1-9][0-9.]* GFLOP/s' "$log" &&
+        grep -Eq '^  GEMM: [0-9.]+ % of the step, at ' "$log"
+    verdict $? "$run: every operation has its row"
+    adds_up "$engine"
+    verdict $? "$run: the rows add up to a step"
+    diff <(digits "plain-$engine") <(digits "$engine") >>"$log" 2>&1 &&
+        diff -r "$folder/plain-$engine/model" "$folder/$engine/model" >>"$log" 2>&1
+    verdict $? "$run: the bits are those without --profile"
+done
+
+within_the_run local
+verdict $? "a step takes no longer than the metrics say"
+train precise 2 staged --batch 16 --precision mxfp8 --profile && has_rows precise quantise 'exchange: messages'
+verdict $? "what is quantised and what waits has its row"
+train short 1 local --batch 16 --steps 1 --profile && grep -q '^profile of 1 step' "$log"
+verdict $? "a single step is counted"
+MOERT_BACKEND=reference train reference 1 local --batch 2 --steps 3 --profile &&
+    column reference share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }'
+verdict $? "what the reference backend computes is the host's time"
+finish
