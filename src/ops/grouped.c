@@ -5,14 +5,16 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/number.h"
 #include "ops/backend.h"
 
 #define MOERT_OPS_POINTER_reference(entry, argument) .entry = moert_reference_##entry,
 #define MOERT_OPS_POINTER_portable(entry, argument)  .entry = moert_portable_##entry,
 
 static const moert_backend backends[] = {
-#define MOERT_BACKEND_ROW(NAME, word)                                                              \
-    [MOERT_BACKEND_##NAME] = {.name = #word, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
+#define MOERT_BACKEND_ROW(NAME, word, pack)                                                        \
+    [MOERT_BACKEND_##                                                                              \
+        NAME] = {.name = #word, .packing = pack, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
     MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
 #undef MOERT_BACKEND_ROW
 };
@@ -106,28 +108,40 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4 };
+/* What an operation takes; the row factors may be of a smaller type. */
+enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, FACTOR_X = 8, FACTOR_Y = 16 };
 
-static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
-    *full = *gemm;
-    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
-    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
-    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
+static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     int narrow;
-    MOERT_TRY(moert_to_int(rows, "rows of a grouped GEMM", &narrow));
+    MOERT_TRY(moert_to_int(gemm->groups.rows, "rows of a grouped GEMM", &narrow));
     MOERT_TRY(moert_to_int(gemm->n, "columns of y", &narrow));
     MOERT_TRY(moert_to_int(gemm->k, "columns of x", &narrow));
     MOERT_TRY(moert_to_int(gemm->groups.count, "groups of a grouped GEMM", &narrow));
     if (gemm->n == 0 || ((needs & NEEDS_X) != 0 && gemm->k == 0))
         return MOERT_FAIL(ERROR_USAGE, "a grouped GEMM needs columns; n = %zu, k = %zu", gemm->n,
                           gemm->k);
-    if (full->ldy < gemm->y_column || full->ldy - gemm->y_column < gemm->n)
+    if (gemm->ldy < gemm->y_column || gemm->ldy - gemm->y_column < gemm->n)
         return MOERT_FAIL(ERROR_USAGE, "columns [%zu, +%zu) of y lie outside its stride %zu",
-                          gemm->y_column, gemm->n, full->ldy);
+                          gemm->y_column, gemm->n, gemm->ldy);
+    if (gemm->type != MOERT_NUMBER_F32 && gemm->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16, not type %d",
+                          (int)gemm->type);
+    return MOERT_OK;
+}
+
+static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
+    *full = *gemm;
+    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
+    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    MOERT_TRY(check_shape(full, needs));
+    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
+    const size_t bytes = moert_number_bits(gemm->type) / 8;
     MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
-    MOERT_TRY(check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy));
+    MOERT_TRY(moert_check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy,
+                                 (needs & FACTOR_Y) != 0 ? bytes : sizeof(float)));
     if ((needs & NEEDS_X) != 0)
-        MOERT_TRY(check_buffer("x", gemm->x, rows, gemm->k, full->ldx));
+        MOERT_TRY(moert_check_buffer("x", gemm->x, rows, gemm->k, full->ldx,
+                                     (needs & FACTOR_X) != 0 ? bytes : sizeof(float)));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", gemm->weight, weights * gemm->n, gemm->k, gemm->k));
     if ((needs & NEEDS_BIAS) != 0)
@@ -135,10 +149,28 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
     return MOERT_OK;
 }
 
+static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
+    if (gemm->packed == NULL)
+        return MOERT_OK;
+    const moert_packed_shape *s = &gemm->packed->shape;
+    const size_t weights = gemm->shared_weight ? 1 : gemm->groups.count;
+    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->use != use ||
+        s->type != gemm->type)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
+                          "%d of [%zu,%zu,%zu]",
+                          s->groups, s->n, s->k,
+                          s->use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)s->type,
+                          use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)gemm->type,
+                          weights, gemm->n, gemm->k);
+    return MOERT_OK;
+}
+
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias, &full));
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias | FACTOR_X, &full));
+    MOERT_TRY(check_packed(gemm, MOERT_PACKED_FORWARD));
     if (gemm->accumulate)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
@@ -149,7 +181,8 @@ moert_status moert_gemm_forward(const moert_gemm *gemm) {
 
 moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     moert_gemm full;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT, &full));
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | FACTOR_Y, &full));
+    MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
     MOERT_TRY(moert_backend_get()->gemm_dgrad(&full));
@@ -159,7 +192,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
 moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
     moert_gemm full, own = *gemm;
     own.shared_weight = false; /* one partial per group, always */
-    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT, &full));
+    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT | FACTOR_X | FACTOR_Y, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_backend_get()->gemm_wgrad(&full));
@@ -169,7 +202,7 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
 moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
     moert_gemm full, own = *gemm;
     own.shared_weight = false;
-    MOERT_TRY(check_gemm(&own, NEEDS_BIAS, &full));
+    MOERT_TRY(check_gemm(&own, NEEDS_BIAS | FACTOR_Y, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_backend_get()->gemm_bias_grad(&full));

@@ -1,6 +1,6 @@
 /*
  * Grouped GEMM in its three orientations and the GLU, behind two backends with the same entry
- * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL). float32.
+ * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -12,8 +12,8 @@
  * to this and agree bit for bit; the GLU's exp may differ between them.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
- * too small, a stride is below its width, n or k is 0, forward with `accumulate`),
- * ERROR_UNSUPPORTED (a count of 2^31 or more), ERROR_DEVICE.
+ * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
+ * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, another type), ERROR_DEVICE.
  */
 #ifndef MOERT_OPS_GROUPED_H
 #define MOERT_OPS_GROUPED_H
@@ -51,10 +51,10 @@ void moert_packed_destroy(moert_packed *packed);
 
 /*
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
- * dgrad x, wgrad weight) is float32; a weight that is a factor is float32 [G,N,K] all the same and
- * is rounded to bf16 by its packing, or on the fly. Products of two bf16 numbers are exact in
- * float32, so the chain of fma is that of the rounded values, but numbers below 2^-126 may be
- * flushed to 0.
+ * dgrad x, wgrad weight; bias_grad bias) is float32; a weight that is a factor is float32 [G,N,K]
+ * all the same and is rounded to bf16 by its packing, or on the fly. Products of two bf16 numbers
+ * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
+ * may be flushed to 0.
  */
 typedef struct moert_gemm {
     moert_groups groups;
@@ -68,7 +68,7 @@ typedef struct moert_gemm {
     moert_buffer *weight; /* [G,N,K] */
     moert_buffer *bias;   /* [G,N], or NULL */
     moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in floats; 0 = k, n */
+    size_t ldx, ldy;      /* in numbers; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
 } moert_gemm;
 
