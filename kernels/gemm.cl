@@ -10,8 +10,19 @@
  * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, the first of the grid.
  * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are rounded on the way.
  *
- * A work-group makes `split` lines of `panels` x 32 columns of one group (picture in gemm.h), and walks the reduction in
- * blocks of `depth` terms, whose panels it brings to local memory.
+ * A work-group makes `split` lines of `panels` x 32 columns of one group, and walks the reduction in blocks of `depth`
+ * terms, whose panels it brings to local memory (gemm_packed.cl: it finds them in global memory).
+ *
+ *                 <- panels x 32 ->
+ *                 +---+---+---+            the second factor as panels of 32 columns, a row of them for each term
+ *           depth |   |   |   |            (forward transposes its weight by 16x16 blocks)
+ *                 +---+---+---+
+ *         depth
+ *       +------+  +---+---+---+
+ *     8 | line |->| 8 x 32    |            8 x 2 accumulators of 16 lanes; the first factor is read where it lies
+ *       +------+  +---+---+---+            (wgrad: from a copy), one scalar spread over the lanes
+ * split |      |  |   |   |   |
+ *       +------+  +---+---+---+
  *
  * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
  * memory: panels * depth * 128 bytes, depth a multiple of 16; with BF16 another (depth + 16) * 32 (else 4);

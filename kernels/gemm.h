@@ -1,16 +1,5 @@
 /*
- * What the families of the grouped GEMM share: the tile, and the panels that it reads.
- *
- *                 <- panels x 32 ->
- *                 +---+---+---+            the second factor as panels of 32 columns, a row of them for each term
- *          height |   |   |   |            (forward transposes its weight by 16x16 blocks)
- *                 +---+---+---+
- *        height
- *       +------+  +---+---+---+
- *     8 | line |->| 8 x 32    |            8 x 2 accumulators of 16 lanes; the first factor is read where it lies
- *       +------+  +---+---+---+            (wgrad: from a copy), one scalar spread over the lanes
- * split |      |  |   |   |   |
- *       +------+  +---+---+---+
+ * What the families of the grouped GEMM share: the tile, and the panels that it reads (picture in gemm.cl).
  *
  * A term is what one step of the chain takes: with BF16 = 0 one number (float), with 1 a pair of bf16 codes that follow
  * each other in the reduction, in 32 bits, the first in the high half. Both products of a pair join the chain by a
@@ -26,6 +15,10 @@
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT)
 #error "PANEL, BF16 and DOT must be defined"
+#endif
+#if DOT && !defined(__AVX512F__) /* the driver compiles for less than its CPU has */
+#undef DOT
+#define DOT 0
 #endif
 
 #define LINES   8
@@ -97,19 +90,16 @@ static inline vec term_of(const vec number[PER_TERM])
     return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
 }
 
-#if DOT
 static inline vec add_product(vec sum, spread a, vec b)
 {
+#if DOT
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
-}
 #else
-static inline vec add_product(vec sum, spread a, vec b)
-{
     sum = fma(as_float16(a & 0xFFFF0000u), as_float16(as_uint16(b) & 0xFFFF0000u), sum);
     return fma(as_float16(a << 16), as_float16(as_uint16(b) << 16), sum);
-}
 #endif
+}
 #else
 #define load_factor(p, n) load_part(p, n)
 #define rounded(x)        (x)

@@ -123,30 +123,28 @@ static void test_portable_has_the_bits_of_the_reference(void **state) {
         }
 }
 
-/* The result rows of `op` for `count` rows of `whole` from `first` on, computed alone as one group.
- */
-static void run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count,
-                      arrays *from) {
-    arrays a = make_arrays(whole, false);
+/* The result rows of `op` for `count` rows of `whole`, with these inputs, from `first` on, computed
+ * alone as one group. */
+static void run_alone(const problem *whole, const arrays *inputs, operation op, const way *by,
+                      size_t first, size_t count, arrays *from) {
     problem p = *whole;
     p.rows = p.ends[0] = (uint32_t)count;
     p.groups = 1;
     *from = make_arrays(&p, false);
-    memcpy(from->x, a.x + first * a.ldx, count * a.ldx * sizeof(float));
-    memcpy(from->y, a.y + first * a.ldy, count * a.ldy * sizeof(float));
+    memcpy(from->x, inputs->x + first * inputs->ldx, count * inputs->ldx * sizeof(float));
+    memcpy(from->y, inputs->y + first * inputs->ldy, count * inputs->ldy * sizeof(float));
     run_gemm(&p, op, by, from);
-    free_arrays(&a);
 }
 
 /* A few rows alone against the same rows among all, by the portable backend. */
 static void check_company(const problem *whole, operation op, const way *by) {
     const size_t starts[] = {0, 3, 49, 117, 299};
-    arrays all = make_arrays(whole, false);
+    arrays inputs = make_arrays(whole, false), all = make_arrays(whole, false);
     run_gemm(whole, op, by, &all);
     for (size_t i = 0; i < 5; i++)
         for (size_t count = 1; count <= 13 && starts[i] + count <= whole->rows; count += 4) {
             arrays alone;
-            run_alone(whole, op, by, starts[i], count, &alone);
+            run_alone(whole, &inputs, op, by, starts[i], count, &alone);
             const float *x = all.x + starts[i] * all.ldx, *y = all.y + starts[i] * all.ldy;
             if (op == FORWARD)
                 assert_same_bits("y", alone.y, y, count * all.ldy);
@@ -154,6 +152,7 @@ static void check_company(const problem *whole, operation op, const way *by) {
                 assert_same_bits("x", alone.x, x, count * all.ldx);
             free_arrays(&alone);
         }
+    free_arrays(&inputs);
     free_arrays(&all);
 }
 
@@ -179,16 +178,17 @@ static void test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie(void *
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        arrays all = make_arrays(&whole, false);
+        arrays inputs = make_arrays(&whole, false), all = make_arrays(&whole, false);
         run_gemm(&whole, WGRAD, by, &all);
         for (size_t g = 0; g < whole.groups; g++) {
             const size_t first = start_of(&whole, g), count = whole.ends[g] - first;
             arrays alone;
-            run_alone(&whole, WGRAD, by, first, count, &alone);
+            run_alone(&whole, &inputs, WGRAD, by, first, count, &alone);
             assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
                              whole.n * whole.k);
             free_arrays(&alone);
         }
+        free_arrays(&inputs);
         free_arrays(&all);
     }
 }
