@@ -25,6 +25,9 @@
     X(bind, "MOERT_BIND", BOOL, "1", "", "bind each rank to cores near its device")                \
     X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
       "threads of a CPU device per rank; 0 = one per bound core")                                  \
+    X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened",                                          \
+      "how CPU devices multiply bf16: auto (by the CPU's instruction if it has one) or widened "   \
+      "to float32; the results are the same")                                                      \
     X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
       "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
       "file *.xml; binds nothing")                                                                 \
@@ -36,6 +39,7 @@
       "how much is logged on stderr")
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
+enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
 
 #define MOERT_CONFIG_TYPE_STRING const char *

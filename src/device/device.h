@@ -24,6 +24,7 @@ typedef struct moert_device_info {
     unsigned compute_units;
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
+    bool has_bf16_dot; /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
     char name[128], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
 } moert_device_info;

@@ -21,6 +21,15 @@ typedef struct device_table {
     size_t count;
 } device_table;
 
+/* OpenCL does not tell the instructions of a CPU device; it is the CPU that runs this. */
+static bool cpu_has_bf16_dot(void) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,
                                 int index, moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
@@ -55,6 +64,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
     info->local_bytes = local;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
+    info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
     cl_uint bus[4]; /* domain, bus, device, function */
     if (strstr(extensions, "cl_khr_pci_bus_info") != NULL &&
         clGetDeviceInfo(id, CL_DEVICE_PCI_BUS_INFO_KHR, sizeof bus, bus, NULL) == CL_SUCCESS)

@@ -29,13 +29,29 @@
     X(transpose, moert_transpose)                                                                  \
     X(interleave, moert_interleave)
 
-/* X(NAME, name): one row per backend, MOERT_BACKEND_<NAME> its choice. */
+/* X(NAME, name, packing or NULL): one row per backend, MOERT_BACKEND_<NAME> its choice. */
 #define MOERT_BACKEND_TABLE(X)                                                                     \
-    X(REFERENCE, reference)                                                                        \
-    X(PORTABLE, portable)
+    X(REFERENCE, reference, NULL)                                                                  \
+    X(PORTABLE, portable, &moert_portable_packing)
+
+/* How a backend packs weights. */
+typedef struct moert_packing {
+    /* Of the panels; 0 if the device gains nothing from them. */
+    size_t (*bytes)(const moert_device *device, const moert_packed_shape *shape);
+    moert_status (*fill)(const moert_packed_shape *shape, const moert_buffer *weight,
+                         moert_buffer *panels);
+} moert_packing;
+extern const moert_packing moert_portable_packing;
+
+struct moert_packed {
+    moert_packed_shape shape;
+    const moert_packing *packing;
+    moert_buffer *panels;
+};
 
 typedef struct moert_backend {
     const char *name;
+    const moert_packing *packing;
 #define MOERT_OPS_MEMBER(entry, argument) moert_status (*entry)(const argument *);
     MOERT_OPS_TABLE(MOERT_OPS_MEMBER)
 #undef MOERT_OPS_MEMBER

@@ -5,6 +5,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/number.h"
 #include "device/profile.h"
 #include "ops/backend.h"
 
@@ -12,8 +13,9 @@
 #define MOERT_OPS_POINTER_portable(entry, argument)  .entry = moert_portable_##entry,
 
 static const moert_backend backends[] = {
-#define MOERT_BACKEND_ROW(NAME, word)                                                              \
-    [MOERT_BACKEND_##NAME] = {.name = #word, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
+#define MOERT_BACKEND_ROW(NAME, word, pack)                                                        \
+    [MOERT_BACKEND_##                                                                              \
+        NAME] = {.name = #word, .packing = pack, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
     MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
 #undef MOERT_BACKEND_ROW
 };
@@ -114,28 +116,40 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4 };
+/* What an operation takes; the row factors may be of a smaller type. */
+enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, FACTOR_X = 8, FACTOR_Y = 16 };
 
-static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
-    *full = *gemm;
-    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
-    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
-    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
+static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     int narrow;
-    MOERT_TRY(moert_to_int(rows, "rows of a grouped GEMM", &narrow));
+    MOERT_TRY(moert_to_int(gemm->groups.rows, "rows of a grouped GEMM", &narrow));
     MOERT_TRY(moert_to_int(gemm->n, "columns of y", &narrow));
     MOERT_TRY(moert_to_int(gemm->k, "columns of x", &narrow));
     MOERT_TRY(moert_to_int(gemm->groups.count, "groups of a grouped GEMM", &narrow));
     if (gemm->n == 0 || ((needs & NEEDS_X) != 0 && gemm->k == 0))
         return MOERT_FAIL(ERROR_USAGE, "a grouped GEMM needs columns; n = %zu, k = %zu", gemm->n,
                           gemm->k);
-    if (full->ldy < gemm->y_column || full->ldy - gemm->y_column < gemm->n)
+    if (gemm->ldy < gemm->y_column || gemm->ldy - gemm->y_column < gemm->n)
         return MOERT_FAIL(ERROR_USAGE, "columns [%zu, +%zu) of y lie outside its stride %zu",
-                          gemm->y_column, gemm->n, full->ldy);
+                          gemm->y_column, gemm->n, gemm->ldy);
+    if (gemm->type != MOERT_NUMBER_F32 && gemm->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16, not type %d",
+                          (int)gemm->type);
+    return MOERT_OK;
+}
+
+static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
+    *full = *gemm;
+    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
+    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    MOERT_TRY(check_shape(full, needs));
+    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
+    const size_t bytes = moert_number_bits(gemm->type) / 8;
     MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
-    MOERT_TRY(check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy));
+    MOERT_TRY(moert_check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy,
+                                 (needs & FACTOR_Y) != 0 ? bytes : sizeof(float)));
     if ((needs & NEEDS_X) != 0)
-        MOERT_TRY(check_buffer("x", gemm->x, rows, gemm->k, full->ldx));
+        MOERT_TRY(moert_check_buffer("x", gemm->x, rows, gemm->k, full->ldx,
+                                     (needs & FACTOR_X) != 0 ? bytes : sizeof(float)));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", gemm->weight, weights * gemm->n, gemm->k, gemm->k));
     if ((needs & NEEDS_BIAS) != 0)
@@ -144,35 +158,57 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
 }
 
 /* For a profile: 2 M N K, and every factor and the result once. */
-static void tell_product(const moert_gemm *gemm, size_t weights) {
+static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factors) {
     const double m = (double)gemm->groups.rows, n = (double)gemm->n, k = (double)gemm->k;
+    const double factor = (double)(moert_number_bits(gemm->type) / 8);
+    const double x = factors & FACTOR_X ? factor : sizeof(float);
+    const double y = factors & FACTOR_Y ? factor : sizeof(float);
     moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm", 2.0 * m * n * k,
-                       sizeof(float) * (m * k + m * n + (double)weights * n * k));
+                       x * m * k + y * m * n + sizeof(float) * (double)weights * n * k);
 }
 
 static size_t weights_of(const moert_gemm *gemm) {
     return gemm->shared_weight ? 1 : gemm->groups.count;
 }
 
+static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
+    if (gemm->packed == NULL)
+        return MOERT_OK;
+    const moert_packed_shape *s = &gemm->packed->shape;
+    const size_t weights = weights_of(gemm);
+    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->use != use ||
+        s->type != gemm->type)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
+                          "%d of [%zu,%zu,%zu]",
+                          s->groups, s->n, s->k,
+                          s->use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)s->type,
+                          use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)gemm->type,
+                          weights, gemm->n, gemm->k);
+    return MOERT_OK;
+}
+
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias, &full));
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias | FACTOR_X, &full));
+    MOERT_TRY(check_packed(gemm, MOERT_PACKED_FORWARD));
     if (gemm->accumulate)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    tell_product(gemm, weights_of(gemm));
+    tell_product(gemm, weights_of(gemm), FACTOR_X);
     MOERT_TRY(moert_backend_get()->gemm_forward(&full));
     return MOERT_OK;
 }
 
 moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     moert_gemm full;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT, &full));
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | FACTOR_Y, &full));
+    MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    tell_product(gemm, weights_of(gemm));
+    tell_product(gemm, weights_of(gemm), FACTOR_Y);
     MOERT_TRY(moert_backend_get()->gemm_dgrad(&full));
     return MOERT_OK;
 }
@@ -180,10 +216,10 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
 moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
     moert_gemm full, own = *gemm;
     own.shared_weight = false; /* one partial per group, always */
-    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT, &full));
+    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT | FACTOR_X | FACTOR_Y, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
-    tell_product(gemm, gemm->groups.count);
+    tell_product(gemm, gemm->groups.count, FACTOR_X | FACTOR_Y);
     MOERT_TRY(moert_backend_get()->gemm_wgrad(&full));
     return MOERT_OK;
 }
@@ -191,7 +227,7 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
 moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
     moert_gemm full, own = *gemm;
     own.shared_weight = false;
-    MOERT_TRY(check_gemm(&own, NEEDS_BIAS, &full));
+    MOERT_TRY(check_gemm(&own, NEEDS_BIAS | FACTOR_Y, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_backend_get()->gemm_bias_grad(&full));

@@ -1,6 +1,6 @@
 /*
  * Grouped GEMM in its three orientations and the GLU, behind two backends with the same entry
- * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL). float32.
+ * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -12,19 +12,50 @@
  * to this and agree bit for bit; the GLU's exp may differ between them.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
- * too small, a stride is below its width, n or k is 0, forward with `accumulate`),
- * ERROR_UNSUPPORTED (a count of 2^31 or more), ERROR_DEVICE.
+ * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
+ * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, another type), ERROR_DEVICE.
  */
 #ifndef MOERT_OPS_GROUPED_H
 #define MOERT_OPS_GROUPED_H
 
 #include "device/device.h"
+#include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/quantize.h"
 
+/*
+ * A weight in the order in which the kernels of its device take it, made once and used by many
+ * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
+ * each. Packings of BF16 hold the weight rounded to nearest even. Devices and backends that gain
+ * nothing from it have none: then moert_packed_create gives NULL, which is legal everywhere, and
+ * products read the weight itself.
+ */
+typedef struct moert_packed moert_packed;
+typedef enum moert_packed_for { MOERT_PACKED_FORWARD, MOERT_PACKED_DGRAD } moert_packed_for;
+typedef struct moert_packed_shape {
+    size_t groups, n, k;
+    moert_packed_for use;
+    moert_number type; /* F32 or BF16 */
+} moert_packed_shape;
+moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
+                                 moert_packed **packed);
+/* Packs weight[G,N,K], float32. */
+moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight);
+size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
+void moert_packed_destroy(moert_packed *packed);
+
+/*
+ * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
+ * dgrad x, wgrad weight; bias_grad bias) is float32; a weight that is a factor is float32 [G,N,K]
+ * all the same and is rounded to bf16 by its packing, or on the fly. Products of two bf16 numbers
+ * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
+ * may be flushed to 0.
+ */
 typedef struct moert_gemm {
     moert_groups groups;
-    size_t n, k;          /* columns of y, columns of x */
+    size_t n, k;                /* columns of y, columns of x */
+    moert_number type;          /* of the row factors: F32 (0) or BF16 */
+    const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad give one for each group all the same */
     bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
@@ -32,7 +63,7 @@ typedef struct moert_gemm {
     moert_buffer *weight; /* [G,N,K] */
     moert_buffer *bias;   /* [G,N], or NULL */
     moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in floats; 0 = k, n */
+    size_t ldx, ldy;      /* in numbers; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
 } moert_gemm;
 

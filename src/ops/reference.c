@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "ops/backend.h"
 #include "ops/mapping.h"
 
@@ -11,8 +12,23 @@
 
 typedef struct gemm_host {
     const uint32_t *ends;
-    float *x, *weight, *bias, *y; /* y from y_column on */
+    void *x, *y; /* floats, as factors also codes */
+    float *weight, *bias;
 } gemm_host;
+
+/* Number i of a row factor of the type. */
+static float factor(const void *at, size_t i, moert_number type) {
+    if (type == MOERT_NUMBER_F32)
+        return ((const float *)at)[i];
+    return moert_number_decode(type, ((const uint16_t *)at)[i]);
+}
+
+/* A weight as a factor of the type. */
+static float rounded(float weight, moert_number type) {
+    if (type == MOERT_NUMBER_F32)
+        return weight;
+    return moert_number_decode(type, moert_number_encode(type, weight));
+}
 
 static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_host *host) {
     moert_status status;
@@ -23,11 +39,14 @@ static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_h
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->bias, &host->bias));
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->y, &host->y));
     MOERT_TRY_OR(unmap, moert_check_ends(&gemm->groups, host->ends));
-    if (host->y != NULL)
-        host->y += gemm->y_column;
     return MOERT_OK;
 unmap:
     return moert_unmap_all(maps, status);
+}
+
+/* The place of y[m,n]. */
+static size_t place(const moert_gemm *gemm, size_t m, size_t n) {
+    return m * gemm->ldy + gemm->y_column + n;
 }
 
 static size_t start_of(const gemm_host *host, size_t g) {
@@ -44,8 +63,9 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
                 const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
                 float sum = 0.0f;
                 for (size_t k = 0; k < gemm->k; k++)
-                    sum = fmaf(at.x[m * gemm->ldx + k], at.weight[line * gemm->k + k], sum);
-                at.y[m * gemm->ldy + n] = at.bias != NULL ? sum + at.bias[line] : sum;
+                    sum = fmaf(factor(at.x, m * gemm->ldx + k, gemm->type),
+                               rounded(at.weight[line * gemm->k + k], gemm->type), sum);
+                ((float *)at.y)[place(gemm, m, n)] = at.bias != NULL ? sum + at.bias[line] : sum;
             }
     return moert_unmap_all(&maps, MOERT_OK);
 }
@@ -58,9 +78,11 @@ moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
         const float *weight = at.weight + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t k = 0; k < gemm->k; k++) {
-                float *out = &at.x[m * gemm->ldx + k], sum = gemm->accumulate ? *out : 0.0f;
+                float *out = (float *)at.x + m * gemm->ldx + k;
+                float sum = gemm->accumulate ? *out : 0.0f;
                 for (size_t n = 0; n < gemm->n; n++)
-                    sum = fmaf(at.y[m * gemm->ldy + n], weight[n * gemm->k + k], sum);
+                    sum = fmaf(factor(at.y, place(gemm, m, n), gemm->type),
+                               rounded(weight[n * gemm->k + k], gemm->type), sum);
                 *out = sum;
             }
     }
@@ -77,7 +99,8 @@ moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
                 float *out = &at.weight[(g * gemm->n + n) * gemm->k + k];
                 float sum = gemm->accumulate ? *out : 0.0f;
                 for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                    sum = fmaf(at.y[m * gemm->ldy + n], at.x[m * gemm->ldx + k], sum);
+                    sum = fmaf(factor(at.y, place(gemm, m, n), gemm->type),
+                               factor(at.x, m * gemm->ldx + k, gemm->type), sum);
                 *out = sum;
             }
     return moert_unmap_all(&maps, MOERT_OK);
@@ -91,7 +114,7 @@ moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {
         for (size_t n = 0; n < gemm->n; n++) {
             float *out = &at.bias[g * gemm->n + n], sum = gemm->accumulate ? *out : 0.0f;
             for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                sum += at.y[m * gemm->ldy + n];
+                sum += factor(at.y, place(gemm, m, n), gemm->type);
             *out = sum;
         }
     return moert_unmap_all(&maps, MOERT_OK);

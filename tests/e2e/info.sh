@@ -32,7 +32,7 @@ cpus_of() { # RANK: its logical processors, one a line
     done
 }
 
-variables=$(sed -n 's/^ *X([a-z_]*, "\(MOERT_[A-Z_]*\)".*/\1/p' src/base/config.h)
+variables=$(sed -n 's/^ *X([a-z0-9_]*, "\(MOERT_[A-Z0-9_]*\)".*/\1/p' src/base/config.h)
 
 for ranks in 1 2 3; do
     info "$ranks" --model "$model"
@@ -43,7 +43,7 @@ for ranks in 1 2 3; do
     verdict $? "$ranks ranks: every part is there"
     [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
     verdict $? "$ranks ranks: each has its line of placement and of memory"
-    [ -n "$variables" ] && [ "$(section variables | grep -o '^[ *]*MOERT_[A-Z_]*' | tr -d ' *')" = "$variables" ]
+    [ -n "$variables" ] && [ "$(section variables | grep -o '^[ *]*MOERT_[A-Z0-9_]*' | tr -d ' *')" = "$variables" ]
     verdict $? "$ranks ranks: the table of variables is whole"
     [ "$(section 'exchange engines' | grep -c '^  \*')" -eq 1 ]
     verdict $? "$ranks ranks: auto takes one engine"

@@ -1,0 +1,59 @@
+/* Weights packed once for many products, by the backend in use and in the order of its kernels. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "ops/backend.h"
+
+static moert_status check_shape(const moert_packed_shape *shape) {
+    int narrow;
+    if (shape->n == 0 || shape->k == 0)
+        return MOERT_FAIL(ERROR_USAGE, "a packed weight needs columns; n = %zu, k = %zu", shape->n,
+                          shape->k);
+    if (shape->type != MOERT_NUMBER_F32 && shape->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "weights are packed as f32 or bf16, not as type %d",
+                          (int)shape->type);
+    MOERT_TRY(moert_to_int(shape->groups, "groups of a packed weight", &narrow));
+    MOERT_TRY(moert_to_int(shape->n, "lines of a packed weight", &narrow));
+    return moert_to_int(shape->k, "columns of a packed weight", &narrow);
+}
+
+moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
+                                 moert_packed **packed) {
+    MOERT_TRY(check_shape(shape));
+    const moert_packing *packing = moert_backend_get()->packing;
+    const size_t bytes = packing != NULL ? packing->bytes(device, shape) : 0;
+    if (bytes == 0) {
+        *packed = NULL;
+        return MOERT_OK;
+    }
+    moert_packed *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    *made = (moert_packed){.shape = *shape, .packing = packing};
+    const moert_status status = moert_buffer_create(device, bytes, &made->panels);
+    if (status != MOERT_OK) {
+        free(made);
+        return status;
+    }
+    *packed = made;
+    return MOERT_OK;
+}
+
+moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight) {
+    if (packed == NULL)
+        return MOERT_OK;
+    const moert_packed_shape *shape = &packed->shape;
+    MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
+                                 sizeof(float)));
+    return packed->packing->fill(shape, weight, packed->panels);
+}
+
+size_t moert_packed_bytes(const moert_packed *packed) {
+    return packed != NULL ? moert_buffer_bytes(packed->panels) : 0;
+}
+
+void moert_packed_destroy(moert_packed *packed) {
+    if (packed == NULL)
+        return;
+    moert_buffer_destroy(packed->panels);
+    free(packed);
+}
