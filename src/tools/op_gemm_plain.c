@@ -17,7 +17,7 @@ static const moert_option gemm_options[] = {
     {"op", MOERT_OPTION_CHOICE, &operation, "fprop", "fprop|dgrad|wgrad",
      "y = x weight^T, x = y weight, weight = y^T x"},
     {"format", MOERT_OPTION_CHOICE, &format, "f32", MOERT_GEMM_FORMAT_WORDS,
-     "of the two that are multiplied"},
+     "of the two that are multiplied; weights of fp8-block are those of fp8-128x128"},
     {"out-format", MOERT_OPTION_CHOICE, &out_format, "f32", MOERT_GEMM_FORMAT_WORDS,
      "of the result; one with scales gives them too, and column, column_scale"},
     {"scales", MOERT_OPTION_CHOICE, &scales, "linear", "linear|tiled|tiled-whole",

@@ -251,16 +251,14 @@ same bytes 'global scales' "$expected" "$output" y
 step=$(at step)
 for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do
     read -r word global <<<"$case"
-    square=()
-    [ "$word" != fp8-block ] || square=(--axis 2d)
+    weights=$word
+    [ "$word" != fp8-block ] || weights=fp8-128x128
     pack "$step" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,72,128]:~2' 'alpha:F32[3]:1.5,3,-0.5'
-    # shellcheck disable=SC2086
-    op "$step" "$step" quantize --format "$word" $global --name x
-    # shellcheck disable=SC2086
-    op "$step" "$step" quantize --format "$word" $global --name weight "${square[@]}"
+    op "$step" "$step" quantize --format "$word" --name x ${global:+"$global"}
+    op "$step" "$step" quantize --format "$weights" --name weight ${global:+"$global"}
     op "$step" "$output" grouped-gemm --format "$word"
     op "$step" "$(at numbers)" dequantize --format "$word" --name x ${global:+"$global"}
-    op "$(at numbers)" "$(at numbers)" dequantize --format "$word" --name weight "${square[@]}" ${global:+"$global"}
+    op "$(at numbers)" "$(at numbers)" dequantize --format "$weights" --name weight ${global:+"$global"}
     op "$(at numbers)" "$expected" grouped-gemm
     case $word in
     nvfp4) same 1e-6 "quantize, quantize, grouped-gemm: $case" "$expected" "$output" y ;;
@@ -280,6 +278,25 @@ op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales til
 same bytes 'quantize, quantize, dgrad: scales as matrices and in tiles' "$expected" "$output" x
 
 # ---- quantised results ----
+
+# of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
+pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+op "$input" "$expected" grouped-gemm
+pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
+op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
+pack "$input" "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
+op "$input" "$output" dequantize --format nvfp4
+pack "$expected" "x=$expected#y"
+same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
+
+# to squares, with the second version in blocks along columns
+pack "$(at quantise)" "$ends" "x=$expected#x"
+op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
+op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
+pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
+pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+op "$input" "$output" grouped-gemm --out-format fp8-128x128
+same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
 
 pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
 op "$input" "$(at d)" grouped-gemm-glu --format f32

@@ -29,9 +29,9 @@ ranks() {
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
 }
 
-# An isolated singleton starts no daemon of Open MPI.
+# An isolated singleton starts no daemon of Open MPI; ob1 named looks for no other transports.
 alone() {
-    OMPI_MCA_ess_singleton_isolated=1 timeout -k 5 120 "$@" >"$log" 2>&1
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
 }
 
 finish() {
