@@ -98,8 +98,8 @@ moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
 #define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
     "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
 
-/* The format of a word by its index among the formats, and whether its blocks are always square, or
- * never, as those of weights are by default. */
+/* The format of a word by its index among the formats, and whether the word says that blocks are
+ * square (fp8-128x128), or that they are not, of weights neither (fp8-1x128). */
 typedef struct moert_file_op_format {
     moert_format format;
     bool square, line;

@@ -201,6 +201,8 @@ static moert_status wgrad(moert_file_op_job *job) {
     o.y = o.x;
     o.weight = moert_gemm_operand(wgrad_out, MOERT_AXIS_ROW, false, MOERT_SCALES_LINEAR);
     o.accumulate = wgrad_accumulate;
+    MOERT_TRY(MOERT_FILE_OP_CHECK(
+        {o.x.how.axis != MOERT_AXIS_COLUMN, "format", "has blocks along the tokens, not 2d"}));
     MOERT_TRY(moert_gemm_check_scales(&o, wgrad_scales != 0, layout));
     const bool a = moert_tensors_find(job->input, "global_scale_a") != NULL;
     const bool b = moert_tensors_find(job->input, "global_scale_b") != NULL;

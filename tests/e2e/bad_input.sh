@@ -250,6 +250,7 @@ misused '--accumulate goes with a plain result' 'grouped-gemm --out-format mxfp8
 misused '--permute does not scatter a quantised result' 'grouped-gemm --out-format mxfp8 --permute y' "${product[@]}"
 misused '--no-column goes with a quantised d' 'grouped-gemm-glu --no-column'
 misused '--b-major n does not go with square blocks of b' 'grouped-gemm-glu --format fp8-block --b-major n'
+misused '--format has blocks along the tokens, not 2d' 'grouped-gemm-wgrad --format fp8-128x128'
 misused '--scales goes with quantised operands; all are plain' 'grouped-gemm-wgrad --format f32 --scales linear'
 broken "tensor 'x_global' goes with --format nvfp4" grouped-gemm "${product[@]}" x_global:F32[1]:1
 broken "tensor 'norm' goes with a quantised result" grouped-gemm "${product[@]}" norm:F32[1]:1
