@@ -49,6 +49,8 @@ static moert_status find_rows(const moert_file_op_job *job, const char *name,
     if (rank != 2 && rank != 3)
         return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' has %zu dimensions, not 2 or 3",
                           (*tensor)->file, name, rank);
+    if (rank == 3 && shape[0] == 0)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' holds no matrix", (*tensor)->file, name);
     *rows = (moert_file_op_rows){rank, rank == 3 ? shape[0] : 1,
                                  rank == 3 ? shape[0] * shape[1] : shape[0], shape[rank - 1]};
     if (rows->rows > INT32_MAX)

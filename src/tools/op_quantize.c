@@ -109,8 +109,7 @@ static moert_tensor_spec spec_of(const char *name, moert_file_type type,
                                  const moert_file_op_rows *rows, size_t lines, size_t width) {
     if (rows->rank == 2)
         return (moert_tensor_spec){name, type, 2, {lines, width}};
-    return (moert_tensor_spec){
-        name, type, 3, {rows->groups, lines / moert_max(rows->groups, 1), width}};
+    return (moert_tensor_spec){name, type, 3, {rows->groups, lines / rows->groups, width}};
 }
 
 /* P of the groups at hand. */

@@ -236,6 +236,9 @@ broken "holds no tensor 'gather'" 'grouped-gemm --permute y' ends:I32[1]:4 x:F32
 broken "tensor 'x' has the shape \\[4, ?8\\], not \\[3, ?8\\]" 'grouped-gemm --permute x --topk 2' ends:I32[1]:4 x:F32[4,8]:1 \
     weight:F32[1,8,8]:1 gather:I32[6]:0
 broken "tensor 'x' is U8, not f32\\|.*--from" cast x:U8[4]:1
+broken "tensor 'x' holds no matrix" quantize x:F32[0,8,32]:0
+broken "tensor 'x' has 4 dimensions, not 2 or 3" quantize x:F32[1,1,8,32]:0
+misused '--transposed goes with a tensor of two dimensions' 'quantize --axis column --transposed' x:F32[2,8,32]:0
 broken "tensor 'x' has 7 columns of gate and up, not 2I" interleave x:F32[2,7]:1
 product=(ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1)
 misused '--y-transposed is of an operand; --op makes this one the result' 'grouped-gemm --y-transposed' "${product[@]}"
