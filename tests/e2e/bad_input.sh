@@ -191,6 +191,7 @@ bad 1 2 '--scale-rounding goes with scales of mxfp8' "${matrix[@]}" --format nvf
 bad 1 2 '--group-scales goes with --format nvfp4' "${matrix[@]}" --group-scales
 bad 1 2 '--transposed goes with --axis column' "${matrix[@]}" --transposed
 bad 1 1 "holds no tensor 'weight'" "${matrix[@]}" --name weight
+bad 1 1 '/none.*: Is a directory' "${matrix[@]:0:4}" --output "$work/none"
 bad 1 1 '/out/nosuch/q\.safetensors.*No such file' "${matrix[@]:0:5}" OUT/nosuch/q.safetensors
 bad 1 2 '48 columns are no multiple of the runs of 7' "${matrix[@]}" --gate-runs 7
 bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/input.safetensors --output OUT/x.safetensors
