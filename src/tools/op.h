@@ -23,7 +23,15 @@ typedef struct moert_file_op_job {
     size_t result_count;
     uint32_t *ends; /* of the groups, on the host; NULL when the file has none */
     moert_buffer *ends_buffer;
+    char *names[MOERT_OP_MOST_RESULTS]; /* made by moert_file_op_name() */
+    size_t name_count;
+    bool carries; /* the tensors of the input without these names go along to the output */
 } moert_file_op_job;
+
+/* The rows of a tensor [rows,columns], or of one [groups,rows/groups,columns]. */
+typedef struct moert_file_op_rows {
+    size_t rank, groups, rows, columns;
+} moert_file_op_rows;
 
 typedef struct moert_file_op {
     const char *name, *about; /* tensors and shapes, in and out */
@@ -50,20 +58,53 @@ moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, si
 moert_status moert_file_op_find(const moert_file_op_job *job, const char *name, size_t rank,
                                 const moert_tensor **tensor);
 
-/* Loads a matrix as float32, or as the bytes in the file; its shape goes to rows and columns. */
-moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name, size_t *rows,
-                                    size_t *columns, moert_buffer **buffer);
+/* Loads the rows of a tensor as float32, or as the bytes in the file. */
+moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name,
+                                    moert_file_op_rows *rows, moert_buffer **buffer);
 moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
-                                      size_t element_bytes, size_t *rows, size_t *columns,
+                                      size_t element_bytes, moert_file_op_rows *rows,
                                       moert_buffer **buffer);
 
 /* Groups by the tensor `name`[G] if there is one, else one group of all rows. */
 moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
                                        moert_groups *groups);
+/* The same, but the groups of a tensor of three dimensions are its own. */
+moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
+                                     const char *name, moert_groups *groups);
 
 /* Names a result: the first elements of `buffer` in this shape. */
 moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
                                   const moert_buffer *buffer);
+
+/* The name of a tensor, `base` and `suffix`, in memory of the job. */
+moert_status moert_file_op_name(moert_file_op_job *job, const char *base, const char *suffix,
+                                const char **name);
+
+/* Options and what they mean: ERROR_USAGE with option and text for the first that is misused. */
+typedef struct moert_file_op_rule {
+    bool broken;
+    const char *option, *text;
+} moert_file_op_rule;
+moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
+#define MOERT_FILE_OP_CHECK(...)                                                                   \
+    moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
+                        sizeof((const moert_file_op_rule[]){__VA_ARGS__}) /                        \
+                            sizeof(moert_file_op_rule))
+
+/* Words of options: plain types in the order of moert_number; formats, which are mxfp8 =
+ * mxfp8-e4m3, those of the table, and fp8-block with its blocks named. */
+#define MOERT_FILE_OP_NUMBER_WORDS                 "f32|f16|bf16|e4m3|e5m2"
+#define MOERT_FILE_OP_FORMAT_WORD(name, text, ...) "|" text
+#define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
+    "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
+
+/* The format of a word by its index among the formats, and whether the word says that blocks are
+ * square (fp8-128x128), or that they are not, of weights neither (fp8-1x128). */
+typedef struct moert_file_op_format {
+    moert_format format;
+    bool square, line;
+} moert_file_op_format;
+moert_file_op_format moert_file_op_format_of(unsigned word);
 
 /* How files name a number type, and whether they may hold it in this one (8 bits: as bytes too). */
 moert_file_type moert_file_type_of(moert_number number);

@@ -6,12 +6,9 @@
 static unsigned from, to, granularity;
 static bool inverse;
 
-/* Words of --from (after "file") and --to, in the order of moert_number. */
-#define NUMBER_WORDS "f32|f16|bf16|e4m3|e5m2"
-
 static const moert_option cast_options[] = {
-    {"to", MOERT_OPTION_CHOICE, &to, "f32", NUMBER_WORDS, "type of y"},
-    {"from", MOERT_OPTION_CHOICE, &from, "file", "file|" NUMBER_WORDS,
+    {"to", MOERT_OPTION_CHOICE, &to, "f32", MOERT_FILE_OP_NUMBER_WORDS, "type of y"},
+    {"from", MOERT_OPTION_CHOICE, &from, "file", "file|" MOERT_FILE_OP_NUMBER_WORDS,
      "type of x, when the file calls it u8"},
 };
 
@@ -30,9 +27,10 @@ static moert_status find_type(const moert_tensor *x, moert_number *type) {
         if (moert_file_type_of(*type) == x->type ||
             (from > 0 && moert_file_type_holds(x->type, *type)))
             return MOERT_OK;
-    return MOERT_FAIL(
-        ERROR_MISMATCH, "%s: tensor 'x' is %s, not %s", x->file, moert_file_type_text(x->type),
-        from > 0 ? moert_number_name(first) : NUMBER_WORDS "; --from says what U8 holds");
+    return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor 'x' is %s, not %s", x->file,
+                      moert_file_type_text(x->type),
+                      from > 0 ? moert_number_name(first)
+                               : MOERT_FILE_OP_NUMBER_WORDS "; --from says what U8 holds");
 }
 
 /* One step; a type to itself is no step. */

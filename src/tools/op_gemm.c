@@ -8,27 +8,47 @@
 #include "base/memory.h"
 #include "tools/op_gemm_shapes.h"
 
-moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
-                                moert_scale_layout scales) {
-    moert_operand operand = moert_gemm_operand(word, axis, transposed, scales);
-    if (operand.how.size > 0 && operand.how.format == MOERT_FORMAT_FP8_BLOCK)
-        operand.how.axis = MOERT_AXIS_TILE;
-    return operand;
-}
+/* ---- operands ---- */
+
+enum { FIRST_FORMAT = MOERT_NUMBER_E5M2 + 1 }; /* among the words */
 
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_number)word};
     operand.how.transposed = transposed; /* of a plain one until it is loaded */
     operand.how.axis = axis;
-    if (word <= MOERT_NUMBER_E5M2)
+    if (word < FIRST_FORMAT)
         return operand;
+    const moert_file_op_format f = moert_file_op_format_of(word - FIRST_FORMAT);
     operand.type = MOERT_NUMBER_F32;
     operand.how.size = sizeof operand.how;
-    operand.how.format = (moert_format)(word - MOERT_NUMBER_E5M2 - 1);
-    operand.scales =
-        moert_format_scale_bytes(operand.how.format) == 1 ? scales : MOERT_SCALES_LINEAR;
+    operand.how.format = f.format;
+    operand.how.axis = f.square ? MOERT_AXIS_TILE : axis;
+    operand.scales = moert_gemm_tileable(&operand) ? scales : MOERT_SCALES_LINEAR;
     return operand;
+}
+
+moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
+                                moert_scale_layout scales) {
+    moert_operand operand = moert_gemm_operand(word, axis, transposed, scales);
+    if (moert_gemm_quantised(&operand) && operand.how.format == MOERT_FORMAT_FP8_BLOCK &&
+        !moert_file_op_format_of(word - FIRST_FORMAT).line)
+        operand.how.axis = MOERT_AXIS_TILE;
+    return operand;
+}
+
+moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales) {
+    moert_operand operand = moert_gemm_operand(word, MOERT_AXIS_COLUMN, false, scales);
+    operand.how.axis = MOERT_AXIS_COLUMN;
+    return operand;
+}
+
+bool moert_gemm_quantised(const moert_operand *operand) {
+    return operand->how.size > 0;
+}
+
+bool moert_gemm_tileable(const moert_operand *operand) {
+    return moert_gemm_quantised(operand) && moert_format_scale_bytes(operand->how.format) == 1;
 }
 
 /* ---- what is there ---- */
@@ -38,7 +58,7 @@ static bool is_input(moert_gemm_role role) {
 }
 
 static bool is_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    return moert_gemm_operand_of(job, row)->how.size > 0;
+    return moert_gemm_quantised(moert_gemm_operand_of(job, row));
 }
 
 /* Whether the op takes or makes it; sets its switch. */
@@ -65,33 +85,6 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     }
 }
 
-static moert_status check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
-                               const moert_tensor *tensor) {
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
-    moert_number type = MOERT_NUMBER_F32;
-    if (row->role == MOERT_GEMM_NUMBERS) {
-        for (type = 0; type < MOERT_NUMBER_E2M1; type++)
-            if (moert_file_type_of(type) == tensor->type) {
-                *(moert_number *)moert_gemm_at(job, row->place) = type;
-                return MOERT_OK;
-            }
-        return MOERT_FAIL(ERROR_MISMATCH,
-                          "%s: tensor '%s' is %s, not F32, F16, BF16, F8_E4M3 or F8_E5M2",
-                          tensor->file, row->name, moert_file_type_text(tensor->type));
-    }
-    if (row->role == MOERT_GEMM_SCALE)
-        type = moert_format_scale_bytes(operand->how.format) == 1 ? MOERT_NUMBER_E2M1 : type;
-    else if (row->role == MOERT_GEMM_FACTOR || row->role == MOERT_GEMM_RESULT)
-        type = operand->how.size > 0 ? moert_format_element(operand->how.format) : operand->type;
-    if (row->role == MOERT_GEMM_INDEX || row->role == MOERT_GEMM_ENDS ||
-        moert_file_type_holds(tensor->type, type) ||
-        (type == MOERT_NUMBER_E2M1 && moert_file_type_bytes(tensor->type) == 1))
-        return MOERT_OK;
-    return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' is %s, not %s", tensor->file, row->name,
-                      moert_file_type_text(tensor->type),
-                      moert_file_type_text(moert_file_type_of(type)));
-}
-
 /* Finds out what is there, of which type and in which sizes. */
 static moert_status survey(moert_gemm_job *job) {
     moert_op_options *o = job->options;
@@ -103,7 +96,7 @@ static moert_status survey(moert_gemm_job *job) {
             if (!is_used(job, row) || !is_input(row->role))
                 continue;
             MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &tensor));
-            MOERT_TRY(check_type(job, row, tensor));
+            MOERT_TRY(moert_gemm_check_type(job, row, tensor));
             if (row->role == MOERT_GEMM_GLOBAL) {
                 moert_gemm_operand_of(job, row)->global = true;
                 moert_gemm_operand_of(job, row)->how.group_scales = tensor->elements > 1;
@@ -252,19 +245,29 @@ static moert_status load(moert_gemm_job *job, const moert_gemm_tensor *row) {
 
 /* ---- results ---- */
 
+static moert_status fill(moert_buffer *buffer, float value) {
+    const size_t count = moert_buffer_bytes(buffer) / sizeof value;
+    float *values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, count));
+    for (size_t i = 0; i < count; i++)
+        values[i] = value;
+    const moert_status status = moert_buffer_write(buffer, 0, values, count * sizeof value);
+    free(values);
+    return status;
+}
+
 /* A buffer that begins as the op asks for it. */
 static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
     const moert_op_options *o = job->options;
     const moert_tensor *old;
     moert_buffer *buffer;
     MOERT_TRY(make(job, row, 0, &buffer));
-    for (size_t i = 0; row->role == MOERT_GEMM_MOST && i < moert_buffer_bytes(buffer);
-         i += sizeof(float))
-        MOERT_TRY(moert_buffer_write(buffer, i, &(float){-INFINITY}, sizeof(float)));
+    if (row->role == MOERT_GEMM_MOST)
+        MOERT_TRY(fill(buffer, -INFINITY));
     if (row->role != MOERT_GEMM_RESULT || o->kind == MOERT_OP_DGLU || !(o->beta || o->accumulate))
         return MOERT_OK;
     MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &old));
-    MOERT_TRY(check_type(job, row, old));
+    MOERT_TRY(moert_gemm_check_type(job, row, old));
     MOERT_TRY(moert_gemm_check_shape(job, row, &old));
     return moert_buffer_write(buffer, 0, old->data, old->bytes);
 }
@@ -286,6 +289,7 @@ moert_status moert_gemm_run(moert_file_op_job *file, moert_op_options *options,
                             const moert_gemm_tensor *tensors, size_t count) {
     moert_gemm_job job = {file, options, tensors, count, NULL, MOERT_OP_BUFFERS_INIT};
     MOERT_TRY(survey(&job));
+    MOERT_TRY(moert_gemm_check_tensors(&job));
     for (size_t i = 0; i < count; i++)
         if (tensors[i].role == MOERT_GEMM_ENDS)
             MOERT_TRY(load_ends(&job, &tensors[i]));

@@ -58,16 +58,25 @@ typedef struct moert_gemm_tensor {
             MOERT_GEMM_PLACE(bias)                                                                 \
     }
 
-/* Words of --format: plain types as in moert_number, then formats as in moert_format. */
-#define MOERT_GEMM_PLAIN_WORDS  "f32|f16|bf16|e4m3|e5m2"
-#define MOERT_GEMM_FORMAT_WORDS MOERT_GEMM_PLAIN_WORDS "|mxfp8|mxfp8-e5m2|mxfp4|nvfp4|fp8-block"
+/* Words of --format: plain types, then formats. */
+#define MOERT_GEMM_FORMAT_WORDS MOERT_FILE_OP_NUMBER_WORDS "|" MOERT_FILE_OP_FORMAT_WORDS
 
-/* An operand by the index of its word, with blocks along `axis`, a weight of fp8-block in squares;
- * scales of float32 are linear always. */
-moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
-                                moert_scale_layout scales);
+/* An operand by the index of its word, with blocks along `axis` unless the word says how they lie;
+ * those of a weight of fp8-block are square, those of the second version of a result along columns.
+ * Scales of float32 are linear always. */
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales);
+moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
+                                moert_scale_layout scales);
+moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales);
+
+/* Whether it is quantised, and to scales of one byte, which tiles are made of. */
+bool moert_gemm_quantised(const moert_operand *operand);
+bool moert_gemm_tileable(const moert_operand *operand);
+
+/* ERROR_USAGE if --scales was given and counts for nothing. */
+moert_status moert_gemm_check_scales(const moert_op_options *options, bool given,
+                                     moert_scale_layout layout);
 
 /*
  * Loads the tensors, makes the op that `options` describes but for sizes and switches, executes it

@@ -43,7 +43,7 @@ static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SC
 static const moert_option glu_options[] = {
     FACTOR_OPTIONS,
     GLU_OPTIONS,
-    {"c-format", MOERT_OPTION_CHOICE, &c_format, "f32", MOERT_GEMM_PLAIN_WORDS, "of c"},
+    {"c-format", MOERT_OPTION_CHOICE, &c_format, "f32", MOERT_FILE_OP_NUMBER_WORDS, "of c"},
     D_OPTIONS,
 };
 static const moert_option dglu_options[] = {FACTOR_OPTIONS, GLU_OPTIONS, D_OPTIONS};
@@ -95,41 +95,45 @@ static const moert_gemm_tensor dglu_tensors[] = {
 };
 
 /* prob multiplies the product, or the bias if there is one. */
-static const moert_gemm_tensor quant_tensors[] = {
-    FORWARD_INPUTS,
-    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
-    RESULTS(y, "MN"),
-    MOERT_GEMM_VALUES("amax", MOST, amax, "G"),
-};
-static const moert_gemm_tensor quant_bias_tensors[] = {
-    FORWARD_INPUTS,
-    MOERT_GEMM_VALUES("prob", F32, bias_scale, "M"),
-    RESULTS(y, "MN"),
-    MOERT_GEMM_VALUES("amax", MOST, amax, "G"),
-};
+/* clang-format off */
+#define QUANT_TENSORS(factor)                                                                      \
+    FORWARD_INPUTS,                                                                                \
+    MOERT_GEMM_VALUES("prob", F32, factor, "M"),                                                   \
+    RESULTS(y, "MN"),                                                                              \
+    MOERT_GEMM_VALUES("amax", MOST, amax, "G")
+/* clang-format on */
+static const moert_gemm_tensor quant_tensors[] = {QUANT_TENSORS(prob)};
+static const moert_gemm_tensor quant_bias_tensors[] = {QUANT_TENSORS(bias_scale)};
 
 /* ---- operations ---- */
 
 /* An op whose rows are `rows`, with the result `d`. */
-static void describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
-                     moert_operand *d) {
+static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
+                             moert_operand *d) {
     const bool natural = weight_axis == MOERT_AXIS_ROW; /* the sum of weight [N,K] is innermost */
     *rows = moert_gemm_operand(format, MOERT_AXIS_ROW, false, row_layouts[scales]);
     o->weight =
         moert_gemm_weight(format, weight_axis, natural == (b_major == 1), weight_layouts[scales]);
     *d = moert_gemm_operand(d_format, MOERT_AXIS_ROW, false, row_layouts[scales]);
-    if (with_column && d->how.size > 0)
-        o->column = moert_gemm_operand(d_format, MOERT_AXIS_COLUMN, false, row_layouts[scales]);
+    if (with_column && moert_gemm_quantised(d))
+        o->column = moert_gemm_column(d_format, row_layouts[scales]);
     o->glu = act == 0 ? (moert_glu_form)MOERT_GLU_SWIGLU : (moert_glu_form)MOERT_GLU_GPT_OSS;
     o->glu.interleaved = false;
     if (limit > 0.0)
         o->glu.limit = (float)limit;
+    const bool square = moert_gemm_quantised(&o->weight) && o->weight.how.axis == MOERT_AXIS_TILE;
+    MOERT_TRY(MOERT_FILE_OP_CHECK(
+        {!with_column && !moert_gemm_quantised(d), "no-column", "goes with a quantised d"},
+        {square && o->weight.how.transposed, "b-major",
+         natural ? "n does not go with square blocks of b"
+                 : "k does not go with square blocks of b here; n does"}));
+    return moert_gemm_check_scales(o, scales != 0, row_layouts[scales]);
 }
 
 static moert_status glu(moert_file_op_job *job) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = MOERT_OP_GLU;
-    describe(&o, &o.x, MOERT_AXIS_ROW, &o.d);
+    MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.d));
     o.c = moert_gemm_operand(c_format, MOERT_AXIS_ROW, false, MOERT_SCALES_LINEAR);
     o.save_c = true;
     o.interleave = interleave;
@@ -140,7 +144,7 @@ static moert_status glu(moert_file_op_job *job) {
 static moert_status dglu(moert_file_op_job *job) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = MOERT_OP_DGLU;
-    describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d);
+    MOERT_TRY(describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d));
     o.interleave = interleave;
     o.linear_first = glu_order == 1;
     return moert_gemm_run(job, &o, dglu_tensors, sizeof dglu_tensors / sizeof dglu_tensors[0]);
@@ -150,7 +154,7 @@ static moert_status quant(moert_file_op_job *job) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     const bool bias = moert_tensors_find(job->input, "bias") != NULL;
     o.kind = MOERT_OP_GEMM_FORWARD;
-    describe(&o, &o.x, MOERT_AXIS_ROW, &o.y);
+    MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.y));
     return moert_gemm_run(job, &o, bias ? quant_bias_tensors : quant_tensors,
                           sizeof quant_tensors / sizeof quant_tensors[0]);
 }

@@ -17,7 +17,7 @@ static const moert_option gemm_options[] = {
     {"op", MOERT_OPTION_CHOICE, &operation, "fprop", "fprop|dgrad|wgrad",
      "y = x weight^T, x = y weight, weight = y^T x"},
     {"format", MOERT_OPTION_CHOICE, &format, "f32", MOERT_GEMM_FORMAT_WORDS,
-     "of the two that are multiplied"},
+     "of the two that are multiplied; weights of fp8-block are those of fp8-128x128"},
     {"out-format", MOERT_OPTION_CHOICE, &out_format, "f32", MOERT_GEMM_FORMAT_WORDS,
      "of the result; one with scales gives them too, and column, column_scale"},
     {"scales", MOERT_OPTION_CHOICE, &scales, "linear", "linear|tiled|tiled-whole",
@@ -104,6 +104,32 @@ static const struct {
      {MOERT_AXIS_COLUMN, MOERT_AXIS_ROW, MOERT_AXIS_COLUMN}},
 };
 
+/* The options of x, weight or y that do not apply to what this operand is. */
+static moert_status check_operand(int i, const moert_operand *operand, bool result) {
+    static const char *const axis_options[] = {"x-axis", "weight-axis", "y-axis"};
+    static const char *const turning_options[] = {"x-transposed", "weight-transposed",
+                                                  "y-transposed"};
+    const bool quantised = moert_gemm_quantised(operand), weight = i == WEIGHT;
+    const moert_axis axis = operand->how.axis;
+    const bool turnable = weight ? axis != MOERT_AXIS_TILE : axis == MOERT_AXIS_COLUMN;
+    const bool gathered =
+        permute != MOERT_OP_PERMUTE_NONE && i == (permute == MOERT_OP_PERMUTE_X ? X : Y);
+    return MOERT_FILE_OP_CHECK(
+        {result && transposed[i], turning_options[i],
+         "is of an operand; --op makes this one the result"},
+        {result && weight && quantised, "out-format", "is plain with --op wgrad"},
+        {result && accumulate && quantised, "accumulate", "goes with a plain result"},
+        {axes[i] != 0 && !quantised, axis_options[i], "goes with a quantised format"},
+        {axes[i] != 0 && axis != (moert_axis)(axes[i] - 1), axis_options[i],
+         "does not go with this format, whose blocks are 2d"},
+        {transposed[i] && quantised && !turnable, turning_options[i],
+         weight ? "does not go with square blocks"
+                : "of a quantised format goes with blocks along columns"},
+        {gathered && quantised && result, "permute", "does not scatter a quantised result"},
+        {gathered && quantised && !result && axis == MOERT_AXIS_COLUMN, "permute",
+         "does not gather rows of blocks along columns"});
+}
+
 static moert_status gemm(moert_file_op_job *job) {
     enum { MOST_TENSORS = sizeof fprop_tensors / sizeof fprop_tensors[0] };
     static const moert_scale_layout layouts[] = {MOERT_SCALES_LINEAR, MOERT_SCALES_TILED,
@@ -124,11 +150,15 @@ static moert_status gemm(moert_file_op_job *job) {
         *operands[i] = (i == WEIGHT ? moert_gemm_weight : moert_gemm_operand)(
             i == result ? out_format : format, axis, i != result && transposed[i], layout);
     }
-    if (operands[result]->how.size > 0 && result != WEIGHT)
-        o.column = moert_gemm_operand(out_format, MOERT_AXIS_COLUMN, false, layouts[scales]);
+    if (moert_gemm_quantised(operands[result]) && result != WEIGHT)
+        o.column = moert_gemm_column(out_format, layouts[scales]);
     o.accumulate = accumulate;
     o.permute = (moert_op_permute)permute;
     o.topk = topk;
+    for (int i = X; i <= Y; i++)
+        MOERT_TRY(check_operand(i, operands[i], i == result));
+    MOERT_TRY(MOERT_FILE_OP_CHECK({topk != 1 && permute == 0, "topk", "goes with --permute"}));
+    MOERT_TRY(moert_gemm_check_scales(&o, scales != 0, layouts[scales]));
     memcpy(tensors, operations[operation].tensors, count * sizeof tensors[0]);
     for (size_t i = 0; i < count; i++) /* tokens are gathered, not slots */
         if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_FACTOR &&
@@ -147,7 +177,7 @@ static const moert_option wgrad_options[] = {
      "of a and b_t, in blocks along the tokens"},
     {"scales", MOERT_OPTION_CHOICE, &wgrad_scales, "tiled", "tiled|linear",
      "sfa, sfb in 128x4 tiles of each group, or as matrices [H,blocks] and [I,blocks]"},
-    {"out-format", MOERT_OPTION_CHOICE, &wgrad_out, "f32", MOERT_GEMM_PLAIN_WORDS, "of wgrad"},
+    {"out-format", MOERT_OPTION_CHOICE, &wgrad_out, "f32", MOERT_FILE_OP_NUMBER_WORDS, "of wgrad"},
     {"accumulate", MOERT_OPTION_FLAG, &wgrad_accumulate, "0", NULL,
      "add to the wgrad that the file holds"},
 };
@@ -171,6 +201,17 @@ static moert_status wgrad(moert_file_op_job *job) {
     o.y = o.x;
     o.weight = moert_gemm_operand(wgrad_out, MOERT_AXIS_ROW, false, MOERT_SCALES_LINEAR);
     o.accumulate = wgrad_accumulate;
+    MOERT_TRY(MOERT_FILE_OP_CHECK(
+        {o.x.how.axis != MOERT_AXIS_COLUMN, "format", "has blocks along the tokens, not 2d"}));
+    MOERT_TRY(moert_gemm_check_scales(&o, wgrad_scales != 0, layout));
+    const bool a = moert_tensors_find(job->input, "global_scale_a") != NULL;
+    const bool b = moert_tensors_find(job->input, "global_scale_b") != NULL;
+    if (a != b)
+        return MOERT_FAIL(
+            ERROR_MISMATCH,
+            "the input holds no tensor 'global_scale_%c'; there are global_scale_a and "
+            "global_scale_b both or neither",
+            a ? 'b' : 'a');
     return moert_gemm_run(job, &o, cudnn_wgrad_tensors,
                           sizeof cudnn_wgrad_tensors / sizeof cudnn_wgrad_tensors[0]);
 }
@@ -179,7 +220,8 @@ const moert_file_op moert_file_op_gemm = {
     "grouped-gemm",
     "ends[G], two of x[M,K], weight[G,N,K], y[M,N] with <name>_scale and, for nvfp4, "
     "<name>_global [1] or [G], optional alpha[G], beta[G] (with the old result), prob[M], "
-    "norm[1], in fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
+    "norm[1] (a factor of a quantised result, which nvfp4 needs: 2688 / largest magnitude), in "
+    "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
     "--permute x x[M/topk,K] -> the third one",
     gemm_options,
     sizeof gemm_options / sizeof gemm_options[0],
@@ -188,8 +230,9 @@ const moert_file_op moert_file_op_gemm = {
 
 const moert_file_op moert_file_op_wgrad = {
     "grouped-gemm-wgrad",
-    "a[H,T], sfa, b_t[I,T], sfb, offsets[G], optional global_scale_a[G], global_scale_b[G], "
-    "-> wgrad[G,H,I] = sums over the tokens of each group. Elements of 4 bits in pairs along T",
+    "a[H,T], sfa, b_t[I,T], sfb, offsets[G], global_scale_a[G] and global_scale_b[G] (both or "
+    "neither) -> wgrad[G,H,I] = sums over the tokens of each group. Elements of 4 bits in pairs "
+    "along T",
     wgrad_options,
     sizeof wgrad_options / sizeof wgrad_options[0],
     wgrad,

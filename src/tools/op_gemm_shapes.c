@@ -75,100 +75,65 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
 
 /* ---- quantised matrices ---- */
 
-/* The matrices that an operand's blocks of rows divide: those of the groups, which have the rows of
- * the operand between them, or (ends NULL) some of as many rows each. */
-typedef struct parts {
-    size_t groups, rows, columns;
-    const uint32_t *ends;
-} parts;
-
-static parts parts_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    const moert_op_options *o = job->options;
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
-    const bool x = operand == &o->x, y = operand == &o->y;
-    if (operand == &o->weight)
-        return (parts){o->groups, o->n, o->k, NULL};
-    const bool gathered =
-        (x && o->permute == MOERT_OP_PERMUTE_X) || (y && o->permute == MOERT_OP_PERMUTE_Y);
-    const size_t columns = x                                ? o->k
-                           : y                              ? o->n
-                           : o->kind == MOERT_OP_GLU        ? o->n / 2
-                           : o->kind == MOERT_OP_DGLU       ? 2 * o->k
-                           : o->kind == MOERT_OP_GEMM_DGRAD ? o->k
-                                                            : o->n;
-    if (gathered)
-        return (parts){1, x && o->kind != MOERT_OP_GEMM_DGRAD ? size_of(job, 'T') : o->rows,
-                       columns, NULL};
-    return (parts){o->groups, o->rows, columns, job->file->ends};
+/* That of a payload or of scales. */
+static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
+                                           const moert_gemm_tensor *row) {
+    const moert_op_quantized *q = job->op->quantized;
+    while (q->payload != row->buffer && q->scale != row->buffer)
+        q++;
+    return q;
 }
 
-/* Blocks of rows of all parts. */
-static size_t row_blocks(const parts *p, size_t block) {
-    return p->ends != NULL ? moert_row_blocks(p->ends, p->groups, block)
-                           : p->groups * moert_ceil_div(p->rows, block);
+/* Units of so many rows that the groups at hand have; `room` when they are equal parts. */
+static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
+                        size_t room) {
+    return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
 }
 
-/* The payload and the linear scales of all parts together, not transposed. */
-static moert_quantized_shape shape_of(const moert_operand *operand, const parts *p) {
-    moert_quantizer how = operand->how;
-    const size_t rows = p->ends != NULL ? p->rows : p->groups * p->rows;
+/* The payload and the linear scales of all groups together, not transposed. */
+static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_quantized *q) {
+    const size_t block = moert_format_block(q->how.format);
+    moert_quantizer how = q->how;
     how.transposed = false;
-    return moert_quantized_shape_of(&how, rows, p->columns,
-                                    row_blocks(p, moert_format_block(how.format)));
+    return moert_quantized_shape_of(&how, q->rows, q->columns, row_units(job, q, block, q->blocks));
 }
 
 /* Bytes of the scales in tiles. */
-static size_t tiled_bytes(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
-    const parts p = parts_of(job, row);
-    const size_t block = moert_format_block(operand->how.format);
-    const bool column = operand->how.axis == MOERT_AXIS_COLUMN;
-    const size_t width = shape_of(operand, &p).scales;
-    size_t bytes = 0;
-    if (operand->scales == MOERT_SCALES_TILED_WHOLE) /* the op's room decides how tiles follow */
-        return moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
-    for (size_t g = 0, start = 0; g < p.groups; g++) {
-        const size_t rows = p.ends != NULL ? p.ends[g] - start : p.rows;
-        bytes += moert_swizzled_bytes(NULL, 1, column ? moert_ceil_div(rows, block) : rows, width,
-                                      column);
-        start += rows;
-    }
-    return bytes;
+static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
+    const size_t unit = column ? 4 * moert_format_block(q->how.format) : 128;
+    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the op's room decides */
+    return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }
 
 /* ---- checks ---- */
 
 static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
-    const parts p = parts_of(job, row);
-    const moert_quantized_shape shape = shape_of(operand, &p);
-    const bool tiled = operand->scales != MOERT_SCALES_LINEAR;
+    const moert_op_quantized *q = matrix_of(job, row);
+    const moert_quantized_shape shape = shape_of(job, q);
+    const bool tiled = q->scales != MOERT_SCALES_LINEAR;
     const size_t bytes =
-        tiled ? tiled_bytes(job, row)
-              : shape.scale_lines * shape.scales * moert_format_scale_bytes(operand->how.format);
+        tiled ? tiled_bytes(job, q)
+              : shape.scale_lines * shape.scales * moert_format_scale_bytes(q->how.format);
     const size_t most =
         moert_max(bytes, moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer)));
     if (tensor->bytes >= bytes && tensor->bytes <= most)
         return MOERT_OK;
-    return MOERT_FAIL(
-        ERROR_MISMATCH, "%s: tensor '%s' has %zu bytes; %s scales [%zu,%zu] of %s have %zu",
-        tensor->file, row->name, tensor->bytes, tiled ? "tiled" : "linear", shape.scale_lines,
-        shape.scales, moert_format_name(operand->how.format), bytes);
+    return MOERT_FAIL(ERROR_MISMATCH,
+                      "%s: tensor '%s' has %zu bytes; %s scales [%zu,%zu] of %s have %zu",
+                      tensor->file, row->name, tensor->bytes, tiled ? "tiled" : "linear",
+                      shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
 }
 
-/* Lines of pairs where a matrix is stored with its blocks across them: whole blocks, of each group.
- * 0 where it is not. */
-static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row, layout l) {
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
-    const bool column = operand->how.axis == MOERT_AXIS_COLUMN;
-    const size_t block = moert_format_block(operand->how.format);
-    const parts p = parts_of(job, row);
-    if (operand != &job->options->weight)
-        return column ? shape_of(operand, &p).q_lines : 0;
-    return column != operand->how.transposed
-               ? moert_ceil_div(size_of(job, l.letters[l.paired]), block) * block / 2
-               : 0;
+/* Lines of pairs of a tensor where these go across the lines: whole blocks, of each group. 0 where
+ * they do not. */
+static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    const moert_op_quantized *q = matrix_of(job, row);
+    if (q->how.axis != MOERT_AXIS_COLUMN)
+        return 0;
+    const size_t lines = shape_of(job, q).q_lines;
+    return q->by_ends ? lines : lines / moert_max(q->groups, 1);
 }
 
 moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_tensor *row,
@@ -186,7 +151,7 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
     if (row->role == MOERT_GEMM_GLOBAL && *tensor != NULL && (*tensor)->elements == 1)
         shape[0] = 1;
     if (l.paired < l.rank)
-        shape[l.paired] = moert_max(shape[l.paired], paired_lines(job, row, l));
+        shape[l.paired] = moert_max(shape[l.paired], paired_lines(job, row));
     return moert_tensors_get(job->file->input, row->name, l.rank, shape, tensor);
 }
 
@@ -195,18 +160,17 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
 /* Type and shape of a quantised result's payload or scales. */
 static void describe_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                moert_tensor_spec *spec) {
-    const moert_operand *operand = moert_gemm_operand_of(job, row);
+    const moert_op_quantized *q = matrix_of(job, row);
     const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
-    const parts p = parts_of(job, row);
-    const moert_quantized_shape shape = shape_of(operand, &p);
-    const bool bytes = !scale || moert_format_scale_bytes(operand->how.format) == 1;
+    const moert_quantized_shape shape = shape_of(job, q);
+    const bool bytes = !scale || moert_format_scale_bytes(q->how.format) == 1;
     spec->type = bytes ? MOERT_FILE_U8 : MOERT_FILE_F32;
     spec->rank = 2;
     spec->shape[0] = scale ? shape.scale_lines : shape.q_lines;
     spec->shape[1] = scale ? shape.scales : shape.q_bytes;
-    if (scale && operand->scales != MOERT_SCALES_LINEAR) {
+    if (scale && q->scales != MOERT_SCALES_LINEAR) {
         spec->rank = 1;
-        spec->shape[0] = tiled_bytes(job, row);
+        spec->shape[0] = tiled_bytes(job, q);
     }
 }
 

@@ -33,6 +33,12 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
 moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                     const moert_tensor **tensor);
 
+/* Whether a tensor has a type that its row allows, and, once all are known, whether they go
+ * together. ERROR_MISMATCH. */
+moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                                   const moert_tensor *tensor);
+moert_status moert_gemm_check_tensors(const moert_gemm_job *job);
+
 /* Names the buffer of a row as a result. */
 moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                const moert_buffer *buffer);

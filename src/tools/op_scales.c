@@ -31,9 +31,10 @@ static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
 
 static moert_status swizzle(moert_file_op_job *job) {
     moert_scale_tiles op = {.size = sizeof op, .transposed = transposed};
-    size_t lines;
-    MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.width, &op.linear));
-    MOERT_TRY(moert_file_op_load_groups(job, "ends", lines, &op.groups));
+    moert_file_op_rows lines;
+    MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.linear));
+    MOERT_TRY(moert_file_op_groups_of(job, &lines, "ends", &op.groups));
+    op.width = lines.columns;
     const size_t bytes = count_tiles(job, &op);
     MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
     MOERT_TRY(moert_swizzle(&op));
@@ -61,8 +62,8 @@ static moert_status unswizzle(moert_file_op_job *job) {
 
 const moert_file_op moert_file_op_swizzle = {
     "swizzle",
-    "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own) -> "
-    "swizzled u8, in 128x4 tiles",
+    "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own), or "
+    "scale[G,lines,width] -> swizzled u8, in 128x4 tiles",
     swizzle_options,
     sizeof swizzle_options / sizeof swizzle_options[0],
     swizzle,

@@ -183,29 +183,39 @@ matrix=(op quantize --input tests/golden/quant/mxfp8-e4m3-rceil-edge-40x96.safet
 bad 1 2 "no operation 'quantise'; --help lists them" op quantise --input a --output OUT/q.safetensors
 bad 1 2 'quantize: --input and --output are needed' op quantize
 bad 2 2 'moert-op runs on one rank, not on 2' "${matrix[@]}"
-bad 1 2 '--format fp3: expected mxfp8-e4m3\|' "${matrix[@]}" --format fp3
-bad 1 2 'hadamard goes with nvfp4' "${matrix[@]}" --hadamard
-bad 1 2 'rounding 3 goes with e2m1 elements only' "${matrix[@]}" --rounding stochastic
+bad 1 2 '--format fp3: expected mxfp8\|mxfp8-e4m3\|.*\|nvfp4\|fp8-block\|fp8-1x128\|' "${matrix[@]}" --format fp3
+bad 1 2 '--hadamard goes with --format nvfp4 --axis column' "${matrix[@]}" --hadamard
+bad 1 2 '--rounding bridge and stochastic go with elements of 4 bits' "${matrix[@]}" --rounding stochastic
+bad 1 2 '--seed goes with --rounding stochastic' "${matrix[@]}" --format mxfp4 --seed 3
+bad 1 2 '--scale-rounding goes with scales of mxfp8' "${matrix[@]}" --format nvfp4 --scale-rounding floor
+bad 1 2 '--group-scales goes with --format nvfp4' "${matrix[@]}" --group-scales
+bad 1 2 '--transposed goes with --axis column' "${matrix[@]}" --transposed
+bad 1 1 "holds no tensor 'weight'" "${matrix[@]}" --name weight
+bad 1 1 '/none.*: Is a directory' "${matrix[@]:0:4}" --output "$work/none"
+bad 1 1 '/out/nosuch/q\.safetensors.*No such file' "${matrix[@]:0:5}" OUT/nosuch/q.safetensors
 bad 1 2 '48 columns are no multiple of the runs of 7' "${matrix[@]}" --gate-runs 7
 bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/input.safetensors --output OUT/x.safetensors
 bad 1 1 'q\[40,96\] and scale\[40,3\] do not belong together' op dequantize "${matrix[@]:2}" --axis column
 bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "${matrix[@]:2}" --lines 400 --width 3
 
-# broken PATTERN OPERATION TENSOR...: grouped-gemm-glu's tensors, those given instead of its own; -NAME leaves one out
-broken() {
-    local pattern=$1 words=$2 path=$work/broken$((number + 1)).safetensors tensor mine=()
+# broken PATTERN OPERATION TENSOR...: grouped-gemm-glu's tensors, those given instead of its own; -NAME leaves one out.
+# misused: likewise, where an option is wrong
+broken() { on_tensors 1 "$@"; }
+misused() { on_tensors 2 "$@"; }
+on_tensors() {
+    local status=$1 pattern=$2 words=$3 path=$work/broken$((number + 1)).safetensors tensor mine=()
     for tensor in padded_offsets:I32[2]:32,64 a:U8[64,64]:0 sfa:U8[512]:0 b:U8[2,64,64]:0 sfb:U8[2,512]:0; do
-        [[ " ${*:3}" == *" ${tensor%%:*}:"* || " ${*:3} " == *" -${tensor%%:*} "* ]] || mine+=("$tensor")
+        [[ " ${*:4}" == *" ${tensor%%:*}:"* || " ${*:4} " == *" -${tensor%%:*} "* ]] || mine+=("$tensor")
     done
-    for tensor in "${@:3}"; do
+    for tensor in "${@:4}"; do
         [[ $tensor == -* ]] || mine+=("$tensor")
     done
     "${TEST_BUILD:-build}/tests/pack" "$path" "${mine[@]}"
     # shellcheck disable=SC2086
-    bad 1 1 "$pattern" op $words --input "$path" --output OUT/d.safetensors
+    bad 1 "$status" "$pattern" op $words --input "$path" --output OUT/d.safetensors
 }
 broken "broken[0-9]+\\.safetensors holds no tensor 'sfb'" grouped-gemm-glu -sfb
-broken "tensor 'a' is F32, not F8_E4M3" grouped-gemm-glu a:F32[64,64]:0
+broken "tensor 'a' is F32, not F8_E4M3 or U8, .*moert-op quantize .*--format f32" grouped-gemm-glu a:F32[64,64]:0
 broken "tensor 'a' has 1 dimensions, not 2" grouped-gemm-quant a:U8[64]:0
 broken "tensor 'b' has the shape \\[3, ?64, ?64\\], not \\[2, ?64, ?64\\]" grouped-gemm-glu b:U8[3,64,64]:0
 broken "tensor 'b' has the shape \\[2, ?64, ?32\\], not \\[2, ?64, ?64\\]" grouped-gemm-quant b:U8[2,64,32]:0
@@ -216,16 +226,43 @@ broken "'padded_offsets': group 1 of 2 ends at 65, not in \\[32, 64\\]" grouped-
 broken "'padded_offsets': group 0 of 2 ends at -1, not in \\[0, 64\\]" grouped-gemm-glu padded_offsets:I32[2]:-1,64
 broken "tensor 'alpha' has the shape \\[3\\], not \\[2\\]" grouped-gemm-glu alpha:F32[3]:1
 broken "tensor 'prob' is BF16, not F32" grouped-gemm-glu prob:BF16[64]:1
-broken "tensor 'bias' is F64, not F32, F16, BF16" grouped-gemm-glu bias:F64[2,64]:0
+broken "tensor 'bias' is F64, not F32, F16 or BF16$" grouped-gemm-glu bias:F64[2,64]:0
 broken "holds no tensor 'c'" grouped-gemm-dglu
-broken "holds no tensor 'global_scale_b'" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
+broken "holds no tensor 'global_scale_b'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
     global_scale_a:F32[1]:1
+broken "holds no tensor 'global_scale_a'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 \
+    b_t:F32[8,4]:1 global_scale_b:F32[1]:1
 broken "holds no tensor 'wgrad'" 'grouped-gemm-wgrad --format f32 --accumulate' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1
 broken "holds no tensor 'gather'" 'grouped-gemm --permute y' ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1
 broken "tensor 'x' has the shape \\[4, ?8\\], not \\[3, ?8\\]" 'grouped-gemm --permute x --topk 2' ends:I32[1]:4 x:F32[4,8]:1 \
     weight:F32[1,8,8]:1 gather:I32[6]:0
 broken "tensor 'x' is U8, not f32\\|.*--from" cast x:U8[4]:1
+broken "tensor 'x' holds no matrix" quantize x:F32[0,8,32]:0
+broken "tensor 'x' has 4 dimensions, not 2 or 3" quantize x:F32[1,1,8,32]:0
+misused '--transposed goes with a tensor of two dimensions' 'quantize --axis column --transposed' x:F32[2,8,32]:0
 broken "tensor 'x' has 7 columns of gate and up, not 2I" interleave x:F32[2,7]:1
+product=(ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1)
+misused '--y-transposed is of an operand; --op makes this one the result' 'grouped-gemm --y-transposed' "${product[@]}"
+misused '--x-axis goes with a quantised format' 'grouped-gemm --x-axis row' "${product[@]}"
+misused '--weight-axis does not go with this format, whose blocks are 2d' 'grouped-gemm --format fp8-block --weight-axis row' \
+    "${product[@]}"
+misused '--scales goes with quantised operands; all are plain' 'grouped-gemm --scales tiled' "${product[@]}"
+misused '--scales in tiles have one byte' 'grouped-gemm --format fp8-block --scales tiled' "${product[@]}"
+misused '--topk goes with --permute' 'grouped-gemm --topk 2' "${product[@]}"
+misused '--out-format is plain with --op wgrad' 'grouped-gemm --op wgrad --out-format mxfp8' "${product[@]}" y:F32[4,8]:1
+misused '--accumulate goes with a plain result' 'grouped-gemm --out-format mxfp8 --accumulate' "${product[@]}"
+misused '--permute does not scatter a quantised result' 'grouped-gemm --out-format mxfp8 --permute y' "${product[@]}"
+misused '--no-column goes with a quantised d' 'grouped-gemm-glu --no-column'
+misused '--b-major n does not go with square blocks of b' 'grouped-gemm-glu --format fp8-block --b-major n'
+misused '--format has blocks along the tokens, not 2d' 'grouped-gemm-wgrad --format fp8-128x128'
+misused '--scales goes with quantised operands; all are plain' 'grouped-gemm-wgrad --format f32 --scales linear'
+broken "tensor 'x_global' goes with --format nvfp4" grouped-gemm "${product[@]}" x_global:F32[1]:1
+broken "tensor 'norm' goes with a quantised result" grouped-gemm "${product[@]}" norm:F32[1]:1
+broken "tensor 'norm' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm --out-format nvfp4' "${product[@]}"
+broken "tensor 'norm_const' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm-glu --d-format nvfp4'
+broken "tensor 'bias_scale' goes with a tensor 'bias'" grouped-gemm "${product[@]}" bias_scale:F32[4]:1
+broken "tensor 'prob' does not go with a tensor 'bias', whose factor is 'bias_scale'" grouped-gemm "${product[@]}" \
+    prob:F32[4]:1 bias:F32[1,8]:1
 tensors "$work/ends.safetensors" '{"ends":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1,1],"data_offsets":[4,8]}}' \
     '\2\0\0\0\0\0\0\0'
 bad 1 1 'group 0 of 1 ends at 2, not in \[0, 1\]' op quantize --input "$work/ends.safetensors" --output OUT/q.safetensors

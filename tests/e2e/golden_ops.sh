@@ -9,7 +9,7 @@ tools=${TEST_BUILD:-build}/tests
 input=$folder/input.safetensors output=$folder/output.safetensors expected=$folder/expected.safetensors
 
 # op IN OUT WORD...: runs moert-op
-op() { ranks 1 "$bin/moert-op" "${@:3}" --input "$1" --output "$2"; }
+op() { alone "$bin/moert-op" "${@:3}" --input "$1" --output "$2"; }
 
 # at NAME: where an intermediate file lies
 at() { echo "$folder/$1.safetensors"; }
@@ -247,7 +247,56 @@ pack "$input" "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3
 op "$input" "$output" grouped-gemm --format nvfp4
 same bytes 'global scales' "$expected" "$output" y
 
+# step by step in one file: x and the weights are quantised under their names, and all else goes along
+step=$(at step)
+for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do
+    read -r word global <<<"$case"
+    weights=$word
+    [ "$word" != fp8-block ] || weights=fp8-128x128
+    pack "$step" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,72,128]:~2' 'alpha:F32[3]:1.5,3,-0.5'
+    op "$step" "$step" quantize --format "$word" --name x ${global:+"$global"}
+    op "$step" "$step" quantize --format "$weights" --name weight ${global:+"$global"}
+    op "$step" "$output" grouped-gemm --format "$word"
+    op "$step" "$(at numbers)" dequantize --format "$word" --name x ${global:+"$global"}
+    op "$(at numbers)" "$(at numbers)" dequantize --format "$weights" --name weight ${global:+"$global"}
+    op "$(at numbers)" "$expected" grouped-gemm
+    case $word in
+    nvfp4) same 1e-6 "quantize, quantize, grouped-gemm: $case" "$expected" "$output" y ;;
+    *) same bytes "quantize, quantize, grouped-gemm: $case" "$expected" "$output" y ;;
+    esac
+    pack "$(at plain)" 'x:F32[280,128]:~1' 'weight:F32[3,72,128]:~2'
+    ! "$compare" largest --expected "$(at plain)" --actual "$(at numbers)" --only weight --tolerance 1e-4 >>"$log" &&
+        "$compare" largest --expected "$(at plain)" --actual "$(at numbers)" --only weight --tolerance 0.3 >>"$log"
+    verdict $? "$case: the weights are rounded, and not by much"
+done
+pack "$step" "$ends" 'y:F32[280,64]:~1' 'weight:F32[3,64,128]:~2'
+op "$step" "$step" quantize --name y
+op "$step" "$step" quantize --name weight --axis column
+op "$step" "$output" grouped-gemm --op dgrad --format mxfp8-e4m3
+pack "$(at tiled)" "$ends" "y=$step#y" "y_scale=$step#y_swizzled" "weight=$step#weight" "weight_scale=$step#weight_swizzled"
+op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales tiled
+same bytes 'quantize, quantize, dgrad: scales as matrices and in tiles' "$expected" "$output" x
+
 # ---- quantised results ----
+
+# of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
+pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+op "$input" "$expected" grouped-gemm
+pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
+op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
+pack "$input" "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
+op "$input" "$output" dequantize --format nvfp4
+pack "$expected" "x=$expected#y"
+same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
+
+# to squares, with the second version in blocks along columns
+pack "$(at quantise)" "$ends" "x=$expected#x"
+op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
+op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
+pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
+pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+op "$input" "$output" grouped-gemm --out-format fp8-128x128
+same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
 
 pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
 op "$input" "$(at d)" grouped-gemm-glu --format f32
@@ -260,9 +309,8 @@ pack "$expected" "d=$(at half)#y" "c=$(at brain)#y"
 op "$input" "$output" grouped-gemm-glu --format f32 --c-format bf16 --d-format f16
 same bytes 'glu to bf16 and f16' "$expected" "$output" c d
 for word in mxfp8 mxfp4; do
-    format=${word/mxfp8/mxfp8-e4m3}
-    op "$(at quantise)" "$(at row)" quantize --format "$format"
-    op "$(at quantise)" "$(at column)" quantize --format "$format" --axis column
+    op "$(at quantise)" "$(at row)" quantize --format "$word"
+    op "$(at quantise)" "$(at column)" quantize --format "$word" --axis column
     pack "$expected" "d=$(at row)#q" "sfd_row=$(at row)#scale" "d_col=$(at column)#q" "sfd_col=$(at column)#scale"
     op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
     same bytes "glu to $word, scales as matrices" "$expected" "$output" d sfd_row d_col sfd_col

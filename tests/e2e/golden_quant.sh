@@ -10,7 +10,7 @@ output=$folder/output.safetensors
 agrees() {
     local which=$1 title=$2 status
     shift 2
-    ranks 1 "$bin/moert-op" "$@" --input "$path" --output "$output" &&
+    alone "$bin/moert-op" "$@" --input "$path" --output "$output" &&
         "$compare" bytes --expected "$path" --actual "$output" "$which" >>"$log" 2>&1
     status=$?
     verdict $status "$title: $(tail -n 1 "$log")"
@@ -34,7 +34,7 @@ for path in "$golden"/*.safetensors; do
         agrees --only=scale "$name, $backend, out of its tiles" unswizzle --backend "$backend" \
             --lines "${shape%x*}" --width $((${shape#*x} / block))
         case $name in *-normal-*)
-            ranks 1 "$bin/moert-op" dequantize --input "$path" --output "$output" --backend "$backend" \
+            alone "$bin/moert-op" dequantize --input "$path" --output "$output" --backend "$backend" \
                 "${options[@]:0:2}" &&
                 "$compare" tensors --expected "$path" --actual "$output" --only x --tolerance 0.12 >>"$log" 2>&1
             verdict $? "$name, $backend, back: $(tail -n 1 "$log")"

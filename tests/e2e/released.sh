@@ -13,8 +13,8 @@ publish() {
     cp "$from/config.json" "$to/plain/"
     sed "0,/{/s//{\"quantization_config\": {$config},/" "$from/config.json" >"$to/low/config.json"
     "$release" gather --form "$form" --model "$from/model.safetensors" --output "$to/x.safetensors" &&
-        ranks 1 "$bin/moert-op" quantize --format "$format" --input "$to/x.safetensors" --output "$to/q.safetensors" &&
-        ranks 1 "$bin/moert-op" dequantize --format "$format" --input "$to/q.safetensors" --output "$to/v.safetensors" &&
+        alone "$bin/moert-op" quantize --format "$format" --input "$to/x.safetensors" --output "$to/q.safetensors" &&
+        alone "$bin/moert-op" dequantize --format "$format" --input "$to/q.safetensors" --output "$to/v.safetensors" &&
         "$release" spread --form "$form" --model "$from/model.safetensors" --quantised "$to/q.safetensors" \
             --values "$to/v.safetensors" --low "$to/low/model.safetensors" --plain "$to/plain/model.safetensors"
     verdict $? "$form: $from is quantised"

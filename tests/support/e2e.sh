@@ -2,6 +2,7 @@
 #
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
+#   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
 #   finish                   the plan; the script's exit status
 . launch/environment
 bin=${TEST_BUILD:-build}/bin
@@ -26,6 +27,11 @@ ranks() {
     local count=$1
     shift
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
+}
+
+# An isolated singleton starts no daemon of Open MPI; ob1 named looks for no other transports.
+alone() {
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
 }
 
 finish() {
