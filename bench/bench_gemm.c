@@ -10,6 +10,7 @@
 static bench_shape shape; /* experts 0: a suite */
 static size_t repeat, seed;
 static unsigned op, dtype, groups, suite;
+static double patience;
 static bool packed, compare;
 static const char *rival_library, *json_path;
 
@@ -29,6 +30,8 @@ static const moert_option options[] = {
      "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
     {.help = "How"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "15", "1..10000", "samples of each contender"},
+    {"patience", MOERT_OPTION_FLOAT, &patience, "100", "0..",
+     "seconds, in all, for taking samples again that other programs have disturbed"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"packed", MOERT_OPTION_FLAG, &packed, "1", NULL, "fprop and dgrad read packed weights"},
     {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", NULL,
@@ -41,7 +44,7 @@ static const moert_option options[] = {
 
 typedef struct totals {
     json_t *rows;
-    size_t wrong, goals, held;
+    size_t wrong, goals, held, disturbed;
 } totals;
 
 static moert_status check(int argc, char **argv) {
@@ -58,9 +61,11 @@ static void print_header(moert_context *context, const bench_setup *bench, const
     const moert_placement *placement = moert_context_placement(context);
     const size_t threads = bench_team_size(bench->team);
     char machine[256];
+    double load = 0.0;
     bench_report_machine(machine, sizeof machine);
-    printf("# moert %s, commit %s, bench_gemm\n# machine %s\n", MOERT_VERSION,
-           bench_report_commit(), machine);
+    getloadavg(&load, 1);
+    printf("# moert %s, commit %s, bench_gemm\n# machine %s, load %.2f before this\n",
+           MOERT_VERSION, bench_report_commit(), machine, load);
     printf("# device %s, %s, driver %s, %u compute units, backend %s\n", device->name,
            device->platform_name, device->driver, device->compute_units, moert_backend_name());
     if (placement->cpu_count > 0)
@@ -84,6 +89,7 @@ static moert_status finish_row(totals *sum, bench_row *row) {
     sum->wrong += row->wrong;
     sum->goals += row->goal > 0.0 && row->rival != NULL;
     sum->held += bench_row_holds(row);
+    sum->disturbed += bench_row_disturbed(row);
     return bench_report_add(sum->rows, row);
 }
 
@@ -149,6 +155,9 @@ static moert_status run_all(const bench_setup *bench) {
     MOERT_TRY_OR(release, run_shapes(bench, &sum));
     if (sum.goals > 0)
         printf("# %zu of %zu goals hold\n", sum.held, sum.goals);
+    if (sum.disturbed > 0)
+        printf("# %zu rows were disturbed: threads waited for a core while other programs ran\n",
+               sum.disturbed);
     if (json_path != NULL)
         MOERT_TRY_OR(release, bench_report_write(sum.rows, json_path));
     if (sum.wrong > 0)
@@ -160,7 +169,10 @@ release:
 
 static moert_status run(moert_context *context) {
     const moert_placement *placement = moert_context_placement(context);
-    bench_setup it = {.device = moert_context_device(context), .repeat = repeat, .packed = packed};
+    bench_setup it = {.device = moert_context_device(context),
+                      .repeat = repeat,
+                      .packed = packed,
+                      .patience_s = &patience};
     const bool on_cpu = moert_device_describe(it.device)->is_cpu;
     char no_rival[256] = "it would run on other hardware";
     moert_status status;
@@ -179,7 +191,7 @@ static moert_status run(moert_context *context) {
 close:
     bench_rival_close(it.rival);
     bench_team_destroy(it.team);
-    return status;
+    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
 }
 
 int main(int argc, char **argv) {

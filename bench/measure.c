@@ -5,9 +5,13 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "quiet.h"
 
 enum { MOST_BATCH = 16 };
 #define ENOUGH_FLOPS 4e8
+#define QUIET        0.02  /* share of waiting that does no harm */
+#define WAKING_S     50e-6 /* waiting that comes with every start of threads */
+#define PAUSE_S      0.05  /* until a disturbed pair is taken again */
 
 typedef struct contest {
     const bench_setup *bench;
@@ -15,6 +19,7 @@ typedef struct contest {
     float *result, *between; /* the rival's */
     double *ours, *theirs;   /* [repeat], GFLOP/s */
     size_t batch;
+    double waited; /* share of the samples' time, summed over them */
 } contest;
 
 static void release(contest *c) {
@@ -64,28 +69,61 @@ static moert_status verify(contest *c, size_t *wrong) {
     return MOERT_OK;
 }
 
-static double rate_since(const contest *c, uint64_t start) {
-    const double ns = (double)(moert_clock_ns() - start);
-    return bench_problem_flops(c->run.problem) * (double)c->batch / ns;
+static moert_status call_ours(const contest *c) {
+    for (size_t call = 0; call < c->batch; call++)
+        MOERT_TRY(bench_run_enqueue(&c->run));
+    return moert_device_finish(c->bench->device);
 }
 
+static moert_status call_theirs(const contest *c) {
+    for (size_t call = 0; call < c->batch; call++)
+        bench_rival_run(c->bench->rival, c->run.problem, c->run.op, c->result, c->between);
+    return MOERT_OK;
+}
+
+/* One sample; raises *waited to the share of its time for which threads lacked a core. Our caller
+ * only waits for the device, so that it may lack one. */
+static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
+                         double *waited) {
+    const bool caller_works = call == call_theirs;
+    bench_team_evict(c->bench->team);
+    const double before = bench_waited_seconds(caller_works);
+    const uint64_t start = moert_clock_ns();
+    MOERT_TRY(call(c));
+    const double seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    const double lost = bench_waited_seconds(caller_works) - before;
+    *rate = bench_problem_flops(c->run.problem) * (double)c->batch / seconds * 1e-9;
+    if (lost > WAKING_S && lost / seconds > *waited)
+        *waited = lost / seconds;
+    return MOERT_OK;
+}
+
+static moert_status take_pair(contest *c, size_t i, double *waited) {
+    const bench_setup *bench = c->bench;
+    *waited = 0.0;
+    MOERT_TRY(take(c, call_ours, &c->ours[i], waited));
+    if (bench->rival == NULL)
+        return MOERT_OK;
+    MOERT_TRY(take(c, call_theirs, &c->theirs[i], waited));
+    bench_rival_rest(bench->rival);
+    return MOERT_OK;
+}
+
+/* A pair of samples that other programs have disturbed is taken again, as long as patience lasts.
+ */
 static moert_status take_turns(contest *c) {
     const bench_setup *bench = c->bench;
+    double waited;
     for (size_t i = 0; i < bench->repeat; i++) {
-        bench_team_evict(bench->team);
-        uint64_t start = moert_clock_ns();
-        for (size_t call = 0; call < c->batch; call++)
-            MOERT_TRY(bench_run_enqueue(&c->run));
-        MOERT_TRY(moert_device_finish(bench->device));
-        c->ours[i] = rate_since(c, start);
-        if (bench->rival == NULL)
-            continue;
-        bench_team_evict(bench->team);
-        start = moert_clock_ns();
-        for (size_t call = 0; call < c->batch; call++)
-            bench_rival_run(bench->rival, c->run.problem, c->run.op, c->result, c->between);
-        c->theirs[i] = rate_since(c, start);
-        bench_rival_rest(bench->rival);
+        for (;;) {
+            const uint64_t start = moert_clock_ns();
+            MOERT_TRY(take_pair(c, i, &waited));
+            if (waited <= QUIET || *bench->patience_s <= 0.0)
+                break;
+            bench_sleep(PAUSE_S);
+            *bench->patience_s -= (double)(moert_clock_ns() - start) * 1e-9;
+        }
+        c->waited += waited;
     }
     return MOERT_OK;
 }
@@ -113,6 +151,7 @@ static void summarise(contest *c, bench_row *row) {
     row->gflops = median(c->ours, bench->repeat);
     row->p10 = c->ours[tenth];
     row->p90 = c->ours[last - tenth];
+    row->waited = c->waited / (double)bench->repeat;
     row->peak = bench->peak[p->type == MOERT_NUMBER_BF16].gflops;
     if (bench->rival != NULL) {
         row->rival = bench_rival_describe(bench->rival);

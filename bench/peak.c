@@ -1,7 +1,7 @@
 /*
- * Loops of independent multiply-adds: 12 accumulators are at least
- * latency times issue width of the processors of today. FLOPs: two per lane and
- * accumulator, four for vdpbf16ps, which adds two products to each lane.
+ * Loops of independent multiply-adds: 12 accumulators are at least latency times issue width of the
+ * processors of today. FLOPs: two per lane and accumulator, four for vdpbf16ps, which adds two
+ * products to each lane.
  */
 #include "peak.h"
 
@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-enum { TRIALS = 7 };
+enum { TRIALS = 80 };
 
 #if defined(__x86_64__)
 
@@ -74,7 +74,8 @@ bench_peak bench_peak_measure(bench_team *team, moert_number type) {
     for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++) {
         if (loops[i].type != type || !loops[i].available())
             continue;
-        trial it = {loops[i].loop, 2000000}; /* about 20 ms */
+        trial it = {loops[i].loop,
+                    200000}; /* some ms: others may leave the cores alone for that long */
         bench_peak peak = {0.0, loops[i].instruction};
         for (int t = 0; t < TRIALS; t++) {
             const uint64_t start = moert_clock_ns();

@@ -8,12 +8,14 @@
 #include <time.h>
 
 #include "base/memory.h"
+#include "quiet.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* of cblas.h */
 /* Its threads spin for 2^20 cycles after a call, long enough for the next expert and shorter than a
  * rest; 2^26 is the default. */
-#define SPIN "20"
-enum { REST_MS = 2, IDLE_MS = 30 };
+#define SPIN   "20"
+#define REST_S 0.002
+#define IDLE_S 0.03
 
 typedef void sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                    const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
@@ -93,14 +95,9 @@ const char *bench_rival_describe(const bench_rival *rival) {
     return rival->text;
 }
 
-static void sleep_ms(long ms) {
-    const struct timespec time = {.tv_nsec = ms * 1000000};
-    nanosleep(&time, NULL);
-}
-
 void bench_rival_rest(const bench_rival *rival) {
     (void)rival;
-    sleep_ms(REST_MS);
+    bench_sleep(REST_S);
 }
 
 static double used_seconds(void) {
@@ -116,8 +113,8 @@ double bench_rival_restless(const bench_rival *rival) {
                     SIDE);
     bench_rival_rest(rival);
     const double before = used_seconds();
-    sleep_ms(IDLE_MS);
-    return (used_seconds() - before) * 1e3 / IDLE_MS;
+    bench_sleep(IDLE_S);
+    return (used_seconds() - before) / IDLE_S;
 }
 
 /* ---- the GLU ---- */
