@@ -29,6 +29,7 @@ void bench_report_titles(void) {
     printf("#%-5s %-5s %3s %4s %5s %5s %-8s %8s %5s %7s %6s %13s %7s %5s  %s\n", "op", "dtype", "E",
            "M", "N", "K", "groups", "GFLOP/s", "peak%", "rival", "ratio", "p10-p90", "waited%",
            "wrong", "goal");
+    fflush(stdout);
 }
 
 static void put_shape(const bench_row *row) {

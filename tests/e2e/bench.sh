@@ -37,6 +37,12 @@ bench "${shape[@]}" --rival none
 checked "without the rival: every row is right and says that there is no rate of it" 16 null
 grep -q '^# rival none: ' "$out"
 verdict $? "without the rival: the header says so"
+if command -v python3 >/dev/null; then
+    python3 -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))) != 16)' "$rows" 2>"$log"
+    verdict $? "the rows are a JSON array"
+else
+    verdict 0 "the rows are a JSON array # SKIP no python3 to read it"
+fi
 
 bench "${shape[@]}" --rival libmissing.so.0
 checked "a library that is not there: the same" 16 null
