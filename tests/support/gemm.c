@@ -1,0 +1,174 @@
+/* Problems of gemm.h: their arrays, and running them. */
+#include "support/gemm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "base/rng.h"
+
+const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
+static moert_status (*const calls[])(const moert_gemm *) = {moert_gemm_forward, moert_gemm_dgrad,
+                                                            moert_gemm_wgrad, moert_gemm_bias_grad};
+
+const problem gemm_problems[] = {
+    {.n = 16, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 33, .k = 40, .rows = 5, .groups = 3, .ends = {0, 0, 0}},
+    {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 17, .k = 15, .rows = 1, .groups = 4, .ends = {0, 0, 1, 1}, .bias = true},
+    {.n = 32, .k = 32, .rows = 24, .groups = 3, .ends = {8, 16, 24}},
+    {.n = 31, .k = 33, .rows = 23, .groups = 4, .ends = {0, 7, 7, 20}, .bias = true},
+    {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3, .pad_y = 5},
+    {.n = 64, .k = 96, .rows = 50, .groups = 5, .ends = {9, 9, 25, 26, 43}, .accumulate = true},
+    {.n = 96, .k = 31, .rows = 21, .groups = 2, .ends = {0, 17}, .accumulate = true, .pad_y = 1},
+    {.n = 15, .k = 17, .rows = 40, .groups = 3, .ends = {3, 20, 39}, .shared = true, .bias = true},
+    {.n = 17, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 5, .pad_y = 2},
+    {.n = 1, .k = 40, .rows = 19, .groups = 2, .ends = {10, 18}, .y_column = 1, .shared = true},
+    {.n = 1025, .k = 16, .rows = 10, .groups = 2, .ends = {1, 9}, .accumulate = true},
+    {.n = 33, .k = 1025, .rows = 18, .groups = 2, .ends = {1, 18}, .bias = true, .pad_x = 7},
+    {.n = 40, .k = 2100, .rows = 9, .groups = 1, .ends = {9}, .accumulate = true},
+    {.n = 20, .k = 33, .rows = 1200, .groups = 3, .ends = {1, 1100, 1199}, .bias = true},
+    {.n = 33, .k = 31, .rows = 26, .groups = 4, .ends = {1, 8, 16, 25}, .bias = true},
+    {.n = 65, .k = 63, .rows = 17, .groups = 3, .ends = {0, 17, 17}, .accumulate = true},
+    {.n = 600, .k = 130, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
+};
+const size_t gemm_problem_count = sizeof gemm_problems / sizeof gemm_problems[0];
+
+const way gemm_ways[] = {
+    [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false, false},
+    [PORTABLE_F32] = {"portable", "portable", MOERT_NUMBER_F32, false, false},
+    [PACKED_F32] = {"packed", "portable", MOERT_NUMBER_F32, true, false},
+    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_NUMBER_BF16, false, false},
+    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_NUMBER_BF16, false, false},
+    {"bf16 packed", "portable", MOERT_NUMBER_BF16, true, false},
+    {"bf16 widened", "portable", MOERT_NUMBER_BF16, false, true},
+    {"bf16 widened, packed", "portable", MOERT_NUMBER_BF16, true, true},
+};
+const size_t gemm_way_count = sizeof gemm_ways / sizeof gemm_ways[0];
+
+static float *filled(size_t count, bool integers, uint64_t stream) {
+    float *data = test_alloc(count * sizeof *data);
+    for (size_t i = 0; i < count; i++)
+        data[i] = integers ? floorf(9.0f * (float)moert_rng_uniform(1, stream, i)) - 4.0f
+                           : ldexpf((float)moert_rng_normal(1, stream, i), (int)(i % 11) - 5);
+    return data;
+}
+
+/* Everything that must be neither read nor written holds NaN: columns between the rows, rows past
+ * the last end. */
+static void guard(float *data, size_t rows, size_t used_rows, size_t stride, size_t first,
+                  size_t width) {
+    for (size_t m = 0; m < rows; m++)
+        for (size_t i = 0; i < stride; i++)
+            if (m >= used_rows || i < first || i >= first + width)
+                data[m * stride + i] = NAN;
+}
+
+arrays make_arrays(const problem *p, bool integers) {
+    const size_t used = start_of(p, p->groups);
+    arrays a = {.ldx = p->k + p->pad_x, .ldy = p->y_column + p->n + p->pad_y};
+    a.x_count = p->rows * a.ldx;
+    a.y_count = p->rows * a.ldy;
+    a.bias_count = p->groups * p->n; /* a shared weight uses the first group's part */
+    a.weight_count = a.bias_count * p->k;
+    a.x = filled(a.x_count, integers, 1);
+    a.weight = filled(a.weight_count, integers, 2);
+    a.bias = filled(a.bias_count, integers, 3);
+    a.y = filled(a.y_count, integers, 4);
+    guard(a.x, p->rows, used, a.ldx, 0, p->k);
+    guard(a.y, p->rows, used, a.ldy, p->y_column, p->n);
+    return a;
+}
+
+void free_arrays(arrays *a) {
+    float *all[] = {a->x, a->weight, a->bias, a->y};
+    for (size_t i = 0; i < 4; i++)
+        free(all[i]);
+}
+
+/* Uploads an array, as codes of the type. */
+static moert_buffer *upload_as(const float *values, size_t count, moert_number type) {
+    if (type == MOERT_NUMBER_F32)
+        return upload(values, count * sizeof *values);
+    uint16_t *codes = test_alloc(count * sizeof *codes);
+    for (size_t i = 0; i < count; i++)
+        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
+    moert_buffer *buffer = upload(codes, count * sizeof *codes);
+    free(codes);
+    return buffer;
+}
+
+static void download_as(const moert_buffer *buffer, float *values, size_t count,
+                        moert_number type) {
+    if (type == MOERT_NUMBER_F32) {
+        download_into(buffer, values, count * sizeof *values);
+        return;
+    }
+    uint16_t *codes = download(buffer, count * sizeof *codes);
+    for (size_t i = 0; i < count; i++)
+        values[i] = moert_number_decode(type, codes[i]);
+    free(codes);
+}
+
+/* The weight of a product packed for it. */
+static moert_packed *pack(const moert_gemm *gemm, operation op) {
+    const moert_packed_shape shape = {
+        .groups = gemm->shared_weight ? 1 : gemm->groups.count,
+        .n = gemm->n,
+        .k = gemm->k,
+        .use = op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD,
+        .type = gemm->type,
+    };
+    moert_packed *packed = NULL;
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    ASSERT_OK(moert_packed_fill(packed, gemm->weight));
+    return packed;
+}
+
+void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
+    set_variable("MOERT_BACKEND", by->backend);
+    set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
+    const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : MOERT_NUMBER_F32;
+    const moert_number y_type = op != FORWARD ? by->type : MOERT_NUMBER_F32;
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
+    moert_gemm gemm = {
+        .groups = {ends, p->groups, p->rows},
+        .n = p->n,
+        .k = p->k,
+        .type = by->type,
+        .shared_weight = p->shared,
+        .accumulate = p->accumulate && op != FORWARD,
+        .x = upload_as(a->x, a->x_count, x_type),
+        .weight = upload(a->weight, a->weight_count * sizeof(float)),
+        .bias = p->bias || op == BIAS_GRAD ? bias : NULL,
+        .y = upload_as(a->y, a->y_count, y_type),
+        .ldx = p->pad_x > 0 ? a->ldx : 0,
+        .ldy = a->ldy,
+        .y_column = p->y_column,
+    };
+    moert_packed *packed = by->packed && op <= DGRAD ? pack(&gemm, op) : NULL;
+    gemm.packed = packed;
+    ASSERT_OK(calls[op](&gemm));
+    download_as(gemm.x, a->x, a->x_count, x_type);
+    download_as(gemm.y, a->y, a->y_count, y_type);
+    download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
+    download_into(bias, a->bias, a->bias_count * sizeof(float));
+    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends};
+    for (size_t i = 0; i < 5; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    set_variable("MOERT_BF16", NULL);
+}
+
+void compare_arrays(const char *title, const arrays *got, const arrays *want) {
+    char what[96];
+    const float *a[] = {got->x, got->weight, got->bias, got->y};
+    const float *b[] = {want->x, want->weight, want->bias, want->y};
+    const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(what, sizeof what, "%s, array %zu", title, i);
+        assert_same_bits(what, a[i], b[i], counts[i]);
+    }
+}

@@ -1,0 +1,60 @@
+/*
+ * Grouped products of hostile shapes for the tests of ops/grouped.h: host arrays with guards, and
+ * the ways to compute them (backend, type, packed weights).
+ */
+#ifndef MOERT_TESTS_GEMM_H
+#define MOERT_TESTS_GEMM_H
+
+#include "ops/grouped.h"
+#include "support/test.h"
+
+enum { MOST_GROUPS = 6 };
+typedef enum operation { FORWARD, DGRAD, WGRAD, BIAS_GRAD, OPERATIONS } operation;
+
+typedef struct problem {
+    size_t n, k, rows, groups;
+    uint32_t ends[MOST_GROUPS];
+    bool shared, accumulate, bias;
+    size_t pad_x, pad_y, y_column; /* ldx = k + pad_x, ldy = y_column + n + pad_y */
+} problem;
+
+extern const problem gemm_problems[];
+extern const size_t gemm_problem_count;
+
+/* How a product is computed. */
+typedef struct way {
+    const char *name, *backend;
+    moert_number type;
+    bool packed;
+    bool widened; /* bf16 without the CPU's own instruction */
+} way;
+
+/* All ways; those of a type begin with the reference, and its next is the plain portable one. */
+extern const way gemm_ways[];
+extern const size_t gemm_way_count;
+enum { REFERENCE_F32, PORTABLE_F32, PACKED_F32, REFERENCE_BF16, PORTABLE_BF16 };
+
+/* The host side of a problem; factors of bf16 are rounded on their way to the device. */
+typedef struct arrays {
+    size_t ldx, ldy, x_count, weight_count, bias_count, y_count;
+    float *x, *weight, *bias, *y;
+} arrays;
+
+/* Small integers, or random numbers of many magnitudes; everything that must be neither read nor
+ * written is NaN. */
+arrays make_arrays(const problem *p, bool integers);
+void free_arrays(arrays *a);
+
+static inline size_t start_of(const problem *p, size_t g) {
+    return g > 0 ? p->ends[g - 1] : 0;
+}
+
+extern const char *const operation_names[];
+
+/* Runs an operation on the device and writes all arrays back. */
+void run_gemm(const problem *p, operation op, const way *by, arrays *a);
+
+/* All arrays have the same bits. */
+void compare_arrays(const char *title, const arrays *got, const arrays *want);
+
+#endif
