@@ -110,8 +110,10 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
     moert_backend_report report;
     for (size_t i = 0; moert_backend_survey(bench->device, i, &report); i++) {
         bench_row row;
-        if (report.reason[0] != '\0')
+        if (report.reason[0] != '\0') {
+            printf("  %s does not work: %s", report.name, report.reason);
             continue;
+        }
         setenv("MOERT_BACKEND", report.name, 1);
         moert_config_reload();
         MOERT_TRY(bench_measure(bench, problem, number, &row));
