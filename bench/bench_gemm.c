@@ -44,7 +44,7 @@ static const moert_option options[] = {
 
 typedef struct totals {
     json_t *rows;
-    size_t wrong, goals, held, disturbed;
+    size_t wrong, goals, held, unjudged, disturbed;
 } totals;
 
 static moert_status check(int argc, char **argv) {
@@ -87,8 +87,10 @@ static void print_header(moert_context *context, const bench_setup *bench, const
 
 static moert_status finish_row(totals *sum, bench_row *row) {
     sum->wrong += row->wrong;
-    sum->goals += row->goal > 0.0 && row->rival != NULL;
+    const bool has_goal = row->goal > 0.0 && row->rival != NULL;
+    sum->goals += has_goal;
     sum->held += bench_row_holds(row);
+    sum->unjudged += has_goal && bench_row_disturbed(row);
     sum->disturbed += bench_row_disturbed(row);
     return bench_report_add(sum->rows, row);
 }
@@ -156,7 +158,8 @@ static moert_status run_all(const bench_setup *bench) {
     totals sum = {.rows = json_array()};
     MOERT_TRY_OR(release, run_shapes(bench, &sum));
     if (sum.goals > 0)
-        printf("# %zu of %zu goals hold\n", sum.held, sum.goals);
+        printf("# %zu goals: %zu hold, %zu missed, %zu disturbed\n", sum.goals, sum.held,
+               sum.goals - sum.held - sum.unjudged, sum.unjudged);
     if (sum.disturbed > 0)
         printf("# %zu rows were disturbed: threads waited for a core while other programs ran\n",
                sum.disturbed);
