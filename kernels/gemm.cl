@@ -14,7 +14,8 @@
  * blocks of `depth` terms, whose panels it brings to local memory.
  *
  * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
- * memory: panels * depth * 128 bytes, depth a multiple of 16; gemm_wgrad another depth * 256. Deterministic.
+ * memory: panels * depth * 128 bytes, depth a multiple of 16; with BF16 another (depth + 16) * 32 (else 4);
+ * gemm_wgrad instead another depth * 256. Deterministic.
  * Required: BF16 and DOT, as in gemm.h.
  */
 #define PANEL local
@@ -39,6 +40,15 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
         }
 }
 
+/* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
+static inline void prefetch_line(global const code *p)
+{
+#if MOERT_CPU && defined(__clang__)
+    for (int i = 0; i < STRIP * (int)sizeof(code); i += 64)
+        __builtin_prefetch((const void *)((size_t)p + i));
+#endif
+}
+
 /* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are packed as well: read
  * where they lie, every term would touch another page, and columns of a power-of-two stride push each other out of the
  * cache. */
@@ -46,29 +56,34 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
                                        int used, int depth, target c, bool fresh)
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
-    for (int i = 0; i < c.lines; i += LINES) {
+    const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS), share = (used + tiles - 1) / tiles;
+    for (int i = 0, ahead = 0; i < c.lines; i += LINES) {
         local const element *lines = (local const element *)(strip + i % STRIP * depth);
-        if (i % STRIP == 0)
+        if (i % STRIP == 0) {
             pack_strip(a + i, lda, min(STRIP, c.lines - i), used, depth, strip);
+            ahead = i + STRIP < c.lines ? 0 : used;
+        }
         for (int j = 0; j < c.columns; j += COLUMNS) {
             local const vec *row = panel + j / COLUMNS * depth * WIDTH;
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
             for (int p = 0; p < terms; p++, row += WIDTH) {
-                element term[LINES];
+                spread term[LINES];
                 UNROLL for (int r = 0; r < LINES; r++)
                     term[r] = lines[p * LINES + r];
                 add_term(acc, term, row);
             }
             end_tile(acc, tile);
+            for (int end = min(ahead + share, used); ahead < end; ahead++)
+                prefetch_line(a + (i / STRIP + 1) * STRIP + ahead * lda);
         }
     }
 }
 
 KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const code *x, ulong ldx,
                          global const float *w, global const float *bias, global float *y, ulong ldy, ulong y_column,
-                         int n, int k, int panels, int depth, uint split, local vec *panel)
+                         int n, int k, int panels, int depth, uint split, local vec *panel, local element *turned)
 {
     uint g = start + get_group_id(1);
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -83,13 +98,13 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint 
         bool last = p + used == k && bias != 0;
         pack_transposed(w + p, k, columns, used, depth, panel);
         target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
-        multiply(x + p, ldx, panel, used, depth, c, p == 0);
+        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0);
     }
 }
 
 KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const code *y, ulong ldy,
                        ulong y_column, global const float *w, global float *x, ulong ldx, int n, int k, int accumulate,
-                       int panels, int depth, uint split, local vec *panel)
+                       int panels, int depth, uint split, local vec *panel, local element *turned)
 {
     uint g = start + get_group_id(1);
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -103,7 +118,7 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint ro
         int used = min(depth * PER_TERM, n - p);
         pack_weight(w + (ulong)p * k, k, columns, used, depth, panel);
         target c = {x, 0, ldx, part.count, columns, false};
-        multiply(y + p, ldy, panel, used, depth, c, p == 0 && !accumulate);
+        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate);
     }
 }
 

@@ -35,11 +35,15 @@
 #if BF16
 #define PER_TERM 2
 typedef ushort code;
-typedef uint element; /* of a term, before it is spread over the lanes */
+typedef uint element;
+typedef uint16 spread; /* an element in all lanes */
+#define LINE local const uint * /* where elements are read */
 #else
 #define PER_TERM 1
 typedef float code;
 typedef float element;
+typedef vec spread;
+#define LINE global const float *
 #endif
 
 /* The result at the work-group's corner, and how much of it there is. */
@@ -93,40 +97,27 @@ static inline vec term_of(const vec number[PER_TERM])
     return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
 }
 
-/* The term of a line's codes from p on; the last one may be alone. */
-static inline element load_element(global const ushort *p)
-{
-    return rotate(as_uint(vload2(0, p)), 16u);
-}
-
-static inline element load_last_element(global const ushort *p)
-{
-    return (uint)p[0] << 16 | 0x8000u;
-}
-
 #if DOT
-static inline vec add_product(vec sum, element a, vec b)
+static inline vec add_product(vec sum, spread a, vec b)
 {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"((uint16)a), "v"(b));
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 }
 #else
-static inline vec add_product(vec sum, element a, vec b)
+static inline vec add_product(vec sum, spread a, vec b)
 {
-    sum = fma((vec)as_float(a & 0xFFFF0000u), as_float16(as_uint16(b) & 0xFFFF0000u), sum);
-    return fma((vec)as_float(a << 16), as_float16(as_uint16(b) << 16), sum);
+    sum = fma(as_float16(a & 0xFFFF0000u), as_float16(as_uint16(b) & 0xFFFF0000u), sum);
+    return fma(as_float16(a << 16), as_float16(as_uint16(b) << 16), sum);
 }
 #endif
 #else
-#define load_factor(p, n)    load_part(p, n)
-#define rounded(x)           (x)
-#define term_of(number)      ((number)[0])
-#define load_element(p)      (*(p))
-#define load_last_element(p) (*(p))
+#define load_factor(p, n) load_part(p, n)
+#define rounded(x)        (x)
+#define term_of(number)   ((number)[0])
 
-static inline vec add_product(vec sum, element a, vec b)
+static inline vec add_product(vec sum, spread a, vec b)
 {
-    return fma((vec)a, b, sum);
+    return fma(a, b, sum);
 }
 #endif
 
@@ -219,7 +210,7 @@ static inline void begin_tile(accumulators acc, target c, bool fresh)
 }
 
 /* One term of every chain of the tile: a column of the first factor times a row of the panel. */
-static inline void add_term(accumulators acc, const element a[LINES], PANEL const vec *row)
+static inline void add_term(accumulators acc, const spread a[LINES], PANEL const vec *row)
 {
     vec b[WIDTH];
     UNROLL for (int v = 0; v < WIDTH; v++)
@@ -270,28 +261,57 @@ static inline target tile_of(target c, int line, int column)
                     min(LINES, c.lines - line), min(COLUMNS, c.columns - column), c.past_cache};
 }
 
-/* Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. */
-static inline void multiply(global const code *a, ulong lda, PANEL const vec *panel, int used, int height, target c,
-                            bool fresh)
+/*
+ * Where to read 8 lines of the first factor from. Floats lie ready. Pairs have their first code in the low half in
+ * memory: they are turned once for all panels, which costs less than a turn per tile and lane.
+ */
+#if BF16
+static inline void find_lines(global const ushort *a, ulong lda, int lines, int used, int stride, local uint *turned,
+                              LINE line[LINES])
 {
+    for (int r = 0; r < LINES; r++) {
+        global const ushort *from = a + min(r, lines - 1) * lda;
+        local uint *to = turned + r * stride;
+        int p = 0;
+        for (; p + 2 * VEC <= used; p += 2 * VEC) {
+            const uint16 pairs = (uint16)(as_uint8(vload16(0, from + p)), as_uint8(vload16(1, from + p)));
+            vstore16(rotate(pairs, (uint16)16), 0, to + p / 2);
+        }
+        for (; p < used; p += 2)
+            to[p / 2] = (uint)from[p] << 16 | (p + 1 < used ? from[p + 1] : 0x8000u);
+    }
+    UNROLL for (int r = 0; r < LINES; r++)
+        line[r] = turned + r * stride;
+}
+#else
+static inline void find_lines(global const float *a, ulong lda, int lines, int used, int stride, local float *turned,
+                              LINE line[LINES])
+{
+    UNROLL for (int r = 0; r < LINES; r++)
+        line[r] = a + min(r, lines - 1) * lda;
+}
+#endif
+
+/*
+ * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
+ * room for 8 lines of depth + 16 elements.
+ */
+static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
+                            int height, int depth, target c, bool fresh)
+{
+    const int terms = (used + PER_TERM - 1) / PER_TERM;
     for (int i = 0; i < c.lines; i += LINES) {
-        global const code *line[LINES];
-        UNROLL for (int r = 0; r < LINES; r++)
-            line[r] = a + min(i + r, c.lines - 1) * lda;
+        LINE line[LINES];
+        find_lines(a + i * lda, lda, c.lines - i, used, depth + 16, turned, line);
         for (int j = 0; j < c.columns; j += COLUMNS) {
             PANEL const vec *row = panel + (ulong)(j / COLUMNS) * height * WIDTH;
             target tile = tile_of(c, i, j);
             accumulators acc;
-            element term[LINES];
             begin_tile(acc, tile, fresh);
-            for (int p = 0; p < used / PER_TERM; p++, row += WIDTH) {
+            for (int p = 0; p < terms; p++, row += WIDTH) {
+                spread term[LINES];
                 UNROLL for (int r = 0; r < LINES; r++)
-                    term[r] = load_element(line[r] + p * PER_TERM);
-                add_term(acc, term, row);
-            }
-            if (used % PER_TERM > 0) {
-                UNROLL for (int r = 0; r < LINES; r++)
-                    term[r] = load_last_element(line[r] + used - 1);
+                    term[r] = line[r][p];
                 add_term(acc, term, row);
             }
             end_tile(acc, tile);

@@ -9,7 +9,8 @@
  * A panel has `height` rows of 128 bytes, the terms of the reduction rounded up to 16 numbers; columns past the end
  * are zero. Shapes, strides and the shared weight are as in gemm.cl.
  *
- * Grid of the product: (line splits, groups, column blocks). No local memory. Deterministic.
+ * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * 32 bytes, else 4.
+ * Deterministic.
  * Required: BF16 and DOT, as in gemm.h.
  */
 #define PANEL global
@@ -38,7 +39,7 @@ KERNEL void gemm_pack_dgrad(global const float *w, global vec *panel, int n, int
 KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint rows, global const code *a, ulong lda,
                         ulong a_column, global const vec *panel, global const float *bias, global float *c, ulong ldc,
                         ulong c_column, int width, int reduction, int accumulate, int height, int panels, int depth,
-                        uint split)
+                        uint split, local element *turned)
 {
     const uint g = start + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -53,6 +54,6 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
         const int used = min(depth * PER_TERM, reduction - p);
         const bool last = p + used == reduction && bias != 0;
         const target result = {c, last ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
-        multiply(a + p, lda, panel, used, height, result, p == 0 && !accumulate);
+        multiply(a + p, lda, turned, panel, used, height, depth, result, p == 0 && !accumulate);
     }
 }

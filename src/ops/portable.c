@@ -7,6 +7,7 @@
 
 enum {
     PANEL_BYTES = 128,   /* of a panel in kernels/gemm.h, per term of the reduction */
+    LINE_BYTES = 32,     /* of 8 lines of pairs there */
     STRIP_BYTES = 256,   /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     LARGEST_SPLIT = 512, /* lines of a work-group: enough to repay the making of its panels */
     SMALLEST_SPLIT = 128,
@@ -21,9 +22,11 @@ typedef struct limits {
 } limits;
 
 static const limits row_limits = {4, 1024, PANEL_BYTES, 0};
-static const limits packed_limits = {2, 1024, 0, 0};
+static const limits packed_limits = {4, 1024, 0, 0};
+/* packed: more columns repay the turning of lines */
+static const limits pair_limits = {8, 1024, 0, 0};
 /* here both factors are packed and share the first cache, and more columns use a strip of lines */
-static const limits wgrad_limits = {8, 256, PANEL_BYTES, STRIP_BYTES};
+static const limits wgrad_limits = {16, 128, PANEL_BYTES, STRIP_BYTES};
 
 /* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
  * terms. */
@@ -61,6 +64,7 @@ static share choose_share(const moert_device *device, product p, limits most) {
         else
             break;
     }
+    panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
     return (share){(int)panels,
                    (int)depth,
                    (int)split,
@@ -75,6 +79,12 @@ static share choose_rows(const moert_device *device, const moert_gemm *gemm, siz
     const product p = {groups, moert_ceil_div(rows, groups), rows, columns,
                        moert_ceil_div(reduction, moert_per_term(gemm->type))};
     return choose_share(device, p, most);
+}
+
+/* Local memory for lines of pairs in kernels/gemm.h. */
+static moert_argument turned_lines(const moert_gemm *gemm, share s) {
+    return moert_argument_local(
+        gemm->type == MOERT_NUMBER_BF16 ? ((size_t)s.depth + 16) * LINE_BYTES : sizeof(float));
 }
 
 /* The groups that share one weight, or 0. */
@@ -99,7 +109,8 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     moert_device *device = moert_buffer_device(c);
     const moert_groups *groups = &gemm->groups;
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
-    const share s = choose_rows(device, gemm, width, reduction, packed_limits);
+    const limits most = gemm->type == MOERT_NUMBER_BF16 ? pair_limits : packed_limits;
+    const share s = choose_rows(device, gemm, width, reduction, most);
     return MOERT_RUN(
         device, moert_gemm_program(device, gemm->type, true), "gemm_packed", s.grid,
         MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
@@ -109,7 +120,7 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
         MOERT_ARG((int)moert_panel_height(gemm->type, reduction)), MOERT_ARG(s.panels),
-        MOERT_ARG(s.depth), MOERT_ARG(s.split));
+        MOERT_ARG(s.depth), MOERT_ARG(s.split), turned_lines(gemm, s));
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
@@ -125,7 +136,7 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
                      MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
-                     moert_argument_local(s.local_bytes));
+                     moert_argument_local(s.local_bytes), turned_lines(gemm, s));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
@@ -138,14 +149,14 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(device, gemm, gemm->k, gemm->n, row_limits);
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_dgrad", s.grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
-                     MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes));
+    return MOERT_RUN(
+        device, moert_gemm_program(device, gemm->type, false), "gemm_dgrad", s.grid,
+        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
+        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+        MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+        MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+        MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+        MOERT_ARG(s.split), moert_argument_local(s.local_bytes), turned_lines(gemm, s));
 }
 
 moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
