@@ -32,6 +32,7 @@ MAINS    := $(wildcard src/tools/moert-*.c)
 TOOLS    := $(MAINS:src/tools/%.c=$(BUILD)/bin/%)
 TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(wildcard src/tools/*.c)))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
+BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out bench/bench_%,$(wildcard bench/*.c)))
 TESTS    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(wildcard tests/tools/*.c))
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
@@ -65,6 +66,13 @@ $(BUILD)/%.o: %.c | $(BUILD)/packages
 
 $(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
 
+# holds the commit, and is written anew only when that has changed
+$(BUILD)/commit.h: FORCE
+	$(Q)mkdir -p $(@D) && printf '#define MOERT_COMMIT "%s"\n' "$$(git describe --always --dirty 2>/dev/null || echo unknown)" > $@.new && \
+		if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+$(BUILD)/bench/report.o: $(BUILD)/commit.h
+$(BUILD)/bench/report.o: ALL_CFLAGS += -include $(BUILD)/commit.h
+
 $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
 
@@ -79,7 +87,7 @@ $(BUILD)/bin/moert-%: $(BUILD)/src/tools/moert-%.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(TOOLPART) $(STATIC)
+$(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(BENCHPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 

@@ -1,230 +1,214 @@
-/*
- * Times the grouped GEMM in its three orientations on this process's device and checks sampled
- * elements against float64.
- *
- * FLOPs of each: 2 * rows * n * k, rows summed over the experts. `wrong` counts samples that are
- * off by more than 1e-5 of the sum of the terms' magnitudes. Times are from enqueue to finish, of
- * one call.
- */
-#include <getopt.h>
-#include <math.h>
+/* bench_gemm: rates of the grouped GEMM on this process's device beside OpenBLAS's, in turns. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/clock.h"
 #include "base/config.h"
-#include "base/memory.h"
-#include "base/rng.h"
-#include "ops/grouped.h"
+#include "measure.h"
+#include "suite.h"
+#include "tools/program.h"
 
-enum { SAMPLES = 200, FORWARD = 0, DGRAD, WGRAD, OPERATIONS };
+static bench_shape shape; /* experts 0: a suite */
+static size_t repeat, seed;
+static unsigned op, dtype, groups, suite;
+static double patience;
+static bool packed, compare;
+static const char *rival_library, *json_path;
 
-typedef struct settings {
-    size_t experts, rows, n, k, repeat; /* rows per expert, on average */
-    int skewed;
-} settings;
+static const moert_option options[] = {
+    {.help = "What to run: a suite, or a shape. FLOPs are 2 M N K, M summed over the experts; glu "
+             "is fprop and then the GLU, its exponentials not counted"},
+    {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", "cpu|real|small",
+     "shapes that have goals, those of released models, or a few small ones"},
+    {"experts", MOERT_OPTION_UINT, &shape.experts, "0", "0..4096", "E: a shape instead of a suite"},
+    {"rows", MOERT_OPTION_UINT, &shape.rows, "128", "1..1048576", "M: rows per expert on average"},
+    {"n", MOERT_OPTION_UINT, &shape.n, "1408", "2..1048576", "N: columns of the result"},
+    {"k", MOERT_OPTION_UINT, &shape.k, "1024", "1..1048576", "K: columns of the input"},
+    {"op", MOERT_OPTION_CHOICE, &op, "all", "all|fprop|glu|dgrad|wgrad", "operation"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16",
+     "of the factors; the rival's are float32"},
+    {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
+     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
+    {.help = "How"},
+    {"repeat", MOERT_OPTION_UINT, &repeat, "15", "1..10000", "samples of each contender"},
+    {"patience", MOERT_OPTION_FLOAT, &patience, "100", "0..",
+     "seconds, in all, for taking samples again that other programs have disturbed"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
+    {"packed", MOERT_OPTION_FLAG, &packed, "1", NULL, "fprop and dgrad read packed weights"},
+    {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", NULL,
+     "shared library with cblas_sgemm, in Debian of the package libopenblas0-pthread; none: no "
+     "rival"},
+    {"compare-backends", MOERT_OPTION_FLAG, &compare, "0", NULL,
+     "all backends side by side, without the rival; the suite is then small"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
 
-typedef struct problem {
-    const settings *set;
-    uint32_t *ends;
-    size_t rows;
-    float *x, *weight, *y; /* inputs on the host */
-    moert_gemm gemm;
-    moert_buffer *ends_buffer, *x_buffer, *weight_buffer, *y_buffer; /* inputs */
-    moert_buffer *x_out, *weight_out, *y_out;                        /* results */
-} problem;
+typedef struct totals {
+    json_t *rows;
+    size_t wrong, goals, held, unjudged, disturbed;
+} totals;
 
-static moert_status fill(moert_device *device, size_t count, uint64_t stream, float **host,
-                         moert_buffer **input, moert_buffer **output) {
-    MOERT_TRY(MOERT_NEW_ARRAY(host, count));
-    for (size_t i = 0; i < count; i++)
-        (*host)[i] = 2.0f * (float)moert_rng_uniform(1, stream, i) - 1.0f;
-    MOERT_TRY(moert_buffer_create(device, count * sizeof(float), input));
-    MOERT_TRY(moert_buffer_create(device, count * sizeof(float), output));
-    MOERT_TRY(moert_buffer_clear(*output, 0, count * sizeof(float)));
-    return moert_buffer_write(*input, 0, *host, count * sizeof(float));
-}
-
-/* Skewed: 0.25 to 1.75 times the average, and every fifth expert without rows. */
-static size_t rows_of(const settings *set, size_t e) {
-    if (!set->skewed)
-        return set->rows;
-    return e % 5 == 4 ? 0 : (size_t)((double)set->rows * (0.25 + 1.5 * moert_rng_uniform(2, 0, e)));
-}
-
-static moert_status prepare(moert_device *device, const settings *set, problem *p) {
-    *p = (problem){.set = set};
-    MOERT_TRY(MOERT_NEW_ARRAY(&p->ends, set->experts));
-    for (size_t e = 0; e < set->experts; e++)
-        p->ends[e] = (uint32_t)(p->rows += rows_of(set, e));
-    MOERT_TRY(moert_buffer_create(device, set->experts * 4, &p->ends_buffer));
-    MOERT_TRY(moert_buffer_write(p->ends_buffer, 0, p->ends, set->experts * 4));
-    MOERT_TRY(fill(device, p->rows * set->k, 1, &p->x, &p->x_buffer, &p->x_out));
-    MOERT_TRY(fill(device, p->rows * set->n, 2, &p->y, &p->y_buffer, &p->y_out));
-    MOERT_TRY(fill(device, set->experts * set->n * set->k, 3, &p->weight, &p->weight_buffer,
-                   &p->weight_out));
-    p->gemm = (moert_gemm){.groups = {p->ends_buffer, set->experts, p->rows},
-                           .n = set->n,
-                           .k = set->k,
-                           .x = p->x_buffer,
-                           .weight = p->weight_buffer,
-                           .y = p->y_buffer};
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
+    if (shape.n % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--n %zu is odd; the GLU needs gate and up", shape.n);
+    if (compare)
+        suite = BENCH_SUITE_SMALL;
     return MOERT_OK;
 }
 
-static void release(problem *p) {
-    moert_buffer *buffers[] = {p->ends_buffer, p->x_buffer,   p->weight_buffer, p->y_buffer,
-                               p->x_out,       p->weight_out, p->y_out};
-    for (size_t i = 0; i < 7; i++)
-        moert_buffer_destroy(buffers[i]);
-    free(p->ends);
-    free(p->x);
-    free(p->weight);
-    free(p->y);
+static void print_header(moert_context *context, const bench_setup *bench, const char *no_rival) {
+    const moert_device_info *device = moert_device_describe(bench->device);
+    const moert_placement *placement = moert_context_placement(context);
+    const size_t threads = bench_team_size(bench->team);
+    char machine[256];
+    double load = 0.0;
+    bench_report_machine(machine, sizeof machine);
+    getloadavg(&load, 1);
+    printf("# moert %s, commit %s, bench_gemm\n# machine %s, load %.2f before this\n",
+           MOERT_VERSION, bench_report_commit(), machine, load);
+    printf("# device %s, %s, driver %s, %u compute units, backend %s\n", device->name,
+           device->platform_name, device->driver, device->compute_units, moert_backend_name());
+    if (placement->cpu_count > 0)
+        printf("# threads %zu, one to a core of the cpus %s\n", threads, placement->cpus);
+    else
+        printf("# threads %zu, not pinned (MOERT_BIND=0)\n", threads);
+    for (int i = 0; i < 2; i++)
+        printf("# peak %s %.1f GFLOP/s (%s)\n", i == 0 ? "f32" : "bf16", bench->peak[i].gflops,
+               bench->peak[i].instruction);
+    if (bench->rival != NULL)
+        printf("# rival %s, an sgemm per expert; uses %.1f %% of a core when at rest\n",
+               bench_rival_describe(bench->rival), 100.0 * bench_rival_restless(bench->rival));
+    else
+        printf("# rival none: %s\n", no_rival);
+    printf("# medians of %zu samples in turns; each from L2 caches (%zu KiB in all) read full of "
+           "something else; seed %zu\n",
+           repeat, bench_team_cache_bytes(bench->team) >> 10, seed);
 }
 
-/* One sampled element in float64: its place in the result, its value and the magnitude of its
- * terms. */
-typedef struct sample {
-    size_t at;
-    double value, magnitude;
-} sample;
-
-static sample take_sample(const problem *p, int op, uint64_t number) {
-    const size_t N = p->set->n, K = p->set->k;
-    const size_t n = (size_t)(moert_rng_uniform(3, 1, number) * (double)N);
-    const size_t k = (size_t)(moert_rng_uniform(3, 2, number) * (double)K);
-    const size_t m = (size_t)(moert_rng_uniform(3, 3, number) * (double)p->rows);
-    size_t e = 0, first, count;
-    while (p->ends[e] <= m)
-        e++;
-    const float *w = p->weight + e * N * K;
-    first = op == WGRAD && e > 0 ? p->ends[e - 1] : 0;
-    count = op == FORWARD ? K : op == DGRAD ? N : p->ends[e] - first;
-    sample s = {.at = op == FORWARD ? m * N + n : op == DGRAD ? m * K + k : (e * N + n) * K + k};
-    for (size_t i = first; i < first + count; i++) {
-        double term = op == FORWARD ? (double)p->x[m * K + i] * (double)w[n * K + i]
-                      : op == DGRAD ? (double)p->y[m * N + i] * (double)w[i * K + k]
-                                    : (double)p->y[i * N + n] * (double)p->x[i * K + k];
-        s.value += term;
-        s.magnitude += fabs(term);
-    }
-    return s;
+static moert_status finish_row(totals *sum, bench_row *row) {
+    sum->wrong += row->wrong;
+    const bool has_goal = row->goal > 0.0 && row->rival != NULL;
+    sum->goals += has_goal;
+    sum->held += bench_row_holds(row);
+    sum->unjudged += has_goal && bench_row_disturbed(row);
+    sum->disturbed += bench_row_disturbed(row);
+    return bench_report_add(sum->rows, row);
 }
 
-static moert_status count_wrong(const problem *p, int op, const moert_buffer *result,
-                                size_t *wrong) {
-    *wrong = 0;
-    for (uint64_t i = 0; i < SAMPLES && p->rows > 0; i++) {
-        float got;
-        sample s = take_sample(p, op, i);
-        MOERT_TRY(moert_buffer_read(result, s.at * sizeof got, &got, sizeof got));
-        *wrong += !(fabs((double)got - s.value) <= 1e-5 * s.magnitude);
-    }
-    return MOERT_OK;
+/* Row by row, by the one backend in use. */
+static moert_status run_op(const bench_setup *bench, const bench_problem *problem, bench_op number,
+                           totals *sum) {
+    bench_row row;
+    MOERT_TRY(bench_measure(bench, problem, number, &row));
+    if (suite == BENCH_SUITE_CPU && shape.experts == 0)
+        row.goal = bench_suite_goal(number, problem->type, problem->ragged, problem->shape.rows);
+    bench_report_row(&row);
+    return finish_row(sum, &row);
 }
 
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static moert_status time_operation(moert_device *device, problem *p, int op) {
-    static const char *const names[] = {"forward", "dgrad", "wgrad"};
-    static moert_status (*const calls[])(const moert_gemm *) = {moert_gemm_forward,
-                                                                moert_gemm_dgrad, moert_gemm_wgrad};
-    const settings *set = p->set;
-    moert_gemm gemm = p->gemm;
-    moert_buffer **result = op == FORWARD ? &gemm.y : op == DGRAD ? &gemm.x : &gemm.weight;
-    *result = op == FORWARD ? p->y_out : op == DGRAD ? p->x_out : p->weight_out;
-    double *ms;
-    size_t wrong;
-    MOERT_TRY(calls[op](&gemm)); /* builds the kernel */
-    MOERT_TRY(moert_device_finish(device));
-    MOERT_TRY(count_wrong(p, op, *result, &wrong));
-    MOERT_TRY(MOERT_NEW_ARRAY(&ms, set->repeat));
-    moert_status status = MOERT_OK;
-    for (size_t i = 0; i < set->repeat; i++) {
-        const uint64_t start = moert_clock_ns();
-        MOERT_TRY_OR(free_times, calls[op](&gemm));
-        MOERT_TRY_OR(free_times, moert_device_finish(device));
-        ms[i] = (double)(moert_clock_ns() - start) * 1e-6;
-    }
-    qsort(ms, set->repeat, sizeof *ms, ascending);
-    const double median = ms[set->repeat / 2], p99 = ms[(set->repeat - 1) * 99 / 100];
-    const double flops = 2.0 * (double)p->rows * (double)set->n * (double)set->k;
-    printf("%-8s %7zu %7zu %6zu %6zu %9.3f %9.3f %9.3f %9.1f %6zu\n", names[op], set->experts,
-           p->rows, set->n, set->k, ms[0], median, p99, flops / median * 1e-6, wrong);
-    fflush(stdout);
-free_times:
-    free(ms);
-    return status;
-}
-
-static moert_status bench(moert_device *device, const settings *set) {
-    problem p;
-    moert_status status;
-    MOERT_TRY_OR(release, prepare(device, set, &p));
-    for (int op = 0; op < OPERATIONS; op++)
-        MOERT_TRY_OR(release, time_operation(device, &p, op));
-release:
-    release(&p);
-    return status;
-}
-
-static int parse(int count, char **words, settings *set) {
-    static const struct option options[] = {
-        {"experts", required_argument, 0, 'e'}, {"rows", required_argument, 0, 'm'},
-        {"n", required_argument, 0, 'n'},       {"k", required_argument, 0, 'k'},
-        {"repeat", required_argument, 0, 'r'},  {"skewed", no_argument, 0, 's'},
-        {"help", no_argument, 0, 'h'},          {0, 0, 0, 0}};
-    for (int key; (key = getopt_long(count, words, "", options, NULL)) != -1;) {
-        const size_t value = optarg != NULL ? strtoull(optarg, NULL, 10) : 1;
-        if (key == 's')
-            set->skewed = 1;
-        else if (key == 'h' || key == '?' || value == 0)
-            return 0;
-        else
-            *(key == 'e'   ? &set->experts
-              : key == 'm' ? &set->rows
-              : key == 'n' ? &set->n
-              : key == 'k' ? &set->k
-                           : &set->repeat) = value;
-    }
-    return optind == count;
-}
-
-int main(int count, char **words) {
-    settings set = {.repeat = 20};
-    if (!parse(count, words, &set)) {
-        fprintf(stderr,
-                "bench_gemm [--experts E --rows M --n N --k K] [--skewed] [--repeat COUNT]\n"
-                "  M rows per expert on average; without a shape a list of them is run\n");
-        return 1;
-    }
-    static const size_t shapes[][4] = {{8, 32, 1408, 512},   {8, 128, 1408, 512},
-                                       {8, 128, 512, 512},   {4, 128, 1408, 1024},
-                                       {2, 512, 1408, 1024}, {1, 1024, 1024, 1024}};
-    moert_device *device;
-    moert_status status = moert_device_open(moert_config_get()->device, "", 0, &device);
-    if (status == MOERT_OK) {
-        printf("# moert %s, bench_gemm, %s, %u compute units, backend %s, float32, repeat %zu%s\n",
-               MOERT_VERSION, moert_device_name(device),
-               moert_device_describe(device)->compute_units, moert_backend_name(), set.repeat,
-               set.skewed ? ", skewed" : "");
-        printf("#%-7s %7s %7s %6s %6s %9s %9s %9s %9s %6s\n", "op", "experts", "rows", "n", "k",
-               "min ms", "median ms", "p99 ms", "GFLOP/s", "wrong");
-        const int listed = set.experts == 0;
-        for (size_t i = 0; i < (listed ? 6 : 1) && status == MOERT_OK; i++) {
-            if (listed)
-                set = (settings){shapes[i][0], shapes[i][1], shapes[i][2],
-                                 shapes[i][3], set.repeat,   set.skewed};
-            status = bench(device, &set);
+/* All backends in one line. */
+static moert_status run_backends(const bench_setup *bench, const bench_problem *problem,
+                                 bench_op number, totals *sum) {
+    moert_backend_report report;
+    for (size_t i = 0; moert_backend_survey(bench->device, i, &report); i++) {
+        bench_row row;
+        if (report.reason[0] != '\0') {
+            printf("  %s does not work: %s", report.name, report.reason);
+            continue;
         }
-        moert_device_close(device);
+        setenv("MOERT_BACKEND", report.name, 1);
+        moert_config_reload();
+        MOERT_TRY(bench_measure(bench, problem, number, &row));
+        bench_report_backend(&row, i == 0);
+        MOERT_TRY(finish_row(sum, &row));
     }
-    if (status != MOERT_OK)
-        fprintf(stderr, "bench_gemm: %s\n", moert_last_error());
-    return status != MOERT_OK;
+    printf("\n");
+    return MOERT_OK;
+}
+
+static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_number type,
+                                bool ragged, totals *sum) {
+    bench_problem *problem;
+    moert_status status = MOERT_OK;
+    MOERT_TRY(bench_problem_create(bench->device, of, type, ragged, seed, &problem));
+    for (unsigned i = 0; i < BENCH_OPS && status == MOERT_OK; i++)
+        if (op == 0 || op == i + 1)
+            status = (compare ? run_backends : run_op)(bench, problem, (bench_op)i, sum);
+    bench_problem_destroy(problem);
+    return status;
+}
+
+static moert_status run_shapes(const bench_setup *bench, totals *sum) {
+    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    bench_shape shapes[BENCH_MOST_SHAPES] = {shape};
+    const size_t count = shape.experts > 0 ? 1 : bench_suite_shapes((bench_suite)suite, shapes);
+    for (size_t i = 0; i < count; i++) {
+        if (shapes[i].model != NULL)
+            printf("# %s\n", shapes[i].model);
+        for (unsigned t = 0; t < 2; t++)
+            for (unsigned ragged = 0; ragged < 2; ragged++)
+                if ((dtype == 0 || dtype == t + 1) && (groups == 0 || groups == ragged + 1))
+                    MOERT_TRY(run_problem(bench, &shapes[i], types[t], ragged != 0, sum));
+    }
+    return MOERT_OK;
+}
+
+static moert_status run_all(const bench_setup *bench) {
+    moert_status status;
+    totals sum = {.rows = json_array()};
+    MOERT_TRY_OR(release, run_shapes(bench, &sum));
+    if (sum.goals > 0)
+        printf("# %zu goals: %zu hold, %zu missed, %zu disturbed\n", sum.goals, sum.held,
+               sum.goals - sum.held - sum.unjudged, sum.unjudged);
+    if (sum.disturbed > 0)
+        printf("# %zu rows were disturbed: threads waited for a core while other programs ran\n",
+               sum.disturbed);
+    if (json_path != NULL)
+        MOERT_TRY_OR(release, bench_report_write(sum.rows, json_path));
+    if (sum.wrong > 0)
+        status = MOERT_FAIL(ERROR_NUMERIC, "%zu samples of the results are wrong", sum.wrong);
+release:
+    json_decref(sum.rows);
+    return status;
+}
+
+static moert_status run(moert_context *context) {
+    const moert_placement *placement = moert_context_placement(context);
+    bench_setup it = {.device = moert_context_device(context),
+                      .repeat = repeat,
+                      .packed = packed,
+                      .patience_s = &patience};
+    const bool on_cpu = moert_device_describe(it.device)->is_cpu;
+    char no_rival[256] = "it would run on other hardware";
+    moert_status status;
+    if (moert_context_size(context) > 1)
+        return MOERT_FAIL(ERROR_USAGE, "bench_gemm is for one rank");
+    MOERT_TRY_OR(close, bench_team_create(placement, moert_config_get()->threads, &it.team));
+    if (on_cpu) {
+        it.peak[0] = bench_peak_measure(it.team, MOERT_NUMBER_F32);
+        it.peak[1] = bench_peak_measure(it.team, MOERT_NUMBER_BF16);
+        MOERT_TRY_OR(close, bench_rival_open(compare ? "none" : rival_library, placement, it.team,
+                                             &it.rival, no_rival, sizeof no_rival));
+    }
+    print_header(context, &it, no_rival);
+    bench_report_titles();
+    status = run_all(&it);
+close:
+    bench_rival_close(it.rival);
+    bench_team_destroy(it.team);
+    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "bench_gemm [OPTION...]",
+        .about = "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
+                 "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
+                 "Exits with 1 when a result is wrong.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
 }

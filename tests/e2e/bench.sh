@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+rows=$folder/rows.json
+out=$folder/out
+
+bench() { # OPTION...: fills out, log and `status`
+    timeout -k 5 120 "$bin/bench_gemm" --repeat 3 --patience 0 --json "$rows" "$@" >"$out" 2>"$log"
+    status=$?
+}
+
+# field KEY: its values in the file of rows, one a line
+field() { sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$rows"; }
+
+all_are() { # KEY PATTERN COUNT: so many rows, each with such a value
+    [ "$(field "$1" | wc -l)" -eq "$3" ] && ! field "$1" | grep -Evq "^$2\$" && return 0
+    echo "$1 of $3 rows is not $2:" && field "$1"
+    return 1
+}
+
+# checked TITLE COUNT RIVAL: the last run gave COUNT right rows, whose rates of the rival look like RIVAL
+checked() {
+    {
+        [ $status -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong 0 "$2" &&
+            all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" && all_are rival_gflops "$3" "$2" && all_are ratio "$3" "$2" &&
+            all_are op '"(fprop|glu|dgrad|wgrad)"' "$2" && all_are groups '"(balanced|ragged)"' "$2" &&
+            all_are dtype '"(f32|bf16)"' "$2" && all_are E 5 "$2" && all_are M 6 "$2" && all_are N 34 "$2" && all_are K 20 "$2"
+    } >>"$log" 2>&1
+    verdict $? "$1"
+}
+
+shape=(--experts 5 --rows 6 --n 34 --k 20)
+
+bench "${shape[@]}" --rival none
+checked "without the rival: every row is right and says that there is no rate of it" 16 null
+grep -q '^# rival none: ' "$out"
+verdict $? "without the rival: the header says so"
+if command -v python3 >/dev/null; then
+    python3 -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))) != 16)' "$rows" 2>"$log"
+    verdict $? "the rows are a JSON array"
+else
+    verdict 0 "the rows are a JSON array # SKIP no python3 to read it"
+fi
+
+bench "${shape[@]}" --rival libmissing.so.0
+checked "a library that is not there: the same" 16 null
+grep -q '^# rival none: .*libmissing' "$out"
+verdict $? "a library that is not there: the header names it"
+
+bench "${shape[@]}"
+if grep -q '^# rival none' "$out"; then
+    verdict 0 "with OpenBLAS # SKIP there is none"
+else
+    checked "with OpenBLAS: every row has a ratio" 16 '[0-9.e-]*[1-9][0-9.e-]*'
+    if grep -q 'avx512vl' /proc/cpuinfo; then pattern='core SkylakeX, [1-9]'; else pattern='core [A-Za-z0-9]+, [1-9]'; fi
+    OPENBLAS_CORETYPE=Haswell bench "${shape[@]}" --op fprop --dtype f32
+    grep -Eq "^# rival OpenBLAS .*$pattern" "$out"
+    verdict $? "with OpenBLAS: its kernels are the processor's, whatever the environment asks for"
+fi
+
+bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
+[ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
+verdict $? "the backends side by side: one line for each, right"
+
+bench --n 33
+[ $status -eq 2 ] && grep -q 'bench_gemm: --n 33 is odd' "$log"
+verdict $? "an odd N is refused with a reason"
+
+finish
