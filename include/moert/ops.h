@@ -31,7 +31,8 @@
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
  * touches differs between backends. Groups without rows are left alone, except that GEMM_WGRAD
- * gives them acc = 0. GEMM_WGRAD keeps a group's order of rows.
+ * gives them 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a
+ * beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
  * Quantised operands (moert/formats.h) take part as float32(element * scale). The global scales of
  * NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the scales of the two factors of

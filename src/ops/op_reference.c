@@ -85,12 +85,16 @@ static void load_rows(const moert_op *op, const moert_op_maps *maps, const moert
     }
 }
 
+static float beta_of(const moert_op *op, const moert_op_maps *maps, size_t g) {
+    const float *betas = maps->at[MOERT_OP_BUFFER_beta];
+    return betas != NULL ? betas[g] : op->options.accumulate ? 1.0f : 0.0f;
+}
+
 /* alpha acc, the bias or prob, beta times the old value */
 static float finish(const moert_op *op, const moert_op_maps *maps, size_t g, float acc,
                     const float *bias, const float *prob, float old) {
-    const float *alphas = maps->at[MOERT_OP_BUFFER_alpha], *betas = maps->at[MOERT_OP_BUFFER_beta];
-    const float alpha = alphas != NULL ? alphas[g] : 1.0f;
-    const float beta = betas != NULL ? betas[g] : op->options.accumulate ? 1.0f : 0.0f;
+    const float *alphas = maps->at[MOERT_OP_BUFFER_alpha];
+    const float alpha = alphas != NULL ? alphas[g] : 1.0f, beta = beta_of(op, maps, g);
     const float v = bias != NULL   ? fmaf(acc, alpha, *bias)
                     : prob != NULL ? acc * alpha * *prob
                                    : acc * alpha;
@@ -161,13 +165,24 @@ static void make_weight(const moert_op *op, const moert_op_maps *maps, size_t g,
         }
 }
 
+/* The same of a group without rows: beta times the old value, whatever alpha is. */
+static void make_empty_weight(const moert_op *op, const moert_op_maps *maps, size_t g, void *weight,
+                              size_t base) {
+    const moert_number type = op->options.weight.type;
+    const float beta = beta_of(op, maps, g);
+    for (size_t i = base; beta != 1.0f && i < base + op->options.n * op->options.k; i++)
+        moert_op_store(weight, type, i,
+                       beta != 0.0f ? beta * moert_op_load(weight, type, i) : 0.0f);
+}
+
 /* `weight` holds group g from element `base` on. */
 static void execute_group(const moert_op *op, const moert_op_maps *maps, size_t g, void *weight,
                           size_t base) {
     const moert_op_host *host = op->state;
     const moert_op_options *o = &op->options;
     if (o->kind == MOERT_OP_GEMM_WGRAD) {
-        make_weight(op, maps, g, weight, base);
+        const bool empty = moert_op_start(maps, g) == maps->ends[g];
+        (empty ? make_empty_weight : make_weight)(op, maps, g, weight, base);
         return;
     }
     for (size_t i = 0; i < o->n * o->k; i++)
