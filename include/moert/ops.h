@@ -145,7 +145,9 @@ typedef struct moert_op_options {
     moert_operand column; /* if quantised: a second version of the quantised result, in COLUMN
                              blocks; not in GEMM_WGRAD */
     size_t row_multiple;  /* a promise: every group has a multiple of so many rows (0 = 1), so that
-                             COLUMN payloads and scales by groups need less room */
+                             COLUMN payloads and scales by groups need less room. Where it is
+                             broken, blocks without room are left out of results, and elements of
+                             factors are zeros or what they were before */
     bool norm;            /* a factor of the quantised results, see above */
 
     bool alpha, beta;       /* factors per group; otherwise 1 and 0 */
@@ -238,7 +240,7 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
  * allocates nothing. Executions of one op share its workspace, on one queue. FLOPs: 2 ends[G-1] N
  * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not described; the
- * reference backend also finds decreasing ends), ERROR_DEVICE.
+ * reference backend also finds decreasing ends and a broken promise of row_multiple), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 

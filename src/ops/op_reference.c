@@ -199,6 +199,19 @@ static void execute_group(const moert_op *op, const moert_op_maps *maps, size_t 
 
 /* ---- execute ---- */
 
+static moert_status check_promise(const moert_op *op, const moert_op_maps *maps) {
+    const size_t multiple = moert_max(op->options.row_multiple, 1);
+    for (size_t g = 0; g < op->options.groups; g++) {
+        const size_t rows = maps->ends[g] - moert_op_start(maps, g);
+        if (rows % multiple != 0)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s: group %zu has %zu rows; a multiple of "
+                              "row_multiple, %zu",
+                              moert_op_kind_name(op->options.kind), g, rows, multiple);
+    }
+    return MOERT_OK;
+}
+
 static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert_op_maps *maps) {
     moert_op_buffers copy = *b;
     const moert_groups groups = {b->ends, op->options.groups, op->options.rows};
@@ -208,7 +221,8 @@ static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert
     MOERT_TRY(moert_map_one(&maps->maps, op->acc_scale, &maps->acc_scale));
     maps->gather = maps->at[MOERT_OP_BUFFER_gather];
     maps->rows = maps->ends[groups.count - 1];
-    return moert_check_ends(&groups, maps->ends);
+    MOERT_TRY(moert_check_ends(&groups, maps->ends));
+    return check_promise(op, maps);
 }
 
 static moert_status execute_discrete(const moert_op *op, const moert_op_maps *maps, size_t g,
