@@ -10,6 +10,7 @@
  *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
  *     v = v prob[r]            with prob
  *     v = fma(beta[g], old, v) unless beta[g] = 0; alpha null = 1, beta null = `beta_all`
+ *     v = beta[g] old          of a weight whose group has no rows: 0 if beta[g] = 0, not touched if it is 1
  *     v = round(v) round(w[home(r)]) with row weights w
  *     result = round(v)        peak[r] = max |v|, -inf of rows that are not written
  *
@@ -107,19 +108,27 @@ KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint 
     }
 }
 
-KERNEL void op_store_weight(uint first, uint slot, uint place, global const float *acc, global const float *alpha,
-                            global const float *beta, float beta_all, global void *weight, int type, ulong elements)
+KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint place, global const float *acc,
+                            global const float *alpha, global const float *beta, float beta_all, global void *weight,
+                            int type, ulong elements)
 {
     const uint i = get_group_id(1), g = first + i;
     const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
     const vec a = alpha != 0 ? alpha[g] : 1.0f;
     const float b = beta != 0 ? beta[g] : beta_all;
+    const bool empty = group_start(ends, g) == ends[g];
+    if (empty && b == 1.0f)
+        return;
     for (ulong e = begin; e < end; e += VEC) {
         const ulong at = (place + i) * elements + e;
         const int n = (int)min((ulong)VEC, end - e);
-        vec v = load_part(acc + (slot + i) * elements + e, n) * a;
-        if (b != 0.0f)
-            v = fma((vec)b, load_as(weight, type, at, n), v);
+        vec v = 0.0f;
+        if (!empty)
+            v = load_part(acc + (slot + i) * elements + e, n) * a;
+        if (b != 0.0f) {
+            const vec old = load_as(weight, type, at, n);
+            v = empty ? b * old : fma((vec)b, old, v);
+        }
         store_as(v, weight, type, at, n);
     }
 }

@@ -31,7 +31,8 @@
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
  * touches differs between backends. Groups without rows are left alone, except that GEMM_WGRAD
- * gives them acc = 0. GEMM_WGRAD keeps a group's order of rows.
+ * gives them 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a
+ * beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
  * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
  * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
@@ -44,7 +45,9 @@
  *
  * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
  * the quantiser of moert/quantize.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
- * 1/scale of the E8M0 scale 2^-127 is infinity.
+ * 1/scale of the E8M0 scale 2^-127 is infinity. NVFP4 results have no other global scale than
+ * norm: magnitudes above 2688/norm saturate; give norm = 2688/amax. A norm that is not positive,
+ * or NaN, makes all scales NaN.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
  * GEMM (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
@@ -114,14 +117,15 @@ typedef struct moert_operand {
     ptrdiff_t stride;  /* elements from row to row; 0 = the width. weight: 0 or K; quantised: 0 */
     bool discrete; /* weight: one buffer per group, of at most 65536, instead of a stack [G,N,K] */
     /*
-     * how.size 0: plain elements of `type`. Otherwise block-scaled: the buffer holds the payload,
-     * the buffer <operand>_scale the scales. Blocks of factors may lie along any axis; those along
-     * the reduction are what tensor cores take. The rows that COLUMN and TILE blocks divide are
-     * those of a group, of `weight` its N; operands that are gathered are one group.
-     * how.transposed: row matrices with COLUMN blocks, whose payload and linear scales are then
-     * [columns, M]; `weight` with any but TILE: each group's payload and linear scales are
-     * transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from there:
-     * blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW blocks.
+     * how.size 0: plain elements of `type`, and all of `how` is 0. Otherwise block-scaled: the
+     * buffer holds the payload, the buffer <operand>_scale the scales. Blocks of factors may lie
+     * along any axis; those along the reduction are what tensor cores take. The rows that COLUMN
+     * and TILE blocks divide are those of a group, of `weight` its N; operands that are gathered
+     * are one group. how.transposed: row matrices with COLUMN blocks, whose payload and linear
+     * scales are then [columns, M]; `weight` with any but TILE: each group's payload and linear
+     * scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from
+     * there: blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW
+     * blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */
@@ -132,17 +136,20 @@ typedef struct moert_operand {
 typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
-    const char *backend;       /* "reference", "portable"; NULL or "auto" = MOERT_BACKEND */
-    bool fallback;             /* take another backend if this one refuses, and log it */
-    size_t groups, rows, n, k; /* G and M (the most rows), which may be 0; N; K */
-    moert_operand x, weight,
-        y;                /* the two that are multiplied are plain of one type, or quantised */
-    moert_operand c, d;   /* GLU, DGLU; c is plain */
-    moert_operand column; /* if quantised: a second version of the quantised result, in COLUMN
-                             blocks; not in GEMM_WGRAD */
-    size_t row_multiple;  /* a promise: every group has a multiple of so many rows (0 = 1), so that
-                             COLUMN payloads and scales by groups need less room */
-    bool norm;            /* a factor of the quantised results, see above */
+    const char *backend;        /* "reference", "portable"; NULL or "auto" = MOERT_BACKEND */
+    bool fallback;              /* take another backend if this one refuses, and log it */
+    size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
+    moert_operand x, weight, y; /* the two that are multiplied are each plain or quantised; if both
+                                   are plain, of one type */
+    moert_operand c, d;         /* GLU, DGLU; c is plain */
+    moert_operand column;       /* if quantised: a second version of the quantised result, in COLUMN
+                                   blocks; not in GEMM_WGRAD */
+    size_t row_multiple; /* a promise: every group has a multiple of so many rows (0 = 1), so that
+                            COLUMN payloads and scales by groups need less room. Where it is
+                            broken, blocks without room are left out: those of results are not
+                            written, those of factors count as zeros or, if an earlier execute had
+                            room for these rows, as what it left */
+    bool norm;           /* a factor of the quantised results, see above */
 
     bool alpha, beta;       /* factors per group; otherwise 1 and 0 */
     bool accumulate;        /* beta is 1 */
@@ -234,7 +241,7 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
  * allocates nothing. Executions of one op share its workspace, on one queue. FLOPs: 2 ends[G-1] N
  * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not described; the
- * reference backend also finds decreasing ends), ERROR_DEVICE.
+ * reference backend also finds decreasing ends and a broken promise of row_multiple), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 

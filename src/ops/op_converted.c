@@ -1,7 +1,8 @@
 /*
  * Ops with quantised operands, on every backend: an inner op of float32 operands in workspace, and
  * conversions around it. Factors are dequantised without their global scales, which are folded into
- * alpha; results are quantised from what the inner op gives.
+ * alpha, or become one (the inner product is then not the result); results are quantised from what
+ * the inner op gives.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> inner op
  *   inner op -> quantise -> linear scales -> [ transposed ] -> tiled
@@ -46,6 +47,16 @@ static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moer
     return MOERT_OK;
 }
 
+/* The same for values or scales of `q`: what a broken promise leaves out of a factor is not
+ * written, but read. */
+static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
+                             size_t bytes, moert_buffer **buffer) {
+    MOERT_TRY(add_buffer(op, elements, bytes, buffer));
+    if (q->by_ends && !q->result && op->options.row_multiple > 1)
+        MOERT_TRY(moert_buffer_clear(*buffer, 0, elements * bytes));
+    return MOERT_OK;
+}
+
 static void destroy(moert_op *op) {
     converted *state = op->state;
     if (state->inner.state != NULL)
@@ -84,7 +95,7 @@ static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
     if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
         return MOERT_OK;
     if (q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete)
-        return add_buffer(op, elements, sizeof(float), &state->values[q->payload]);
+        return add_part(op, q, elements, sizeof(float), &state->values[q->payload]);
     MOERT_TRY(MOERT_NEW_ARRAY(&state->weights, op->options.groups));
     for (size_t g = 0; g < op->options.groups; g++)
         MOERT_TRY(add_buffer(op, elements, sizeof(float), &state->weights[g]));
@@ -102,7 +113,7 @@ static moert_status make_conversion(moert_op *op, const moert_op_quantized *q, c
         MOERT_TRY(make_ends(op, q, &c->ends));
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    MOERT_TRY(add_buffer(op, scales, 1, &c->scale));
+    MOERT_TRY(add_part(op, q, scales, 1, &c->scale));
     if (column)
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
     if (q->how.transposed)

@@ -34,26 +34,20 @@ static const moert_operand *operand_of(const moert_op *op, size_t i) {
     return (const moert_operand *)(const void *)((const char *)&op->options + parts[i].at);
 }
 
-static bool takes_part(const moert_op *op, size_t i) {
-    const bool used[PARTS] = {[X] = op->x.input || op->x.output,
-                              [WEIGHT] = true,
-                              [Y] = op->y.input || op->y.output,
-                              [D] = moert_op_has_glu(op),
-                              [COLUMN] = true};
-    return used[i];
-}
+/* What an operand is in the op. */
+typedef struct role {
+    bool used, result, gathered;
+} role;
 
-static bool is_result(const moert_op *op, size_t i) {
-    const bool results[PARTS] = {[X] = op->x.output,
-                                 [WEIGHT] = op->options.kind == MOERT_OP_GEMM_WGRAD,
-                                 [Y] = op->y.output,
-                                 [D] = true,
-                                 [COLUMN] = true};
-    return results[i];
-}
-
-static bool is_gathered(const moert_op *op, size_t i) {
-    return (i == X && op->x.gathered) || (i == Y && op->y.gathered);
+static role role_of(const moert_op *op, size_t i) {
+    const role roles[PARTS] = {
+        [X] = {op->x.input || op->x.output, op->x.output, op->x.gathered},
+        [WEIGHT] = {true, op->options.kind == MOERT_OP_GEMM_WGRAD, false},
+        [Y] = {op->y.input || op->y.output, op->y.output, op->y.gathered},
+        [D] = {moert_op_has_glu(op), true, false},
+        [COLUMN] = {true, true, false},
+    };
+    return roles[i];
 }
 
 /* ---- checks ---- */
@@ -87,11 +81,31 @@ static moert_status check_rules(const moert_op *op, const char *name, const rule
 
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
+/* Whether no field is set beside `size`. */
+static bool is_blank(const moert_quantizer *how) {
+    return how->format == 0 && how->axis == 0 && how->scale_rounding == 0 && how->nvfp4_rule == 0 &&
+           how->rounding == 0 && how->seed == 0 && !how->transposed && !how->hadamard &&
+           !how->group_scales;
+}
+
 static moert_status check_plain(const moert_op *op, const char *name, const moert_operand *o) {
     return CHECK_RULES(
-        op, name, {o->global, usage, "global", "false, except for quantised factors", "true", 0},
+        op, name,
+        {!is_blank(&o->how), usage, "how.size", "that of MOERT_QUANTIZER_INIT, as how is filled in",
+         NULL, o->how.size},
+        {o->global, usage, "global", "false, except for quantised factors", "true", 0},
         {o->scales != MOERT_SCALES_LINEAR, usage, "scales", "linear (0), unless quantised", NULL,
          o->scales});
+}
+
+/* What only plain operands, or only weights, have. */
+static moert_status check_memory(const moert_op *op, size_t i, const moert_operand *o) {
+    char stride[24];
+    snprintf(stride, sizeof stride, "%td", o->stride);
+    return CHECK_RULES(op, parts[i].name,
+                       {o->stride != 0, usage, "stride", "0 with a quantised operand", stride, 0},
+                       {o->discrete && i != WEIGHT, unsupported, "discrete",
+                        "false; only weight may be discrete", "true", 0});
 }
 
 static moert_status check_ranges(const moert_op *op, const char *name, const moert_operand *o) {
@@ -110,14 +124,13 @@ static moert_status check_ranges(const moert_op *op, const char *name, const moe
         {how->rounding > MOERT_ROUNDING_STOCHASTIC, usage, "how.rounding", "0 to 3", NULL,
          how->rounding},
         {o->scales > MOERT_SCALES_TILED_WHOLE, usage, "scales",
-         "linear (0), tiled (1) or tiled whole (2)", NULL, o->scales},
-        {o->stride != 0, usage, "stride", "0 with a quantised operand", NULL, (size_t)o->stride});
+         "linear (0), tiled (1) or tiled whole (2)", NULL, o->scales});
 }
 
 /* Fields that go together. */
 static moert_status check_operand(const moert_op *op, size_t i, const moert_operand *o) {
     const moert_quantizer *how = &o->how;
-    const bool weight = i == WEIGHT, result = is_result(op, i), tiled = o->scales != 0;
+    const bool weight = i == WEIGHT, result = role_of(op, i).result, tiled = o->scales != 0;
     const bool column = how->axis == MOERT_AXIS_COLUMN, nvfp4 = how->format == MOERT_FORMAT_NVFP4;
     const bool bytes = moert_format_element_bits(how->format) == 8;
     const bool turned = weight ? how->axis != MOERT_AXIS_TILE : column;
@@ -140,7 +153,7 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
          "false, except in results of nvfp4 in blocks along columns", "true", 0},
         {how->rounding > MOERT_ROUNDING_NEAREST && bytes, usage, "how.rounding",
          "0 or 1, except with elements of 4 bits", NULL, how->rounding},
-        {is_gathered(op, i) && !result && column, unsupported, "how.axis",
+        {role_of(op, i).gathered && !result && column, unsupported, "how.axis",
          "row (0) or tile (2) where rows are gathered", NULL, how->axis},
         {i == COLUMN && !column, usage, "how.axis", "column (1)", NULL, how->axis});
 }
@@ -160,7 +173,7 @@ static moert_status check_results(const moert_op *op) {
          NULL, o->column.how.size},
         {o->norm && !quantised, usage, "norm", "false unless the result is quantised", "true", 0},
         {o->norm && floats, usage, "norm", "false with a result of fp8-block", "true", 0},
-        {quantised && is_gathered(op, i), unsupported, "permute",
+        {quantised && role_of(op, i).gathered, unsupported, "permute",
          "none (0), or that of the input, with a quantised result", NULL, o->permute},
         {quantised && o->kind != MOERT_OP_DGLU && o->beta, unsupported, "beta",
          "false with a quantised result", "true", 0},
@@ -172,14 +185,18 @@ static moert_status check_results(const moert_op *op) {
 
 moert_status moert_op_check_quantized(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    if (moert_op_takes_c(op))
+    if (moert_op_takes_c(op)) {
         MOERT_TRY(CHECK_RULES(
             op, "c",
             {o->c.how.size != 0, unsupported, "how.size", "0, c is plain", NULL, o->c.how.size}));
+        MOERT_TRY(check_plain(op, "c", &o->c));
+    }
     for (size_t i = 0; i < PARTS; i++) {
         const moert_operand *operand = operand_of(op, i);
-        if (!takes_part(op, i))
+        if (!role_of(op, i).used)
             continue;
+        if (operand->how.size != 0 || i == COLUMN)
+            MOERT_TRY(check_memory(op, i, operand));
         if (operand->how.size == 0) {
             MOERT_TRY(check_plain(op, parts[i].name, operand));
             continue;
@@ -216,7 +233,7 @@ static void place_weight(const moert_op *op, moert_op_quantized *q) {
 }
 
 static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
-    const bool gathered = is_gathered(op, i), dglu = op->options.kind == MOERT_OP_DGLU;
+    const bool gathered = role_of(op, i).gathered, dglu = op->options.kind == MOERT_OP_DGLU;
     const bool x = i == X || (i == COLUMN && op->x.output);
     q->by_ends = !gathered;
     q->groups = gathered ? 1 : op->options.groups;
@@ -229,11 +246,11 @@ static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
 static moert_op_quantized place(const moert_op *op, size_t i) {
     const moert_operand *operand = operand_of(op, i);
     const size_t block = moert_format_block(operand->how.format);
-    const bool norm = op->options.norm && is_result(op, i);
+    const bool norm = op->options.norm && role_of(op, i).result;
     moert_op_quantized q = {.payload = parts[i].payload,
                             .scale = parts[i].scale,
                             .global = operand->global ? parts[i].global : MOERT_OP_BUFFERS,
-                            .result = is_result(op, i),
+                            .result = role_of(op, i).result,
                             .how = moert_quantizer_settled(&operand->how, norm),
                             .scales = operand->scales};
     if (i == WEIGHT)
@@ -281,7 +298,7 @@ moert_status moert_op_place_quantized(moert_op *op) {
     op->quantized_count = 0;
     op->weight_scales.needed = false;
     for (size_t i = 0; i < PARTS; i++) {
-        if (!takes_part(op, i) || operand_of(op, i)->how.size == 0)
+        if (!role_of(op, i).used || operand_of(op, i)->how.size == 0)
             continue;
         const moert_op_quantized q = place(op, i);
         if (q.rows > INT32_MAX)

@@ -155,11 +155,11 @@ static moert_status store_weights(const moert_op *op, const moert_op_buffers *b,
     const moert_op_options *o = &op->options;
     const size_t elements = o->n * o->k;
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
-    return MOERT_RUN(op->device, "op_rows", "op_store_weight", grid, MOERT_ARG((unsigned)w.first),
-                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place),
-                     MOERT_ARG(work->weight), MOERT_ARG(b->alpha), MOERT_ARG(b->beta),
-                     MOERT_ARG(o->accumulate ? 1.0f : 0.0f), MOERT_ARG(w.weight),
-                     MOERT_ARG((int)o->weight.type), MOERT_ARG(elements));
+    return MOERT_RUN(op->device, "op_rows", "op_store_weight", grid, MOERT_ARG(b->ends),
+                     MOERT_ARG((unsigned)w.first), MOERT_ARG((unsigned)w.slot),
+                     MOERT_ARG((unsigned)w.place), MOERT_ARG(work->weight), MOERT_ARG(b->alpha),
+                     MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f),
+                     MOERT_ARG(w.weight), MOERT_ARG((int)o->weight.type), MOERT_ARG(elements));
 }
 
 /* Moves the weights of a batch, each discrete one by itself. */

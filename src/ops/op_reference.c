@@ -85,12 +85,16 @@ static void load_rows(const moert_op *op, const moert_op_maps *maps, const moert
     }
 }
 
+static float beta_of(const moert_op *op, const moert_op_maps *maps, size_t g) {
+    const float *betas = maps->at[MOERT_OP_BUFFER_beta];
+    return betas != NULL ? betas[g] : op->options.accumulate ? 1.0f : 0.0f;
+}
+
 /* alpha acc, the bias or prob, beta times the old value */
 static float finish(const moert_op *op, const moert_op_maps *maps, size_t g, float acc,
                     const float *bias, const float *prob, float old) {
-    const float *alphas = maps->at[MOERT_OP_BUFFER_alpha], *betas = maps->at[MOERT_OP_BUFFER_beta];
-    const float alpha = alphas != NULL ? alphas[g] : 1.0f;
-    const float beta = betas != NULL ? betas[g] : op->options.accumulate ? 1.0f : 0.0f;
+    const float *alphas = maps->at[MOERT_OP_BUFFER_alpha];
+    const float alpha = alphas != NULL ? alphas[g] : 1.0f, beta = beta_of(op, maps, g);
     const float v = bias != NULL   ? fmaf(acc, alpha, *bias)
                     : prob != NULL ? acc * alpha * *prob
                                    : acc * alpha;
@@ -161,13 +165,24 @@ static void make_weight(const moert_op *op, const moert_op_maps *maps, size_t g,
         }
 }
 
+/* The same of a group without rows: beta times the old value, whatever alpha is. */
+static void make_empty_weight(const moert_op *op, const moert_op_maps *maps, size_t g, void *weight,
+                              size_t base) {
+    const moert_number type = op->options.weight.type;
+    const float beta = beta_of(op, maps, g);
+    for (size_t i = base; beta != 1.0f && i < base + op->options.n * op->options.k; i++)
+        moert_op_store(weight, type, i,
+                       beta != 0.0f ? beta * moert_op_load(weight, type, i) : 0.0f);
+}
+
 /* `weight` holds group g from element `base` on. */
 static void execute_group(const moert_op *op, const moert_op_maps *maps, size_t g, void *weight,
                           size_t base) {
     const moert_op_host *host = op->state;
     const moert_op_options *o = &op->options;
     if (o->kind == MOERT_OP_GEMM_WGRAD) {
-        make_weight(op, maps, g, weight, base);
+        const bool empty = moert_op_start(maps, g) == maps->ends[g];
+        (empty ? make_empty_weight : make_weight)(op, maps, g, weight, base);
         return;
     }
     for (size_t i = 0; i < o->n * o->k; i++)
@@ -184,6 +199,19 @@ static void execute_group(const moert_op *op, const moert_op_maps *maps, size_t 
 
 /* ---- execute ---- */
 
+static moert_status check_promise(const moert_op *op, const moert_op_maps *maps) {
+    const size_t multiple = moert_max(op->options.row_multiple, 1);
+    for (size_t g = 0; g < op->options.groups; g++) {
+        const size_t rows = maps->ends[g] - moert_op_start(maps, g);
+        if (rows % multiple != 0)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s: group %zu has %zu rows; a multiple of "
+                              "row_multiple, %zu",
+                              moert_op_kind_name(op->options.kind), g, rows, multiple);
+    }
+    return MOERT_OK;
+}
+
 static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert_op_maps *maps) {
     moert_op_buffers copy = *b;
     const moert_groups groups = {b->ends, op->options.groups, op->options.rows};
@@ -193,7 +221,8 @@ static moert_status map_all(const moert_op *op, const moert_op_buffers *b, moert
     MOERT_TRY(moert_map_one(&maps->maps, op->acc_scale, &maps->acc_scale));
     maps->gather = maps->at[MOERT_OP_BUFFER_gather];
     maps->rows = maps->ends[groups.count - 1];
-    return moert_check_ends(&groups, maps->ends);
+    MOERT_TRY(moert_check_ends(&groups, maps->ends));
+    return check_promise(op, maps);
 }
 
 static moert_status execute_discrete(const moert_op *op, const moert_op_maps *maps, size_t g,

@@ -130,7 +130,7 @@ static moert_status create(moert_gemm_job *job) {
     moert_operand *const factors[] = {&options.x, &options.weight, &options.y};
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
         if (factors[i]->how.size == 0) /* turned round by load_matrix() */
-            factors[i]->how.transposed = false;
+            factors[i]->how = (moert_quantizer){0};
     return moert_op_create(job->file->device, &options, &job->op);
 }
 

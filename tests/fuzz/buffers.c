@@ -120,8 +120,10 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     }
     if (style >= 224 && o->groups > 0)
         ends[next() % o->groups] = wild[next() % (sizeof wild / sizeof wild[0])];
-    for (size_t g = 0; g < o->groups; g++)
-        legal = legal && ends[g] >= (g > 0 ? ends[g - 1] : 0) && ends[g] <= o->rows;
+    for (size_t g = 0; g < o->groups; g++) {
+        const uint32_t start = g > 0 ? ends[g - 1] : 0;
+        legal = legal && ends[g] >= start && ends[g] <= o->rows && (ends[g] - start) % unit == 0;
+    }
     return legal;
 }
 

@@ -59,12 +59,13 @@ typedef struct recipe {
     moert_number element;
     unsigned sign; /* its bit */
     double largest, norm;
-    bool fine; /* scales of E4M3 */
+    bool fine;   /* scales of E4M3 */
+    bool normed; /* by cuDNN's rules, whatever norm is */
 } recipe;
 
 static recipe recipe_of(const check *c, const moert_quantizer *how) {
     const bool norm = c->got->shape.options.norm;
-    recipe r = {.element = moert_format_element(how->format)};
+    recipe r = {.element = moert_format_element(how->format), .normed = norm};
     r.sign = r.element == MOERT_NUMBER_E2M1 ? 3 : 7;
     r.largest = r.element == MOERT_NUMBER_E4M3   ? 448.0
                 : r.element == MOERT_NUMBER_E2M1 ? 6.0
@@ -97,7 +98,7 @@ static double factor_of(const recipe *r, unsigned scale) {
     if (r->fine)
         return scale == 0 ? 0.0
                           : fmin(r->norm / oracle_value(MOERT_NUMBER_E4M3, scale), (double)FLT_MAX);
-    if (scale == 0 && r->norm != 1.0)
+    if (scale == 0 && r->normed)
         return (double)FLT_MAX; /* 1/2^-127 is infinity there */
     return r->norm * ldexp(1.0, 127 - (int)scale);
 }

@@ -177,11 +177,16 @@ void ops_execute(const char *backend, ops_data *data, size_t times) {
 
 /* ---- what a GEMM must give ---- */
 
+static double beta_of(const ops_data *data, size_t g) {
+    const moert_op_options *o = &data->shape.options;
+    return o->beta ? (double)data->at[MOERT_OP_BUFFER_beta][g] : o->accumulate ? 1.0 : 0.0;
+}
+
 static double finish(const ops_data *data, size_t g, double acc, double bias, double prob,
                      float old) {
-    const float *alpha = data->at[MOERT_OP_BUFFER_alpha], *beta = data->at[MOERT_OP_BUFFER_beta];
+    const float *alpha = data->at[MOERT_OP_BUFFER_alpha];
     const moert_op_options *o = &data->shape.options;
-    const double b = o->beta ? (double)beta[g] : o->accumulate ? 1.0 : 0.0;
+    const double b = beta_of(data, g);
     const double product = (o->alpha ? (double)alpha[g] : 1.0) * acc;
     const double v = o->bias ? product + bias : product * prob; /* -0 stays */
     return b == 0.0 ? v : v + b * (double)old;
@@ -235,7 +240,9 @@ static void expect_weight(ops_data *data, size_t g) {
             for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
                 acc +=
                     element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
-            *to = ops_round(o->weight.type, finish(data, g, acc, 0.0, 1.0, *to));
+            const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* no factor takes part */
+            const double b = beta_of(data, g), left = b == 0.0 ? 0.0 : b * (double)*to;
+            *to = ops_round(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
         }
 }
 

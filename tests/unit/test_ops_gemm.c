@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM ops: exact results of every orientation, type, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,6 +177,40 @@ static void test_two_accumulating_wgrads_are_the_sum(void **state) {
     }
 }
 
+/* Groups 0, 1 and 3 have no rows; -0 and NaN are such old values as arithmetic would change. */
+static void test_a_wgrad_of_no_rows_takes_no_factor(void **state) {
+    (void)state;
+    enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
+    static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
+    const shape *s = &shapes[3];
+    const uint32_t ends[] = {0, 0, 5, 5};
+    for (size_t i = 0; i < (size_t)2 * TYPES * MODES * 2 * 2; i++) {
+        const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
+        moert_op_options o =
+            describe(s, MOERT_OP_GEMM_WGRAD, MOERT_NUMBER_F32, types[i / 2 % TYPES]);
+        o.alpha = i / 2 / TYPES / MODES % 2 == 0; /* otherwise float32 is made in its place */
+        o.weight.discrete = i / 2 / TYPES / MODES / 2 == 1;
+        o.accumulate = mode == ACCUMULATED;
+        o.beta = mode == WITH_BETA;
+        ops_data got = ops_make(&o, ends, true);
+        for (size_t e = 0; e < 4 * elements; e++)
+            ops_weight(&got)[e] = mode == WITH_BETA ? old[e % 4] : e % 5 == 4 ? NAN : old[e % 5];
+        for (size_t g = 0; o.alpha && g < 4; g++)
+            got.at[MOERT_OP_BUFFER_alpha][g] = g == 2 ? 1.0f : g == 0 ? NAN : -INFINITY;
+        for (size_t g = 0; o.beta && g < 4; g++)
+            got.at[MOERT_OP_BUFFER_beta][g] = betas[g];
+        ops_data want = ops_copy(&got);
+        ops_execute(backends[i % 2], &got, 1);
+        ops_expect_gemm(&want);
+        for (size_t g = 0; g < 4; g++)
+            if (g != 2)
+                assert_same_bits("weight", ops_weight(&got) + g * elements,
+                                 ops_weight(&want) + g * elements, elements);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
 static void test_the_portable_backend_has_the_bits_of_the_reference(void **state) {
     (void)state;
     for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
@@ -228,6 +263,7 @@ int main(void) {
         cmocka_unit_test(test_permutations_gather_and_scatter_rows),
         cmocka_unit_test(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written),
         cmocka_unit_test(test_two_accumulating_wgrads_are_the_sum),
+        cmocka_unit_test(test_a_wgrad_of_no_rows_takes_no_factor),
         cmocka_unit_test(test_the_portable_backend_has_the_bits_of_the_reference),
         cmocka_unit_test(test_a_group_has_the_bits_of_its_own_product),
     };

@@ -1,6 +1,8 @@
 // run: np=1 sanitize=1
 /* Ops with quantised factors: bit for bit the float32 op on their values, on both backends, for any
  * split of the rows. */
+#include <malloc.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -136,6 +138,27 @@ static void test_global_scales_multiply_alpha(void **state) {
     }
 }
 
+/* Groups 0, 2 and 5 have no rows. */
+static void test_a_global_scale_of_no_rows_does_not_count(void **state) {
+    (void)state;
+    for (size_t i = 0; i < BACKENDS; i++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_WGRAD);
+        const size_t elements = o.n * o.k;
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+        add_globals(&o.x, true);
+        ops_bytes data = ops_bytes_make(&o, usual_ends), unused = ops_bytes_fill(&data);
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[2] = INFINITY;
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[5] = NAN;
+        ops_bytes_execute(backends[i], &data);
+        for (size_t e = 0; e < elements * sizeof(float); e++) {
+            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][2 * elements * sizeof(float) + e], 0);
+            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][5 * elements * sizeof(float) + e], 0);
+        }
+        ops_bytes_free(&data);
+        ops_bytes_free(&unused);
+    }
+}
+
 /* ---- groups ---- */
 
 static void test_any_split_of_the_rows_is_right(void **state) {
@@ -170,16 +193,58 @@ static void test_any_split_of_the_rows_is_right(void **state) {
     }
 }
 
+/* The portable backend does what has room; the reference backend sees it before it writes. */
 static void test_a_broken_promise_stays_within_the_buffers(void **state) {
     (void)state;
-    for (size_t i = 0; i < (size_t)LAYOUTS * BACKENDS; i++) {
+    for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        moert_op *op;
         o.row_multiple = 128;
-        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
-        o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i / BACKENDS);
-        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i / BACKENDS);
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i);
         ops_bytes data = ops_bytes_make(&o, usual_ends);
-        ops_bytes_execute(backends[i % BACKENDS], &data); /* checks the guards */
+        ops_bytes_execute("portable", &data); /* checks the guards */
+        ops_bytes_free(&data);
+        data = ops_bytes_make(&o, usual_ends);
+        moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
+        o.backend = "reference";
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE,
+                     "gemm_forward: group 1 has 33 rows; a multiple of row_multiple, 128");
+        moert_op_destroy(op);
+        ops_bytes_download(&data, &buffers);
+        for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y]; at++)
+            assert_int_equal(data.at[MOERT_OP_BUFFER_y][at], OPS_UNSET);
+        ops_bytes_free(&data);
+    }
+}
+
+/* Every element is 1, so that a weight is the number of its group's rows; of the three blocks of x
+ * two have room, of the three tiles one. */
+static void test_factors_without_room_count_as_zeros(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {20, 40, 64};
+    for (size_t tiled = 0; tiled < 2; tiled++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_WGRAD);
+        o.groups = 3;
+        o.rows = 64;
+        o.row_multiple = tiled ? 128 : 32;
+        o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, tiled);
+        ops_bytes data = ops_bytes_make(&o, ends);
+        memset(data.at[MOERT_OP_BUFFER_x], 0x38, data.bytes[MOERT_OP_BUFFER_x]);
+        memset(data.at[MOERT_OP_BUFFER_x_scale], 127, data.bytes[MOERT_OP_BUFFER_x_scale]);
+        for (size_t i = 0; i < o.rows * o.n; i++)
+            ops_floats(&data, MOERT_OP_BUFFER_y)[i] = 1.0f;
+        mallopt(M_PERTURB, 1); /* new memory of the CPU's device is large numbers */
+        ops_bytes_execute("portable", &data);
+        mallopt(M_PERTURB, 0);
+        for (size_t i = 0; i < 3 * o.n * o.k; i++) {
+            const float want = i / (o.n * o.k) < (tiled ? 1 : 2) ? 20.0f : 0.0f;
+            const float got = ops_floats(&data, MOERT_OP_BUFFER_weight)[i];
+            if (!(fabsf(got - want) < 1e-30f)) /* a scale of 0 is 2^-127 */
+                fail_msg("weight[%zu] is %g, not %g", i, (double)got, (double)want);
+        }
         ops_bytes_free(&data);
     }
 }
@@ -231,8 +296,10 @@ int main(void) {
         cmocka_unit_test(test_one_factor_may_be_plain),
         cmocka_unit_test(test_gathered_rows_are_dequantised_as_one_group),
         cmocka_unit_test(test_global_scales_multiply_alpha),
+        cmocka_unit_test(test_a_global_scale_of_no_rows_does_not_count),
         cmocka_unit_test(test_any_split_of_the_rows_is_right),
         cmocka_unit_test(test_a_broken_promise_stays_within_the_buffers),
+        cmocka_unit_test(test_factors_without_room_count_as_zeros),
         cmocka_unit_test(test_a_recording_serves_other_splits_and_values),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);

@@ -47,6 +47,7 @@ static void test_a_wrong_field_of_a_quantised_operand_is_named(void **state) {
     REFUSED(forward, usage, x.how.rounding, (moert_rounding)4, "x.how.rounding is 4; 0 to 3");
     REFUSED(forward, usage, x.scales, (moert_scale_layout)3, "x.scales is 3; linear (0)");
     REFUSED(forward, usage, x.stride, 40, "x.stride is 40; 0 with");
+    REFUSED(forward, usage, x.stride, -40, "x.stride is -40; 0 with");
     REFUSED(forward, usage, weight.stride, 32, "weight.stride is 32; 0 with");
     REFUSED(forward, unsupported, x.discrete, true, "x.discrete is true");
     REFUSED(forward, usage, x.how.transposed, true, "x.how.transposed is true; false, except");
@@ -101,19 +102,55 @@ static void test_fields_that_do_not_go_together_are_refused(void **state) {
     o.d.how.format = MOERT_FORMAT_FP8_BLOCK;
     refused(&o, usage, "norm is true; false with a result of fp8-block");
     o = base(forward);
-    o.y.how.size = 0;
+    o.y = (moert_operand){.type = MOERT_NUMBER_F32};
     o.norm = true;
     refused(&o, usage, "norm is true; false unless the result is quantised");
     o.norm = false;
     o.y.scales = MOERT_SCALES_TILED;
     refused(&o, usage, "y.scales is 1; linear (0), unless");
     o = base(forward);
-    o.x.how.size = 0;
-    o.x.global = true;
+    o.x = (moert_operand){.global = true};
     refused(&o, usage, "x.global is true; false, except for quantised factors");
     o.x.global = false;
     o.x.type = MOERT_NUMBER_E2M1;
     refused(&o, unsupported, "x.type is e2m1");
+}
+
+/* A quantiser without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
+static void test_a_quantiser_without_a_size_is_refused(void **state) {
+    (void)state;
+    static const moert_quantizer forgotten[] = {{.format = MOERT_FORMAT_NVFP4},
+                                                {.axis = MOERT_AXIS_TILE},
+                                                {.scale_rounding = 1},
+                                                {.nvfp4_rule = MOERT_NVFP4_TORCHAO},
+                                                {.rounding = MOERT_ROUNDING_NEAREST},
+                                                {.seed = 1},
+                                                {.transposed = true},
+                                                {.hadamard = true},
+                                                {.group_scales = true}};
+    for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten; i++) {
+        const moert_operand wrong = {.how = forgotten[i]};
+        REFUSED(forward, usage, x, wrong, "x.how.size is 0; that of MOERT_QUANTIZER_INIT");
+        REFUSED(dgrad, usage, weight, wrong, "weight.how.size is 0; that of");
+        REFUSED(wgrad, usage, y, wrong, "y.how.size is 0; that of");
+        REFUSED(dglu, usage, c, wrong, "c.how.size is 0; that of");
+        REFUSED(gated, usage, d, wrong, "d.how.size is 0; that of");
+        REFUSED(gated, usage, column, wrong, "column.how.size is 0; that of");
+    }
+}
+
+static void test_column_has_no_stride_and_is_never_discrete(void **state) {
+    (void)state;
+    for (size_t used = 0; used < 2; used++) {
+        moert_op_options o = base(forward);
+        if (used)
+            o.column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+        o.column.discrete = true;
+        refused(&o, unsupported, "column.discrete is true; false; only weight");
+        o.column.discrete = false;
+        o.column.stride = -1;
+        refused(&o, usage, "column.stride is -1; 0 with");
+    }
 }
 
 /* ---- buffers ---- */
@@ -231,6 +268,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_wrong_field_of_a_quantised_operand_is_named),
         cmocka_unit_test(test_fields_that_do_not_go_together_are_refused),
+        cmocka_unit_test(test_a_quantiser_without_a_size_is_refused),
+        cmocka_unit_test(test_column_has_no_stride_and_is_never_discrete),
         cmocka_unit_test(test_buffers_have_the_bytes_that_the_op_tells),
         cmocka_unit_test(test_a_missing_or_small_buffer_is_named),
         cmocka_unit_test(test_the_reference_backend_cannot_be_recorded),

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/number.h"
-#include "support/ops_quantized.h"
+#include "support/ops_exact.h"
 
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2, FORMATS = 5, AXES = 3, GROUPS = 6, ROWS = 140 };
@@ -79,6 +79,31 @@ static void test_a_norm_scales_quantised_results(void **state) {
     }
 }
 
+/* A norm of 1 is one: of E8M0's least scale the reciprocal is infinite then, and 2^127 without. */
+static void test_a_norm_of_1_is_not_no_norm(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        o.k = 1;
+        o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, 0);
+        o.norm = i / BACKENDS == 1;
+        ops_bytes data = ops_bytes_make(&o, usual_ends);
+        for (size_t r = 0; r < ROWS; r++)
+            ops_floats(&data, MOERT_OP_BUFFER_x)[r] = 0x1p-60f * (float)(r % 7);
+        for (size_t j = 0; j < GROUPS * o.n; j++)
+            ops_floats(&data, MOERT_OP_BUFFER_weight)[j] = 0x1p-61f * (float)(j % 5);
+        if (o.norm)
+            ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 1.0f;
+        ops_bytes plain = ops_bytes_fill(&data);
+        ops_exact want = ops_exact_of(&plain, 0.0);
+        ops_bytes_execute(backends[i % BACKENDS], &data);
+        ops_exact_check(o.norm ? "norm 1" : "no norm", &data, &want);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
 static void test_factors_and_results_may_all_be_quantised(void **state) {
     (void)state;
     for (size_t i = 0; i < FORMATS; i++) {
@@ -146,6 +171,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
         cmocka_unit_test(test_a_norm_scales_quantised_results),
+        cmocka_unit_test(test_a_norm_of_1_is_not_no_norm),
         cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
         cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
         cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
