@@ -5,9 +5,7 @@
 #include "base/memory.h"
 #include "ops/op.h"
 #include "ops/quantize.h"
-
-/* Lines and columns of a tile of scales (moert/ops.h). */
-enum { TILE_LINES = 128, TILE_SCALES = 4, TILE_BYTES = TILE_LINES * TILE_SCALES };
+#include "ops/scales.h"
 
 typedef struct part {
     const char *name;
@@ -260,10 +258,9 @@ static moert_op_quantized place(const moert_op *op, size_t i) {
     const bool column = q.how.axis == MOERT_AXIS_COLUMN;
     q.blocks = room(op, &q, block);
     if (q.scales == MOERT_SCALES_TILED)
-        q.tiles = room(op, &q, column ? TILE_SCALES * block : TILE_LINES);
+        q.tiles = room(op, &q, moert_tile_lines(column) * (column ? block : 1));
     else
-        q.tiles =
-            column ? moert_ceil_div(q.blocks, TILE_SCALES) : moert_ceil_div(q.rows, TILE_LINES);
+        q.tiles = moert_ceil_div(column ? q.blocks : q.rows, moert_tile_lines(column));
     q.width = column ? q.columns : moert_ceil_div(q.columns, block);
     return q;
 }
@@ -273,9 +270,7 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
         moert_quantized_shape_of(&q->how, q->rows, q->columns, q->blocks);
     const bool floats = q->how.format == MOERT_FORMAT_FP8_BLOCK;
     const bool stacked = q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete;
-    const size_t across =
-        moert_ceil_div(q->width, q->how.axis == MOERT_AXIS_COLUMN ? TILE_LINES : TILE_SCALES) *
-        TILE_BYTES;
+    const size_t across = moert_tiles_across_bytes(q->width, q->how.axis == MOERT_AXIS_COLUMN);
     const size_t globals = q->how.group_scales ? op->options.groups : 1;
     const moert_op_need payload = {stacked, MOERT_OP_BYTE, s.q_lines, s.q_bytes, s.q_bytes};
     const moert_op_need linear = {stacked, floats ? MOERT_NUMBER_F32 : MOERT_OP_BYTE, s.scale_lines,

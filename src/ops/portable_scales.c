@@ -4,7 +4,8 @@
 
 static moert_status move_scales(const moert_scale_tiles *op, const char *kernel) {
     const moert_groups *groups = &op->groups;
-    const size_t along = op->transposed ? 4 : 128, across = op->transposed ? 128 : 4;
+    const size_t along = moert_tile_lines(op->transposed);
+    const size_t across = moert_tile_columns(op->transposed);
     const size_t matrices = op->whole ? 1 : groups->count;
     const moert_grid grid = {moert_row_blocks_most(groups->rows, matrices, along),
                              moert_ceil_div(op->width, across), 1};

@@ -59,9 +59,9 @@ static void move_group(const tiling *t, size_t start, size_t end, size_t lines, 
     const moert_scale_tiles *op = t->op;
     const size_t scales = op->transposed ? lines : op->width, own = end - start;
     const size_t high = op->transposed ? op->width : own, wide = op->transposed ? own : op->width;
-    for (size_t r = 0; forward && r < high; r += 128)
-        for (size_t c = 0; c < wide; c += 4)
-            memset(t->swizzled + base + swizzled_at(r, c, scales), 0, 512);
+    for (size_t r = 0; forward && r < high; r += MOERT_TILE_ROWS)
+        for (size_t c = 0; c < wide; c += MOERT_TILE_SCALES)
+            memset(t->swizzled + base + swizzled_at(r, c, scales), 0, MOERT_TILE_BYTES);
     for (size_t line = start; line < end; line++)
         for (size_t column = 0; column < op->width; column++) {
             const size_t r = op->transposed ? column : line - start;
@@ -76,7 +76,7 @@ static void move_group(const tiling *t, size_t start, size_t end, size_t lines, 
 }
 
 static moert_status move_scales(const moert_scale_tiles *op, bool forward) {
-    const size_t unit = op->transposed ? 4 : 128;
+    const size_t unit = moert_tile_lines(op->transposed);
     tiling t = {.op = op, .whole = (uint32_t)op->groups.rows};
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;

@@ -4,19 +4,12 @@
 #include "base/memory.h"
 #include "ops/backend.h"
 
-enum { TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BYTES = TILE_ROWS * TILE_COLUMNS };
-
-/* Tiles of a row of tiles (transposed: of a column) but for the part that groups decide. */
-static size_t tiles_across(size_t width, bool transposed) {
-    return moert_ceil_div(width, transposed ? TILE_ROWS : TILE_COLUMNS);
-}
-
 size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines, size_t width,
                             bool transposed) {
     const uint32_t whole = (uint32_t)lines;
     const size_t along = moert_row_blocks(ends != NULL ? ends : &whole, ends != NULL ? groups : 1,
-                                          transposed ? TILE_COLUMNS : TILE_ROWS);
-    return along * tiles_across(width, transposed) * TILE_BYTES;
+                                          moert_tile_lines(transposed));
+    return along * moert_tiles_across_bytes(width, transposed);
 }
 
 static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *full) {
@@ -28,7 +21,7 @@ static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *
         full->groups.count = 1;
     if (op->tiles == 0)
         full->tiles = moert_row_blocks_most(groups->rows, op->whole ? 1 : full->groups.count,
-                                            op->transposed ? TILE_COLUMNS : TILE_ROWS);
+                                            moert_tile_lines(op->transposed));
     MOERT_TRY(moert_to_int(groups->rows, "lines of a scale matrix", &narrow));
     MOERT_TRY(moert_to_int(op->width, "columns of a scale matrix", &narrow));
     MOERT_TRY(moert_to_int(full->groups.count, "groups of scale matrices", &narrow));
@@ -36,26 +29,26 @@ static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *
     if (groups->ends != NULL)
         MOERT_TRY(moert_check_buffer("ends", groups->ends, 1, groups->count, groups->count, 4));
     MOERT_TRY(moert_check_buffer("linear", op->linear, groups->rows, op->width, op->width, 1));
-    const size_t bytes = tiles_across(op->width, op->transposed) * TILE_BYTES;
+    const size_t bytes = moert_tiles_across_bytes(op->width, op->transposed);
     return moert_check_buffer("swizzled", op->swizzled, full->tiles, bytes, bytes, 1);
 }
 
-moert_status moert_swizzle(const moert_scale_tiles *op) {
+static moert_status move_tiles(const moert_scale_tiles *op,
+                               moert_status (*move)(const moert_scale_tiles *)) {
     moert_scale_tiles full;
     MOERT_TRY(check_tiles(op, &full));
     if (full.tiles == 0 || op->width == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_backend_get()->swizzle(&full));
+    MOERT_TRY(move(&full));
     return MOERT_OK;
 }
 
+moert_status moert_swizzle(const moert_scale_tiles *op) {
+    return move_tiles(op, moert_backend_get()->swizzle);
+}
+
 moert_status moert_unswizzle(const moert_scale_tiles *op) {
-    moert_scale_tiles full;
-    MOERT_TRY(check_tiles(op, &full));
-    if (full.tiles == 0 || op->width == 0)
-        return MOERT_OK;
-    MOERT_TRY(moert_backend_get()->unswizzle(&full));
-    return MOERT_OK;
+    return move_tiles(op, moert_backend_get()->unswizzle);
 }
 
 moert_status moert_interleave_run(const moert_interleave *op) {

@@ -9,7 +9,25 @@
 #ifndef MOERT_OPS_SCALES_H
 #define MOERT_OPS_SCALES_H
 
+#include "base/memory.h"
 #include "moert/quantize.h"
+
+/* A tile of scales (moert/quantize.h): 128 rows of 4; the linear scales have rows in their lines
+ * or, transposed, in their columns. */
+enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
+
+/* Lines of linear scales in a tile, and their columns. */
+static inline size_t moert_tile_lines(bool transposed) {
+    return transposed ? MOERT_TILE_SCALES : MOERT_TILE_ROWS;
+}
+static inline size_t moert_tile_columns(bool transposed) {
+    return moert_tile_lines(!transposed);
+}
+
+/* Bytes of the tiles that hold a tile's lines of `width` scales. */
+static inline size_t moert_tiles_across_bytes(size_t width, bool transposed) {
+    return moert_ceil_div(width, moert_tile_columns(transposed)) * MOERT_TILE_BYTES;
+}
 
 typedef struct moert_block_ends {
     moert_groups groups;

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "moert/quantize.h"
+#include "ops/scales.h"
 
 void *moert_gemm_at(const moert_gemm_job *job, size_t offset) {
     return (char *)job->options + offset;
@@ -101,7 +102,7 @@ static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_
 /* Bytes of the scales in tiles. */
 static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
-    const size_t unit = column ? 4 * moert_format_block(q->how.format) : 128;
+    const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
     const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the op's room decides */
     return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }

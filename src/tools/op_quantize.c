@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "moert/quantize.h"
+#include "ops/scales.h"
 #include "tools/op.h"
 
 static const char *base;
@@ -135,7 +136,7 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
 /* The tiles of scales, whose lines end at `ends` by group; NULL: one group. */
 static moert_status make_tiles(moert_file_op_job *job, const char *name, moert_scale_tiles *tiles,
                                const uint32_t *ends) {
-    const size_t unit = tiles->transposed ? 4 : 128;
+    const size_t unit = moert_tile_lines(tiles->transposed);
     const size_t bytes = moert_swizzled_bytes(ends, tiles->groups.count, tiles->groups.rows,
                                               tiles->width, tiles->transposed);
     tiles->tiles = row_blocks(ends, &tiles->groups, unit);

@@ -1,6 +1,7 @@
 /* moert-op swizzle and unswizzle. */
 #include "base/memory.h"
 #include "moert/quantize.h"
+#include "ops/scales.h"
 #include "tools/op.h"
 
 static bool transposed;
@@ -22,7 +23,7 @@ static const moert_option unswizzle_options[] = {
 
 /* Bytes of the tiles, and how many there are along the groups. */
 static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
-    const size_t unit = op->transposed ? 4 : 128;
+    const size_t unit = moert_tile_lines(op->transposed);
     op->tiles = job->ends != NULL ? moert_row_blocks(job->ends, op->groups.count, unit)
                                   : moert_ceil_div(op->groups.rows, unit);
     return moert_swizzled_bytes(job->ends, op->groups.count, op->groups.rows, op->width,
