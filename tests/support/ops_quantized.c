@@ -45,6 +45,18 @@ moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout) {
     return operand;
 }
 
+const uint32_t ops_usual_ends[OPS_GROUPS] = {0, 33, 33, 70, 131, 131};
+
+moert_op_options ops_usual(moert_op_kind kind) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = OPS_GROUPS;
+    o.rows = OPS_ROWS;
+    o.n = 72;
+    o.k = 136;
+    return o;
+}
+
 moert_operand *ops_first_factor(moert_op_options *o) {
     return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
 }

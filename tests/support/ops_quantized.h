@@ -61,6 +61,12 @@ void ops_bytes_check(const char *title, const moert_op_options *options, const u
 /* A quantised operand; scales are linear where the format has no others, `layout` modulo 3. */
 moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
 
+/* The usual groups: empty in front, between and behind; no size is a multiple; rows past the last
+ * end. And a description of products over them. */
+enum { OPS_GROUPS = 6, OPS_ROWS = 140 };
+extern const uint32_t ops_usual_ends[OPS_GROUPS];
+moert_op_options ops_usual(moert_op_kind kind);
+
 /* The one of x and y that is multiplied first. */
 moert_operand *ops_first_factor(moert_op_options *options);
 

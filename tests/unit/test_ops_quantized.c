@@ -9,20 +9,7 @@
 #include "support/ops_quantized.h"
 
 static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2, FORMATS = 5, AXES = 3, LAYOUTS = 3, GROUPS = 6, ROWS = 140 };
-
-/* Empty in front, between and behind; no size is a multiple; rows past the last end. */
-static const uint32_t usual_ends[GROUPS] = {0, 33, 33, 70, 131, 131};
-
-static moert_op_options describe(moert_op_kind kind) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = GROUPS;
-    o.rows = ROWS;
-    o.n = 72;
-    o.k = 136;
-    return o;
-}
+enum { BACKENDS = 2, FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
 /* ---- factors ---- */
 
@@ -43,7 +30,7 @@ static void add_globals(moert_operand *operand, bool by_groups) {
 static moert_op_options factor_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
-    moert_op_options o = describe((moert_op_kind)(i % MOERT_OP_KINDS));
+    moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
     moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
     *first = ops_scaled((moert_format)format, (moert_axis)axis, variant + format);
     *second = ops_scaled((moert_format)((format + variant) % FORMATS),
@@ -72,34 +59,34 @@ static void test_quantised_factors_multiply_as_their_values(void **state) {
         char title[64];
         const moert_op_options o = factor_case(i);
         snprintf(title, sizeof title, "case %zu", i);
-        ops_bytes_check(title, &o, usual_ends);
+        ops_bytes_check(title, &o, ops_usual_ends);
     }
 }
 
 static void test_one_factor_may_be_plain(void **state) {
     (void)state;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
-        moert_op_options o = describe(kind);
+        moert_op_options o = ops_usual(kind);
         ops_first_factor(&o)->type = MOERT_NUMBER_BF16;
         *second_factor(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
-        ops_bytes_check("bf16 and mxfp4", &o, usual_ends);
-        o = describe(kind);
+        ops_bytes_check("bf16 and mxfp4", &o, ops_usual_ends);
+        o = ops_usual(kind);
         *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         second_factor(&o)->type = MOERT_NUMBER_E4M3;
-        ops_bytes_check("nvfp4 and e4m3", &o, usual_ends);
+        ops_bytes_check("nvfp4 and e4m3", &o, ops_usual_ends);
     }
 }
 
 static void test_gathered_rows_are_dequantised_as_one_group(void **state) {
     (void)state;
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * 2; i++) {
-        moert_op_options o = describe((moert_op_kind)(i % MOERT_OP_KINDS));
+        moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
         const moert_axis axis =
             i / MOERT_OP_KINDS / FORMATS == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_TILE;
         *ops_first_factor(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
         o.permute = ops_first_factor(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.topk = 4;
-        ops_bytes_check("gathered", &o, usual_ends);
+        ops_bytes_check("gathered", &o, ops_usual_ends);
     }
 }
 
@@ -109,21 +96,21 @@ static void test_global_scales_multiply_alpha(void **state) {
     static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
                                                MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < (size_t)KINDS * BACKENDS; i++) {
-        moert_op_options o = describe(kinds[i / BACKENDS]);
+        moert_op_options o = ops_usual(kinds[i / BACKENDS]);
         moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
         *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         *second = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
         o.alpha = true;
-        ops_bytes got = ops_bytes_make(&o, usual_ends), want = ops_bytes_fill(&got);
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
         first->global = second->global = first->how.group_scales = true;
-        ops_bytes with = ops_bytes_make(&o, usual_ends), unused = ops_bytes_fill(&with);
+        ops_bytes with = ops_bytes_make(&o, ops_usual_ends), unused = ops_bytes_fill(&with);
         float *alpha = ops_floats(&want, MOERT_OP_BUFFER_alpha);
         float *by_groups =
             ops_floats(&with, first == &o.x ? MOERT_OP_BUFFER_x_global : MOERT_OP_BUFFER_y_global);
         float *one = ops_floats(&with, second == &o.y ? MOERT_OP_BUFFER_y_global
                                                       : MOERT_OP_BUFFER_weight_global);
         one[0] = 0.3f;
-        for (size_t g = 0; g < GROUPS; g++) {
+        for (size_t g = 0; g < OPS_GROUPS; g++) {
             ops_floats(&with, MOERT_OP_BUFFER_alpha)[g] = 1.7f + 0.1f * (float)g;
             by_groups[g] = 0.7f - 0.2f * (float)g;
             alpha[g] = (1.7f + 0.1f * (float)g) * (by_groups[g] * one[0]);
@@ -142,11 +129,11 @@ static void test_global_scales_multiply_alpha(void **state) {
 static void test_a_global_scale_of_no_rows_does_not_count(void **state) {
     (void)state;
     for (size_t i = 0; i < BACKENDS; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_WGRAD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
         const size_t elements = o.n * o.k;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
         add_globals(&o.x, true);
-        ops_bytes data = ops_bytes_make(&o, usual_ends), unused = ops_bytes_fill(&data);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends), unused = ops_bytes_fill(&data);
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[2] = INFINITY;
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[5] = NAN;
         ops_bytes_execute(backends[i], &data);
@@ -165,7 +152,7 @@ static void test_any_split_of_the_rows_is_right(void **state) {
     (void)state;
     static const struct split {
         size_t rows, multiple;
-        uint32_t ends[GROUPS];
+        uint32_t ends[OPS_GROUPS];
     } splits[] = {{0, 0, {0}},
                   {9, 0, {0}},
                   {6, 0, {1, 2, 3, 4, 5, 6}},
@@ -176,14 +163,14 @@ static void test_any_split_of_the_rows_is_right(void **state) {
                   {161, 1, {0, 31, 63, 64, 160, 161}}};
     for (size_t i = 0; i < sizeof splits / sizeof splits[0] * LAYOUTS; i++) {
         const struct split *s = &splits[i / LAYOUTS];
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.rows = s->rows;
         o.row_multiple = s->multiple;
         o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
         ops_bytes_check("splits", &o, s->ends);
-        o = describe(MOERT_OP_GEMM_WGRAD);
+        o = ops_usual(MOERT_OP_GEMM_WGRAD);
         o.rows = s->rows;
         o.row_multiple = s->multiple;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
@@ -197,16 +184,16 @@ static void test_any_split_of_the_rows_is_right(void **state) {
 static void test_a_broken_promise_stays_within_the_buffers(void **state) {
     (void)state;
     for (size_t i = 0; i < LAYOUTS; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         moert_op *op;
         o.row_multiple = 128;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i);
-        ops_bytes data = ops_bytes_make(&o, usual_ends);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
         ops_bytes_execute("portable", &data); /* checks the guards */
         ops_bytes_free(&data);
-        data = ops_bytes_make(&o, usual_ends);
+        data = ops_bytes_make(&o, ops_usual_ends);
         moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
         o.backend = "reference";
         ASSERT_OK(moert_op_create(test_device, &o, &op));
@@ -226,7 +213,7 @@ static void test_factors_without_room_count_as_zeros(void **state) {
     (void)state;
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_WGRAD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
         o.groups = 3;
         o.rows = 64;
         o.row_multiple = tiled ? 128 : 32;
@@ -253,9 +240,9 @@ static void test_factors_without_room_count_as_zeros(void **state) {
 
 static void test_a_recording_serves_other_splits_and_values(void **state) {
     (void)state;
-    const uint32_t none[GROUPS] = {0};
-    moert_op_options o = describe(MOERT_OP_GLU);
-    moert_buffer *weights[GROUPS], *scales[GROUPS];
+    const uint32_t none[OPS_GROUPS] = {0};
+    moert_op_options o = ops_usual(MOERT_OP_GLU);
+    moert_buffer *weights[OPS_GROUPS], *scales[OPS_GROUPS];
     moert_op *op;
     moert_op_recording *recording;
     o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
@@ -266,14 +253,14 @@ static void test_a_recording_serves_other_splits_and_values(void **state) {
     o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     add_globals(&o.x, false);
     add_globals(&o.weight, true);
-    ops_bytes got = ops_bytes_make(&o, usual_ends), want = ops_bytes_fill(&got);
+    ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
     moert_op_buffers buffers = ops_bytes_upload(&got, weights, scales);
     ASSERT_OK(moert_op_create(test_device, &o, &op));
     ASSERT_OK(moert_buffer_write(buffers.ends, 0, none, sizeof none));
     const moert_status status = moert_op_record(op, &buffers, &recording);
     if (status == MOERT_OK) {
         ASSERT_OK(moert_op_replay(recording));
-        ASSERT_OK(moert_buffer_write(buffers.ends, 0, usual_ends, sizeof usual_ends));
+        ASSERT_OK(moert_buffer_write(buffers.ends, 0, ops_usual_ends, sizeof ops_usual_ends));
         ASSERT_OK(moert_op_replay(recording));
         ASSERT_OK(moert_op_replay(recording));
         moert_op_recording_destroy(recording);

@@ -8,20 +8,7 @@
 #include "support/ops_exact.h"
 
 static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2, FORMATS = 5, AXES = 3, GROUPS = 6, ROWS = 140 };
-
-/* Empty in front, between and behind; no size is a multiple; rows past the last end. */
-static const uint32_t usual_ends[GROUPS] = {0, 33, 33, 70, 131, 131};
-
-static moert_op_options describe(moert_op_kind kind) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = GROUPS;
-    o.rows = ROWS;
-    o.n = 72;
-    o.k = 136;
-    return o;
-}
+enum { BACKENDS = 2, FORMATS = 5, AXES = 3 };
 
 static moert_operand *result_of(moert_op_options *o) {
     return o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
@@ -35,7 +22,7 @@ static moert_op_options result_case(size_t i) {
                                                MOERT_OP_GLU, MOERT_OP_DGLU};
     const size_t format = i / KINDS % FORMATS, axis = i / KINDS / FORMATS % AXES;
     const size_t variant = i / KINDS / FORMATS / AXES;
-    moert_op_options o = describe(kinds[i % KINDS]);
+    moert_op_options o = ops_usual(kinds[i % KINDS]);
     moert_operand *result = result_of(&o);
     *result = ops_scaled((moert_format)format, (moert_axis)axis, variant);
     result->how.transposed = axis == MOERT_AXIS_COLUMN && variant % 2 == 1;
@@ -58,7 +45,7 @@ static void test_quantised_results_are_those_of_the_quantiser(void **state) {
         char title[64];
         const moert_op_options o = result_case(i);
         snprintf(title, sizeof title, "result %zu", i);
-        ops_bytes_check(title, &o, usual_ends);
+        ops_bytes_check(title, &o, ops_usual_ends);
     }
 }
 
@@ -66,7 +53,7 @@ static void test_quantised_results_are_those_of_the_quantiser(void **state) {
 static void test_a_norm_scales_quantised_results(void **state) {
     (void)state;
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
-        moert_op_options o = describe(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
+        moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
         moert_operand *result = result_of(&o);
         char title[64];
         *result = ops_scaled((moert_format)(i / 4), MOERT_AXIS_ROW, i);
@@ -75,7 +62,7 @@ static void test_a_norm_scales_quantised_results(void **state) {
         result->how.nvfp4_rule = o.column.how.nvfp4_rule = MOERT_NVFP4_BRIDGE;
         o.norm = true;
         snprintf(title, sizeof title, "norm %zu", i);
-        ops_bytes_check(title, &o, usual_ends);
+        ops_bytes_check(title, &o, ops_usual_ends);
     }
 }
 
@@ -83,14 +70,14 @@ static void test_a_norm_scales_quantised_results(void **state) {
 static void test_a_norm_of_1_is_not_no_norm(void **state) {
     (void)state;
     for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.k = 1;
         o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, 0);
         o.norm = i / BACKENDS == 1;
-        ops_bytes data = ops_bytes_make(&o, usual_ends);
-        for (size_t r = 0; r < ROWS; r++)
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
+        for (size_t r = 0; r < OPS_ROWS; r++)
             ops_floats(&data, MOERT_OP_BUFFER_x)[r] = 0x1p-60f * (float)(r % 7);
-        for (size_t j = 0; j < GROUPS * o.n; j++)
+        for (size_t j = 0; j < OPS_GROUPS * o.n; j++)
             ops_floats(&data, MOERT_OP_BUFFER_weight)[j] = 0x1p-61f * (float)(j % 5);
         if (o.norm)
             ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 1.0f;
@@ -107,14 +94,14 @@ static void test_a_norm_of_1_is_not_no_norm(void **state) {
 static void test_factors_and_results_may_all_be_quantised(void **state) {
     (void)state;
     for (size_t i = 0; i < FORMATS; i++) {
-        moert_op_options o = describe(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
+        moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
         *ops_first_factor(&o) = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.weight = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.weight.discrete = true;
         o.d = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.column = ops_scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         o.prob = o.alpha = true;
-        ops_bytes_check("all", &o, usual_ends);
+        ops_bytes_check("all", &o, ops_usual_ends);
     }
 }
 
@@ -122,15 +109,15 @@ static void test_plain_bytes_are_the_rounded_results(void **state) {
     (void)state;
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
         const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
-        moert_op_options o = describe(MOERT_OP_GLU);
+        moert_op_options o = ops_usual(MOERT_OP_GLU);
         o.save_c = true;
-        ops_bytes want = ops_bytes_make(&o, usual_ends);
+        ops_bytes want = ops_bytes_make(&o, ops_usual_ends);
         o.x.type = o.weight.type = o.c.type = o.d.type = type;
-        ops_bytes got = ops_bytes_make(&o, usual_ends);
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends);
         ops_bytes_execute(backends[i % BACKENDS], &want);
         ops_bytes_execute(backends[i % BACKENDS], &got);
         for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
-            for (size_t at = 0; at < usual_ends[GROUPS - 1] * (o.n / 2); at++)
+            for (size_t at = 0; at < ops_usual_ends[OPS_GROUPS - 1] * (o.n / 2); at++)
                 assert_int_equal(got.at[b][at],
                                  moert_number_encode(type, ops_floats(&want, b)[at]));
         ops_bytes_free(&got);
@@ -146,7 +133,7 @@ static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state
         size_t byte;
     } places[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD);
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.groups = 3;
         o.rows = 1024;
         o.n = 256;
