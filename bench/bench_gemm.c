@@ -27,7 +27,8 @@ static const moert_option options[] = {
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16",
      "of the factors; the rival's are float32"},
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
-     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
+     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none; the "
+     "suites have at least five experts there"},
     {.help = "How"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "15", "1..10000", "samples of each contender"},
     {"patience", MOERT_OPTION_FLOAT, &patience, "100", "0..",
@@ -128,9 +129,14 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
 
 static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_number type,
                                 bool ragged, totals *sum) {
+    bench_shape its = *of;
     bench_problem *problem;
     moert_status status = MOERT_OK;
-    MOERT_TRY(bench_problem_create(bench->device, of, type, ragged, seed, &problem));
+    if (shape.experts == 0)
+        its.experts = bench_suite_experts(of, ragged);
+    if (its.experts == 0)
+        return MOERT_OK;
+    MOERT_TRY(bench_problem_create(bench->device, &its, type, ragged, seed, &problem));
     for (unsigned i = 0; i < BENCH_OPS && status == MOERT_OK; i++)
         if (op == 0 || op == i + 1)
             status = (compare ? run_backends : run_op)(bench, problem, (bench_op)i, sum);

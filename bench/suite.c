@@ -6,6 +6,7 @@
 #include "base/memory.h"
 
 enum { REAL_ROWS = 128, REAL_WEIGHTS = 32 << 20 };
+enum { RAGGED_EXPERTS = 5, RAGGED_WEIGHTS = 160 << 20 };
 
 static const bench_shape cpu[] = {
     {8, 32, 1408, 512, NULL},   {8, 32, 1408, 1024, NULL},  {8, 32, 512, 1024, NULL},
@@ -54,6 +55,12 @@ size_t bench_suite_shapes(bench_suite suite, bench_shape shapes[BENCH_MOST_SHAPE
     }
     memcpy(shapes, cpu, sizeof cpu);
     return sizeof cpu / sizeof cpu[0];
+}
+
+size_t bench_suite_experts(const bench_shape *shape, bool ragged) {
+    if (!ragged || shape->experts >= RAGGED_EXPERTS)
+        return shape->experts;
+    return RAGGED_EXPERTS * shape->n * shape->k <= RAGGED_WEIGHTS ? RAGGED_EXPERTS : 0;
 }
 
 double bench_suite_goal(bench_op op, moert_number type, bool ragged, size_t rows) {

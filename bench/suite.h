@@ -17,6 +17,10 @@ typedef enum bench_suite {
 
 size_t bench_suite_shapes(bench_suite suite, bench_shape shapes[BENCH_MOST_SHAPES]);
 
+/* Experts of a row of a shape: in a ragged one at least five, so that one of them is empty; 0 where
+ * weights of five would be more than 640 MiB, and there is no ragged row. */
+size_t bench_suite_experts(const bench_shape *shape, bool ragged);
+
 /* The ratio that the suite CPU asks of a row; 0 = none. */
 double bench_suite_goal(bench_op op, moert_number type, bool ragged, size_t rows);
 

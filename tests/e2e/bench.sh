@@ -60,6 +60,10 @@ else
     verdict $? "with OpenBLAS: its kernels are the processor's, whatever the environment asks for"
 fi
 
+bench --suite small --rival none --op fprop --dtype f32 --groups ragged
+{ [ $status -eq 0 ] && all_are E '[58]' 4 && all_are groups '"ragged"' 4; } >>"$log" 2>&1
+verdict $? "ragged rows of a suite have at least five experts, and say so"
+
 bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
 [ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
 verdict $? "the backends side by side: one line for each, right"
