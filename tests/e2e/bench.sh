@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
+# run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -67,6 +68,25 @@ verdict $? "ragged rows of a suite have at least five experts, and say so"
 bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
 [ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
 verdict $? "the backends side by side: one line for each, right"
+
+losses() { # FILE LOSS: metrics of four steps, the third with this loss
+    for loss in 5.5 5.25 "$2" 4.75; do
+        echo "{\"step\": 0, \"loss\": $loss, \"aux_loss\": 2.0, \"grad_norm\": 1.5, \"tokens_per_s\": 100}"
+    done >"$1"
+}
+compare() { # LOSS: of the other side, whose third loss is 5 on ours
+    losses "$folder/ours" 5.0
+    losses "$folder/theirs" "$1"
+    bench/train_report.py compare --title test --row "$folder/row" --ours "$folder/ours" --against other "$folder/theirs" >"$log" 2>&1
+}
+if command -v python3 >/dev/null; then
+    compare 5.0001
+    verdict $? "run-cpu: losses that differ by rounding alone are accepted"
+    ! compare 5.002 && grep -q WRONG "$log"
+    verdict $? "run-cpu: a loss that is off by 4e-4 is refused"
+else
+    verdict 0 "run-cpu: losses are compared # SKIP no python3"
+fi
 
 bench --n 33
 [ $status -eq 2 ] && grep -q 'bench_gemm: --n 33 is odd' "$log"
