@@ -71,8 +71,8 @@ def verify(ours, theirs, tolerance):
     """True when the first steps agree, in all that both sides say about them."""
     right = True
     for a, b in zip(ours[:VERIFIED_STEPS], theirs[:VERIFIED_STEPS], strict=True):
-        # the norm, of which float32 sums of millions of squares are part, only says that the gradients are the same ones
-        limits = {"loss": tolerance, "aux_loss": 10 * tolerance, "grad_norm": 10 * tolerance}
+        # clip_grad_norm_ adds the squares of a tensor in float32, which is 2e-4 off with 4 million; float64 sums agree
+        limits = {"loss": tolerance, "aux_loss": 10 * tolerance, "grad_norm": 100 * tolerance}
         off = {key: abs(a[key] - b[key]) / abs(a[key]) for key in limits}
         good = all(off[key] <= limits[key] for key in limits)
         right &= good
