@@ -1,6 +1,7 @@
 /* Sets a kernel's arguments and enqueues it. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "device/internal.h"
 
@@ -51,9 +52,13 @@ static cl_int enqueue_first(moert_device *device, const char *program, moert_ker
                             const size_t groups[3]) {
     moert_cache_entry entry;
     moert_cache_begin(kernel->key, &entry);
+    uint64_t start = moert_clock_ns();
     cl_int code = enqueue(device, program, kernel->handle, groups);
-    if (code == CL_SUCCESS && entry.lock >= 0)
+    if (code == CL_SUCCESS && entry.lock >= 0) {
         code = clFinish(device->queue);
+        MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
+                    (double)(moert_clock_ns() - start) * 1e-9);
+    }
     moert_cache_end(&entry, code == CL_SUCCESS);
     free(kernel->key);
     kernel->key = NULL;
