@@ -50,7 +50,7 @@
 /* t[r][c] <- t[c][r]: four perfect shuffles turn the 8-bit index rc into cr. */
 static inline void transpose(vec *t)
 {
-    UNROLL for (int stage = 0; stage < 4; stage++) {
+    ROLLED for (int stage = 0; stage < 4; stage++) {
         vec u[VEC];
         UNROLL for (int i = 0; i < VEC / 2; i++) {
             u[2 * i].even = t[i].lo;

@@ -16,6 +16,7 @@
 
 #define KERNEL __attribute__((reqd_work_group_size(1, 1, 1))) kernel
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 #define VEC    16
 
 typedef float16 vec;

@@ -32,7 +32,8 @@
       "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
       "file *.xml; binds nothing")                                                                 \
     X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
-      "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
+      "folder of compiled kernels, PoCL's too; default $XDG_CACHE_HOME/moert or "                  \
+      "~/.cache/moert; 'off' = none")                                                              \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \

@@ -38,6 +38,9 @@ moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
     MOERT_MPI(NULL, MPI_Initialized(&done));
     if (!done) {
+        /* without mpirun this loads hwloc's plugins: the one for OpenCL would start PoCL, before it
+         * has been told how many threads and which folder to use */
+        setenv("HWLOC_COMPONENTS", "-opencl", 0);
         MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
     }

@@ -82,22 +82,23 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
 moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
                                  float *sum);
 
-/* ---- memory shared by the ranks of one host (MPI_Win_allocate_shared) ---- */
+/* ---- memory shared by the ranks of one host ---- */
 
 typedef struct moert_shared moert_shared;
 
 /*
- * `bytes` per rank (of the largest request), untouched pages cost nothing. Every segment starts at
- * a multiple of 4096 bytes, and they follow each other: segment r lies r * round_up(bytes, 4096)
- * after segment 0. Collective. Errors on all ranks alike: ERROR_UNSUPPORTED (ranks on several
- * hosts, no osc/sm component), ERROR_MEMORY (no space).
+ * Zeroed segments, `bytes` per rank (of the largest request); untouched pages cost nothing. Every
+ * segment starts at a multiple of 4096 bytes, and they follow each other: segment r lies
+ * r * round_up(bytes, 4096) after segment 0. Collective. Errors on all ranks alike:
+ * ERROR_UNSUPPORTED (ranks on several hosts, in several containers or of several users),
+ * ERROR_MEMORY (no room in the address space).
  */
 moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
 void *moert_shared_segment(const moert_shared *shared, size_t rank);
-/* Makes what all ranks wrote before visible to all after: Win_sync, Barrier, Win_sync. Collective.
- */
+/* Makes what all ranks wrote before, into this memory or any other that they share, visible to all
+ * after. Collective. */
 moert_status moert_shared_sync(moert_shared *shared);
-/* Collective. NULL is legal. */
+/* Other ranks keep what they have mapped. NULL is legal. */
 void moert_shared_destroy(moert_shared *shared);
 
 #endif

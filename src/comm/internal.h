@@ -30,6 +30,17 @@ struct moert_comm {
 /* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
 extern size_t moert_comm_piece_bytes;
 
+/*
+ * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`; the
+ * status is this rank's own, and the memory may be used once all have agreed. ERROR_MEMORY,
+ * ERROR_UNSUPPORTED (a rank cannot reach what another has made).
+ */
+moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes, void **memory);
+/* Takes it from this rank alone. NULL is legal. */
+void moert_memory_unmap(void *memory, size_t bytes);
+/* Where the processes' files are: /proc. Tests look elsewhere. */
+extern const char *moert_memory_processes;
+
 /* Records a failed MPI call: its text, MPI's words and the rank. `comm` may be NULL. */
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line);

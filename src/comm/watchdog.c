@@ -1,21 +1,17 @@
 /*
  * The watchdog's thread, and the table that the ranks of a host map.
  *
- * The table is POSIX shared memory, unlinked as soon as all have opened it, not an MPI window: it
- * works with any MPI, and the thread makes no MPI call. Every rank of the host decides alone; the
- * first to set `reported` speaks, and lower ranks decide a little earlier. Once it is set, the job
- * is ending: every rank of the host leaves.
+ * The thread makes no MPI call. Every rank of the host decides alone; the first to set `reported`
+ * speaks, and lower ranks decide a little earlier. Once it is set, the job is ending: every rank of
+ * the host leaves.
  */
 #include "comm/watchdog.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,7 +21,7 @@
 #include "comm/internal.h"
 #include "comm/watch.h"
 
-enum { BEAT_MS = 200, NAME_BYTES = 64 };
+enum { BEAT_MS = 200 };
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
@@ -208,52 +204,23 @@ static void stop_thread(moert_watchdog *watchdog) {
 
 /* ---- the table ---- */
 
-/* Maps the shared memory `name`; its first rank creates it, all of it backed. Returns 0 or errno.
- */
-static int map_table(moert_watchdog *watchdog, const char *name) {
-    bool create = watchdog->me == 0;
-    int file = shm_open(name, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600), code = 0;
-    if (file < 0)
-        return errno;
-    if (create)
-        code = posix_fallocate(file, 0, (off_t)watchdog->table_bytes);
-    void *memory = MAP_FAILED;
-    if (code == 0) {
-        memory = mmap(NULL, watchdog->table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        code = memory == MAP_FAILED ? errno : 0;
-    }
-    close(file);
-    if (code == 0)
-        watchdog->table = memory;
-    return code;
-}
-
 static void unmap_table(moert_watchdog *watchdog) {
-    if (watchdog->table != NULL)
-        munmap(watchdog->table, watchdog->table_bytes);
+    moert_memory_unmap(watchdog->table, watchdog->table_bytes);
     watchdog->table = NULL;
 }
 
 /* Shares a table among the ranks of each host; without one the watchdog is off, with a warning. */
 static moert_status share_table(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
-    char name[NAME_BYTES];
-    int code = 0, worst = 0;
-    snprintf(name, sizeof name, "/moert-%ld-%llx", (long)getpid(),
-             (unsigned long long)moert_clock_ns());
-    if (watchdog->me == 0)
-        code = map_table(watchdog, name);
-    MOERT_MPI_WAIT(comm, MPI_Bcast(name, sizeof name, MPI_CHAR, 0, comm->node));
-    if (watchdog->me != 0)
-        code = map_table(watchdog, name);
-    MOERT_MPI_WAIT(comm, MPI_Allreduce(&code, &worst, 1, MPI_INT, MPI_MAX, comm->node));
-    if (watchdog->me == 0)
-        shm_unlink(name);
-    if (worst != 0) {
-        if (code != 0)
-            MOERT_WARN("the watchdog is off: shared memory %s: %s", name, strerror(code));
+    void *table;
+    moert_status status = moert_memory_map(comm, comm->node, watchdog->table_bytes, &table);
+    int mine = status, worst = 0;
+    watchdog->table = table;
+    if (status != MOERT_OK)
+        MOERT_WARN("the watchdog is off: %s", moert_last_error());
+    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, comm->node));
+    if (worst != 0)
         unmap_table(watchdog);
-    }
     return MOERT_OK;
 }
 

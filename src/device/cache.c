@@ -5,6 +5,9 @@
  *
  * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
  * a full disk or a copy has cut short.
+ *
+ * PoCL keeps compiled kernels by itself, and is told to do so in a folder below this one. An entry
+ * then says no more than that they are there.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +38,12 @@ static int make_folders(char *path) {
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
+enum { POCL_LONGEST_PATH = 700 }; /* PoCL has 1024 bytes for the names of its files */
+
+static bool is_off(void) {
+    return strcmp(moert_config_get()->cache_dir, "off") == 0;
+}
+
 static char *cache_folder(void) {
     const char *chosen = moert_config_get()->cache_dir;
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -45,6 +54,22 @@ static char *cache_folder(void) {
     if (home != NULL && home[0] == '/')
         return moert_text_format("%s/.cache/moert", home);
     return NULL;
+}
+
+void moert_cache_lend_to_pocl(void) {
+    if (is_off()) {
+        setenv("POCL_KERNEL_CACHE", "0", 0);
+        return;
+    }
+    char *folder = cache_folder(), *below = NULL;
+    if (folder != NULL)
+        below = moert_text_format("%s/pocl", folder);
+    /* PoCL does not start at all when it cannot use its folder */
+    if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_folders(below) &&
+        access(below, W_OK) == 0)
+        setenv("POCL_CACHE_DIR", below, 0);
+    free(below);
+    free(folder);
 }
 
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
@@ -75,11 +100,17 @@ static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
     fclose(file);
 }
 
+static void unlock(moert_cache_entry *entry) {
+    if (entry->lock >= 0)
+        close(entry->lock);
+    entry->lock = -1;
+}
+
 void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char **data,
                       size_t *bytes) {
     *entry = (moert_cache_entry){NULL, -1};
     *data = NULL;
-    if (key == NULL || strcmp(moert_config_get()->cache_dir, "off") == 0)
+    if (key == NULL || is_off())
         return;
     char *folder = cache_folder();
     if (folder == NULL || !make_folders(folder)) {
@@ -96,6 +127,8 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
             flock(entry->lock, LOCK_EX);
             read_entry(entry->path, data, bytes); /* somebody may have built it meanwhile */
         }
+        if (*data != NULL)
+            unlock(entry);
     }
     free(lock);
 }
@@ -116,7 +149,18 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
         }
     }
     free(temporary);
-    if (entry->lock >= 0)
-        close(entry->lock);
+    unlock(entry);
     free(entry->path);
+}
+
+void moert_cache_begin(const char *key, moert_cache_entry *entry) {
+    unsigned char *data;
+    size_t bytes;
+    moert_cache_open(key, entry, &data, &bytes);
+    free(data);
+}
+
+void moert_cache_end(moert_cache_entry *entry, bool done) {
+    const unsigned char mark = 1;
+    moert_cache_close(entry, done && entry->lock >= 0 ? &mark : NULL, sizeof mark);
 }

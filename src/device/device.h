@@ -20,7 +20,7 @@
 
 typedef struct moert_device_info {
     int platform, index; /* "P:D" */
-    bool is_cpu, is_gpu;
+    bool is_cpu, is_gpu, is_pocl;
     unsigned compute_units;
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;

@@ -11,11 +11,13 @@ typedef struct moert_kernel {
     char *name;
     cl_kernel handle;
     cl_uint arguments;
+    char *key; /* in the cache, until the first launch; NULL when that compiles nothing */
     struct moert_kernel *next;
 } moert_kernel;
 
 typedef struct moert_program {
     char *spec; /* "family -Doption ..." */
+    char *key;  /* in the cache; NULL as above */
     cl_program handle;
     moert_kernel *kernels;
     struct moert_program *next;
@@ -94,6 +96,13 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
                       size_t *bytes);
 /* Stores `data` (NULL stores nothing) and unlocks. */
 void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
+/* The same for what PoCL stores: until a process has ended with `done`, one at a time goes between
+ * the two, and has the lock. */
+void moert_cache_begin(const char *key, moert_cache_entry *entry);
+void moert_cache_end(moert_cache_entry *entry, bool done);
+/* Tells PoCL, which looks at its first call, to cache in the same folder or not at all; what the
+ * user has set stays. */
+void moert_cache_lend_to_pocl(void);
 
 /* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
 moert_status moert_kernel_source(const char *file, char **text);

@@ -1,4 +1,7 @@
 /* Sets a kernel's arguments and enqueues it. */
+#include <stdlib.h>
+
+#include "base/clock.h"
 #include "base/log.h"
 #include "device/internal.h"
 
@@ -36,6 +39,32 @@ static moert_status check_local(const moert_device *device, const moert_kernel *
     return MOERT_OK;
 }
 
+static cl_int enqueue(moert_device *device, const char *program, cl_kernel handle,
+                      const size_t groups[3]) {
+    const size_t one[3] = {1, 1, 1};
+    return clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL,
+                                  moert_profile_event(device, program));
+}
+
+/* A launch that compiles the kernel, unless another process has: while one does, the others wait.
+ * It needs nothing of them to come to its end. */
+static cl_int enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
+                            const size_t groups[3]) {
+    moert_cache_entry entry;
+    moert_cache_begin(kernel->key, &entry);
+    uint64_t start = moert_clock_ns();
+    cl_int code = enqueue(device, program, kernel->handle, groups);
+    if (code == CL_SUCCESS && entry.lock >= 0) {
+        code = clFinish(device->queue);
+        MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
+                    (double)(moert_clock_ns() - start) * 1e-9);
+    }
+    moert_cache_end(&entry, code == CL_SUCCESS);
+    free(kernel->key);
+    kernel->key = NULL;
+    return code;
+}
+
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel_name,
                           moert_grid grid, const moert_argument *arguments, size_t count) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0)
@@ -51,12 +80,12 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         MOERT_TRY(moert_recording_kernel(device->recording, kernel, &handle));
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(set_argument(kernel, handle, (cl_uint)i, &arguments[i]));
-    const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
+    const size_t groups[3] = {grid.x, grid.y, grid.z};
     if (device->recording != NULL)
         return moert_recording_add(device->recording, handle, kernel_name, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
-    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL,
-                                         moert_profile_event(device, program));
+    cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
+                                      : enqueue(device, program, handle, groups);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;

@@ -59,6 +59,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                           info->platform_name, NULL);
     info->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
+    info->is_pocl = strcmp(info->platform_name, "Portable Computing Language") == 0;
     info->compute_units = units;
     info->global_bytes = global;
     info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
@@ -76,6 +77,7 @@ static moert_status find_all(device_table *table) {
     cl_platform_id platforms[MAX_PLATFORMS];
     cl_uint platform_count = 0;
     table->count = 0;
+    moert_cache_lend_to_pocl();
     cl_int code = clGetPlatformIDs(MAX_PLATFORMS, platforms, &platform_count);
     if (code != CL_SUCCESS || platform_count == 0)
         return MOERT_FAIL(ERROR_DEVICE,

@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "device/internal.h"
 
-#define CACHE_FORMAT "2"
+#define CACHE_FORMAT "3"
 
 extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];
@@ -174,18 +174,11 @@ static moert_status read_binary(moert_device *device, cl_program program, unsign
     return MOERT_CL_FAIL(device, code, "clGetProgramInfo");
 }
 
-/* The program of `spec`: from the cache, else built, stored and loaded again (which spares a second
- * compilation). */
-static moert_status obtain(moert_device *device, const char *spec, cl_program *program) {
-    char *source, *options;
-    MOERT_TRY(program_source(spec, &source));
-    moert_status status = build_options(device, spec, &options);
-    if (status != MOERT_OK) {
-        free(source);
-        return status;
-    }
-    char *key = cache_key(device, source, options);
+/* From the cache, else built, stored and loaded again (which spares a second compilation). */
+static moert_status load_or_build(moert_device *device, const char *spec, const char *source,
+                                  const char *options, const char *key, cl_program *program) {
     moert_cache_entry entry;
+    moert_status status = MOERT_OK;
     unsigned char *data = NULL;
     size_t bytes = 0;
     moert_cache_open(key, &entry, &data, &bytes);
@@ -207,10 +200,44 @@ static moert_status obtain(moert_device *device, const char *spec, cl_program *p
     }
     moert_cache_close(&entry, data, bytes);
     free(data);
-    free(key);
+    return status;
+}
+
+/*
+ * PoCL stores what it builds by itself, and compiles a kernel when it is launched, for the shape of
+ * that launch; for a binary it would compile all kernels, for any shape.
+ */
+static moert_status build_for_pocl(moert_device *device, const char *spec, const char *source,
+                                   const char *options, const char *key, cl_program *program) {
+    moert_cache_entry entry;
+    moert_cache_begin(key, &entry);
+    moert_status status = build_source(device, spec, source, options, program);
+    moert_cache_end(&entry, status == MOERT_OK);
+    return status;
+}
+
+/* Makes the handle of a program whose spec is known, and its key. */
+static moert_status obtain(moert_device *device, moert_program *program) {
+    const char *spec = program->spec;
+    char *source, *options;
+    MOERT_TRY(program_source(spec, &source));
+    moert_status status = build_options(device, spec, &options);
+    if (status != MOERT_OK) {
+        free(source);
+        return status;
+    }
+    program->key = cache_key(device, source, options);
+    status = (device->info.is_pocl ? build_for_pocl : load_or_build)(
+        device, spec, source, options, program->key, &program->handle);
     free(options);
     free(source);
     return status;
+}
+
+static void free_program(moert_program *program) {
+    free(program->key);
+    free(program->spec);
+    free(program);
 }
 
 static moert_status find_program(moert_device *device, const char *spec, moert_program **program) {
@@ -221,19 +248,34 @@ static moert_status find_program(moert_device *device, const char *spec, moert_p
         }
     moert_program *made;
     MOERT_TRY(MOERT_NEW(&made));
-    moert_status status = obtain(device, spec, &made->handle);
     made->spec = strdup(spec);
-    if (status != MOERT_OK || made->spec == NULL) {
-        if (status == MOERT_OK)
-            clReleaseProgram(made->handle);
-        free(made->spec);
-        free(made);
-        return status != MOERT_OK ? status : MOERT_FAIL(ERROR_MEMORY, "no room for a program");
+    moert_status status = made->spec != NULL ? obtain(device, made)
+                                             : MOERT_FAIL(ERROR_MEMORY, "no room for a program");
+    if (status != MOERT_OK) {
+        free_program(made);
+        return status;
     }
     made->next = device->programs;
     device->programs = made;
     *program = made;
     return MOERT_OK;
+}
+
+/* What PoCL compiles at the first launch has an entry of its own. On a caller's queue, which may
+ * wait for anything, no other process shall wait for it. */
+static char *kernel_key(const moert_device *device, const moert_program *program,
+                        const char *name) {
+    if (!device->info.is_pocl || device->adopted || program->key == NULL)
+        return NULL;
+    return moert_text_format("%s-%s", program->key, name);
+}
+
+static void free_kernel(moert_kernel *kernel) {
+    if (kernel->handle != NULL)
+        clReleaseKernel(kernel->handle);
+    free(kernel->key);
+    free(kernel->name);
+    free(kernel);
 }
 
 moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,
@@ -254,13 +296,11 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         code = clGetKernelInfo(made->handle, CL_KERNEL_NUM_ARGS, sizeof made->arguments,
                                &made->arguments, NULL);
     if (code != CL_SUCCESS || made->name == NULL) {
-        if (made->handle != NULL)
-            clReleaseKernel(made->handle);
-        free(made->name);
-        free(made);
+        free_kernel(made);
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
                           moert_cl_error_name(code));
     }
+    made->key = kernel_key(device, program, name);
     made->next = program->kernels;
     program->kernels = made;
     *kernel = made;
@@ -272,13 +312,10 @@ void moert_program_release_all(moert_device *device) {
         next = program->next;
         for (moert_kernel *kernel = program->kernels, *after; kernel != NULL; kernel = after) {
             after = kernel->next;
-            clReleaseKernel(kernel->handle);
-            free(kernel->name);
-            free(kernel);
+            free_kernel(kernel);
         }
         clReleaseProgram(program->handle);
-        free(program->spec);
-        free(program);
+        free_program(program);
     }
     device->programs = NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * Ranks of one host on CPU devices: a window is a segment of MPI shared memory, and the kernels of
+ * Ranks of one host on CPU devices: a window is a segment of shared memory, and the kernels of
  * every rank write and read the segments of all by address. No row is copied twice, none is packed.
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
@@ -31,7 +31,7 @@ static volatile uint32_t *status_word(const moert_exchange *exchange, size_t ran
  * All ranks wait for each other, and learn whether one of them has failed: then all return that
  * failure. The words alternate between two places, since a rank may enter the next meeting while
  * another still reads this one's; it cannot enter the one after.
- * Win_sync is a fence for all memory of the process, so this one serves every window.
+ * A sync is a fence for all memory that the ranks share, so this one serves every window.
  */
 static moert_status meet(moert_exchange *exchange, moert_status status) {
     moert_control *control = exchange->state;

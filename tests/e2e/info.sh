@@ -87,6 +87,12 @@ if [ "$(nproc)" -ge 2 ]; then
     verdict $? "a mask of the launcher is kept, and named"
 fi
 
+# PoCL keeps the folder that it finds at its first call, which hwloc inside MPI would make
+mkdir "$folder/home"
+HOME=$folder/home MOERT_CACHE_DIR=$folder/chosen timeout -k 5 120 env --unset=HWLOC_COMPONENTS "$program" --model "$model" \
+    >"$out" 2>"$log" && [ -d "$folder/chosen/pocl" ] && [ ! -e "$folder/home/.cache" ]
+verdict $? "without mpirun PoCL's cache is where it was put"
+
 export OCL_ICD_VENDORS=$folder/nowhere
 info 2
 [ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ] && grep -q 'no OpenCL platform' "$log"

@@ -1,12 +1,17 @@
 // run: np=1,2,3,4 sanitize=2
 /* Collectives, agreement, tree sums and shared memory, on any number of ranks. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
+#include "io/durable.h"
 #include "support/mpi.h"
 
 static uint64_t value(size_t from, size_t to, size_t index) {
@@ -262,7 +267,7 @@ static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
 
 /* ---- shared memory ---- */
 
-static void test_shared_segments_are_aligned_and_seen_by_peers(void **state) {
+static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state) {
     (void)state;
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
@@ -270,6 +275,9 @@ static void test_shared_segments_are_aligned_and_seen_by_peers(void **state) {
     ASSERT_ON_ALL(right);
     size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
     char *first = moert_shared_segment(shared, 0);
+    for (size_t i = 0; i < test_ranks * stride; i++)
+        right = right && first[i] == 0;
+    right = moert_shared_sync(shared) == MOERT_OK && right;
     for (size_t r = 0; r < test_ranks; r++) {
         uint64_t *segment = moert_shared_segment(shared, r);
         right = right && (uintptr_t)segment % 4096 == 0 && (char *)segment == first + r * stride;
@@ -287,11 +295,125 @@ static void test_shared_segments_are_aligned_and_seen_by_peers(void **state) {
     assert_true(right);
 }
 
+/* Entries of a folder, such as the open files of this process. */
+static size_t count_files(const char *folder) {
+    size_t count = 0;
+    DIR *opened = opendir(folder);
+    while (opened != NULL && readdir(opened) != NULL)
+        count++;
+    if (opened != NULL)
+        closedir(opened);
+    return count;
+}
+
+/* How many mappings of this process have this text in their line. */
+static size_t count_mappings(const char *part) {
+    char line[4096];
+    size_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        count += strstr(line, part) != NULL;
+    if (maps != NULL)
+        fclose(maps);
+    return count;
+}
+
+static void test_shared_memory_has_no_name_and_keeps_no_file_open(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
+    right = right && count_mappings("memfd:moert (deleted)") == before + 1;
+    right = count_files("/proc/self/fd") == files && right;
+    right = on_all(right);
+    moert_shared_destroy(shared);
+    ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
+}
+
+/* /dev/shm, which MPI windows would need, and the machine's memory are both smaller. */
+static void test_untouched_shared_memory_costs_nothing(void **state) {
+    (void)state;
+    const size_t bytes = (size_t)1 << 40;
+    moert_shared *shared = NULL;
+    bool right = moert_shared_create(test_comm, bytes, &shared) == MOERT_OK;
+    ASSERT_ON_ALL(right);
+    for (size_t r = 0; r < test_ranks; r++)
+        ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - test_rank] = value(r, 1, 0);
+    right = moert_shared_sync(shared) == MOERT_OK;
+    for (size_t r = 0; r < test_ranks; r++)
+        for (size_t from = 0; from < test_ranks; from++)
+            right = right && ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - from] ==
+                                 value(r, 1, 0);
+    right = on_all(right);
+    moert_shared_destroy(shared);
+    assert_true(right);
+}
+
+static void test_memory_out_of_reach_is_an_error_on_all_ranks(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    const bool last = test_rank == test_ranks - 1;
+    if (test_ranks == 1) /* opens nothing */
+        return;
+    moert_memory_processes = last ? "/nowhere" : "/proc";
+    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
+    right = right && strstr(moert_last_error(), "out of reach: No such file") != NULL;
+    moert_memory_processes = "/proc";
+    right = shared == NULL && count_mappings("memfd:moert") == before && right;
+    ASSERT_ON_ALL(right && count_files("/proc/self/fd") == files);
+}
+
+/* A folder of processes in which any file of process `pid` is one regular file. */
+static bool make_processes(const char *folder, int pid) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%d", folder, pid);
+    bool made = symlink(".", path) == 0;
+    snprintf(path, sizeof path, "%s/fd", folder);
+    made = made && mkdir(path, 0700) == 0;
+    for (int file = 0; file < 256; file++) {
+        snprintf(path, sizeof path, "%s/fd/%d", folder, file);
+        made = made && symlink("/proc/self/exe", path) == 0;
+    }
+    return made;
+}
+
+/* In another container the numbers of a process and of its file may be another's. */
+static void test_another_file_under_the_same_numbers_is_not_taken(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    char folder[] = "/tmp/moert-comm-XXXXXX";
+    int first = (int)getpid();
+    if (test_ranks == 1)
+        return;
+    bool right = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
+    right = mkdtemp(folder) != NULL && make_processes(folder, first) && right;
+    moert_memory_processes = test_rank == test_ranks - 1 ? folder : "/proc";
+    right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED && right;
+    right = right && strstr(moert_last_error(), "another file is in its place") != NULL;
+    moert_memory_processes = "/proc";
+    ASSERT_ON_ALL(moert_remove_tree(folder) == MOERT_OK && right && shared == NULL);
+}
+
 static void test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks(void **state) {
     (void)state;
     moert_shared *shared = NULL;
     bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
     right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
+    ASSERT_ON_ALL(right && shared == NULL);
+}
+
+static void test_a_limit_of_file_sizes_is_named(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    struct rlimit before, low;
+    bool right = getrlimit(RLIMIT_FSIZE, &before) == 0;
+    low = before;
+    low.rlim_cur = 1 << 20;
+    right = setrlimit(RLIMIT_FSIZE, &low) == 0 && right;
+    right = moert_shared_create(test_comm, 1 << 20, &shared) == MOERT_ERROR_MEMORY && right;
+    right = right && strstr(moert_last_error(), "exceed `ulimit -f`, 1048576 bytes") != NULL;
+    right = setrlimit(RLIMIT_FSIZE, &before) == 0 && right;
     ASSERT_ON_ALL(right && shared == NULL);
 }
 
@@ -314,8 +436,13 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_tree_sum_goes_in_rounds_over_many_columns),
         cmocka_unit_test(test_tree_sum_without_leaves_is_zero),
         cmocka_unit_test(test_tree_sum_refuses_spans_that_leave_a_gap),
-        cmocka_unit_test(test_shared_segments_are_aligned_and_seen_by_peers),
+        cmocka_unit_test(test_shared_segments_are_zero_aligned_and_seen_by_peers),
+        cmocka_unit_test(test_shared_memory_has_no_name_and_keeps_no_file_open),
+        cmocka_unit_test(test_untouched_shared_memory_costs_nothing),
+        cmocka_unit_test(test_memory_out_of_reach_is_an_error_on_all_ranks),
+        cmocka_unit_test(test_another_file_under_the_same_numbers_is_not_taken),
         cmocka_unit_test(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks),
+        cmocka_unit_test(test_a_limit_of_file_sizes_is_named),
         cmocka_unit_test(test_destroy_takes_null),
     };
     if (!mpi_tests_begin(count, arguments))

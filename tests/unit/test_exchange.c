@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "comm/internal.h"
 #include "support/mpi.h"
 #include "support/round_trip.h"
 
@@ -177,6 +178,22 @@ static void test_exchange_chooses_the_best_engine(void **state) {
     moert_exchange_free_plan(NULL);
 }
 
+/* Ranks of one host in containers of their own. */
+static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state) {
+    (void)state;
+    moert_exchange *exchange;
+    if (test_ranks == 1 || !moert_device_describe(test_device)->is_cpu)
+        return;
+    moert_memory_processes = test_rank == test_ranks - 1 ? "/nowhere" : "/proc";
+    moert_status status =
+        moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange);
+    ASSERT_ON_ALL(status == MOERT_OK && strcmp(moert_exchange_engine(exchange), "staged") == 0);
+    moert_exchange_destroy(exchange);
+    status = moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_WINDOW, &exchange);
+    moert_memory_processes = "/proc";
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "is out of reach");
+}
+
 /* X(name): the tests that every engine passes. */
 #define ENGINE_TESTS(X)                                                                            \
     X(test_exchange_moves_rows_exactly)                                                            \
@@ -195,6 +212,7 @@ static unsigned local_engine = MOERT_EXCHANGE_LOCAL, window_engine = MOERT_EXCHA
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(STAGED_ROW)
         cmocka_unit_test(test_exchange_chooses_the_best_engine),
+    cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };
 

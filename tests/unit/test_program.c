@@ -1,11 +1,9 @@
 // run: np=1 sanitize=1
-/* Programs: build logs, kernel files read from disk, and the cache of compiled kernels. */
-#include <dirent.h>
-#include <fcntl.h>
+/* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +24,19 @@ static int make_kernels(void **state) {
     write_text("kernels/good.cl", good_kernel);
     set_variable("MOERT_KERNEL_DIR", in_folder("kernels"));
     set_variable("MOERT_CACHE_DIR", in_folder("cache"));
+    ASSERT_OK(moert_remove_tree(in_folder("home")));
+    set_variable("HOME", in_folder("home"));
+    set_variable("XDG_CACHE_HOME", NULL);
+    set_variable("POCL_CACHE_DIR", NULL);
     return 0;
+}
+
+/* For tests that use OpenCL in this process, where PoCL keeps the folder that it has found first.
+ */
+static int make_kernels_here(void **state) {
+    const int failed = make_kernels(state);
+    set_variable("POCL_CACHE_DIR", in_folder("pocl"));
+    return failed;
 }
 
 /* Opens a device for one launch of `program`, which adds 2 * 3 to one number. */
@@ -47,145 +57,98 @@ static moert_status add_once(const char *program, float *value) {
     return status;
 }
 
-static void expect_sum(const char *program) {
-    float value = 1.0f;
-    ASSERT_OK(add_once(program, &value));
-    assert_true(value == 7.0f);
-}
-
-/* Files of the cache that end so; the path of the last one in path[512], unless NULL. */
-static size_t count_files(const char *ending, char *path) {
-    size_t count = 0;
-    DIR *folder = opendir(in_folder("cache"));
-    const struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        if (entry->d_name[0] == '.' || !moert_text_ends_with(entry->d_name, ending))
-            continue;
-        count++;
-        if (path != NULL)
-            snprintf(path, 512, "%s/%s", in_folder("cache"), entry->d_name);
-    }
-    if (folder != NULL)
-        closedir(folder);
-    return count;
-}
-
-static size_t count_lines(const char *text, const char *part) {
-    size_t count = 0;
-    for (; (text = strstr(text, part)) != NULL; text++)
-        count++;
-    return count;
-}
-
-/* Comes first: processes fork only while nobody has used OpenCL. */
-static void test_of_two_processes_one_builds_and_the_other_loads(void **state) {
-    (void)state;
-    pid_t children[2];
+/* The sum is right in a process of its own, which uses OpenCL for the first time; true if that is
+ * PoCL. */
+static bool expect_sum_elsewhere(const char *program) {
+    enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
+    int status = -1;
     fflush(NULL);
-    for (size_t i = 0; i < 2; i++) {
-        children[i] = fork();
-        if (children[i] != 0)
-            continue;
+    const pid_t child = fork();
+    if (child == 0) {
         float value = 1.0f;
-        const int log = open(in_folder("log"), O_CREAT | O_WRONLY | O_APPEND, 0600);
-        dup2(log, STDERR_FILENO);
-        set_variable("MOERT_LOG", "debug");
-        _exit(add_once("good", &value) == MOERT_OK && value == 7.0f ? 0 : 1);
+        moert_device_info *list = NULL;
+        size_t count = 0;
+        const bool right = add_once(program, &value) == MOERT_OK && value == 7.0f &&
+                           moert_device_list(&list, &count) == MOERT_OK;
+        if (!right)
+            fprintf(stderr, "value %g; %s\n", (double)value, moert_last_error());
+        _exit(!right ? WRONG : list[0].is_pocl ? RIGHT_ON_POCL : RIGHT);
     }
-    for (size_t i = 0; i < 2; i++) {
-        int status = -1;
-        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-        assert_int_equal(status, 0);
-    }
-    char *text = read_file(in_folder("log"), NULL);
-    assert_int_equal(count_lines(text, "built 'good'"), 1);
-    assert_int_equal(count_lines(text, "loaded 'good'"), 1);
-    free(text);
-    assert_int_equal(count_files(".bin", NULL), 1);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_not_equal(WEXITSTATUS(status), WRONG);
+    return WEXITSTATUS(status) == RIGHT_ON_POCL;
 }
 
-static void test_a_program_is_stored_once_and_then_loaded(void **state) {
+static const char *counted_ending;
+static size_t counted_files;
+
+static int count_file(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)info;
+    (void)place;
+    counted_files += type == FTW_F && moert_text_ends_with(path, counted_ending);
+    return 0;
+}
+
+/* Files anywhere below a folder of the test that end so; none if there is no such folder. */
+static size_t count_below(const char *folder, const char *ending) {
+    counted_ending = ending;
+    counted_files = 0;
+    nftw(in_folder(folder), count_file, 16, FTW_PHYS);
+    return counted_files;
+}
+
+/* PoCL stores a kernel for the shape of its launch and no other; here is an entry for the program
+ * and one for the kernel. */
+static void test_all_that_is_kept_lies_in_the_folder_of_the_cache(void **state) {
     (void)state;
-    struct stat before, after;
-    char path[512];
-    expect_sum("good");
-    assert_int_equal(count_files(".bin", path), 1);
-    assert_int_equal(count_files("", NULL), 2); /* and its lock */
-    assert_int_equal(stat(path, &before), 0);
-    expect_sum("good");
-    assert_int_equal(stat(path, &after), 0);
-    assert_true(before.st_ino == after.st_ino);
-    assert_memory_equal(&before.st_mtim, &after.st_mtim, sizeof before.st_mtim);
-    assert_int_equal(count_files("", NULL), 2);
+    for (size_t i = 0; i < 2; i++) {
+        const bool pocl = expect_sum_elsewhere("good");
+        assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
+        assert_int_equal(count_below("cache/pocl", ".so"), pocl ? 1 : 0);
+        assert_int_equal(count_below("home", ""), 0);
+    }
 }
 
 static void test_options_and_sources_have_entries_of_their_own(void **state) {
     (void)state;
-    float value = 1.0f;
-    expect_sum("good");
-    expect_sum("good -DUNUSED=1");
-    assert_int_equal(count_files(".bin", NULL), 2);
-    write_text("kernels/common.h", "#define FACTOR 4.0f\n");
-    ASSERT_OK(add_once("good", &value));
-    assert_true(value == 13.0f);
-    assert_int_equal(count_files(".bin", NULL), 3);
+    const size_t each = expect_sum_elsewhere("good") ? 2 : 1;
+    expect_sum_elsewhere("good -DUNUSED=1");
+    assert_int_equal(count_below("cache", ".bin"), 2 * each);
+    write_text("kernels/common.h", "#define FACTOR (6.0f / 3.0f)\n");
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_below("cache", ".bin"), 3 * each);
 }
 
-static void test_a_damaged_entry_is_built_again(void **state) {
-    (void)state;
-    char path[512];
-    size_t bytes, rebuilt_bytes;
-    expect_sum("good");
-    assert_int_equal(count_files(".bin", path), 1);
-    char *sound = read_file(path, &bytes), *damaged = test_alloc(bytes + 1);
-    const char *name = path + strlen(test_folder) + 1;
-    const size_t lengths[] = {1, 7, 100, bytes / 2, bytes - 1, bytes + 1, bytes};
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        memcpy(damaged, sound, bytes);
-        if (lengths[i] == bytes) /* one bit, in the middle of the machine code */
-            damaged[bytes / 2] ^= 4;
-        write_file(name, damaged, lengths[i]);
-        expect_sum("good");
-        char *rebuilt = read_file(path, &rebuilt_bytes);
-        assert_true(rebuilt_bytes > bytes / 2);
-        assert_true(rebuilt_bytes != lengths[i] || memcmp(rebuilt, damaged, lengths[i]) != 0);
-        free(rebuilt);
-    }
-    for (size_t i = 0; i < bytes; i++)
-        damaged[i] = (char)(i * 31);
-    write_file(name, damaged, bytes);
-    expect_sum("good");
-    write_file(name, damaged, 0);
-    expect_sum("good");
-    assert_int_equal(count_files("", NULL), 2);
-    free(sound);
-    free(damaged);
-}
-
-static void test_without_a_cache_nothing_is_written(void **state) {
+static void test_without_a_cache_nothing_is_kept(void **state) {
     (void)state;
     set_variable("MOERT_CACHE_DIR", "off");
-    expect_sum("good");
-    assert_int_equal(count_files("", NULL), 0);
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_below("cache", ""), 0);
+    assert_int_equal(count_below("home", ".so") + count_below("home", ".bc"), 0);
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
 static void test_a_cache_that_cannot_be_written_is_no_error(void **state) {
     (void)state;
     write_text("taken", "a file, not a folder");
-    set_variable("MOERT_CACHE_DIR", in_folder("taken"));
-    expect_sum("good");
-    set_variable("MOERT_CACHE_DIR", in_folder("taken/below"));
-    expect_sum("good");
-    set_variable("MOERT_CACHE_DIR", "/proc/no/such/folder");
-    expect_sum("good");
+    char *deep =
+        moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_folder("cache"), 0, 0, 0, 0);
+    const char *const folders[] = {in_folder("taken"), in_folder("taken/below"),
+                                   "/proc/no/such/folder", deep};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        set_variable("MOERT_CACHE_DIR", folders[i]);
+        expect_sum_elsewhere("good");
+    }
+    free(deep);
 }
 
-static void test_the_folders_above_a_cache_are_made(void **state) {
+static void test_what_the_user_tells_pocl_stays(void **state) {
     (void)state;
-    set_variable("MOERT_CACHE_DIR", in_folder("cache/a//b/"));
-    expect_sum("good");
-    assert_int_equal(access(in_folder("cache/a/b"), F_OK), 0);
+    set_variable("POCL_CACHE_DIR", in_folder("own"));
+    const bool pocl = expect_sum_elsewhere("good");
+    assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);
+    assert_int_equal(count_below("cache/pocl", ".so"), 0);
 }
 
 static void test_a_failed_build_shows_the_log_of_the_compiler(void **state) {
@@ -199,7 +162,7 @@ static void test_a_failed_build_shows_the_log_of_the_compiler(void **state) {
                      "program 'bad -DX=1' does not build on");
         assert_non_null(strstr(moert_last_error(), "undeclared_name"));
     }
-    assert_int_equal(count_files(".bin", NULL), 0);
+    assert_int_equal(count_below("cache", ".bin"), 0);
 }
 
 static void test_a_missing_kernel_file_is_named(void **state) {
@@ -224,16 +187,15 @@ static void test_options_of_any_length_reach_the_compiler(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_of_two_processes_one_builds_and_the_other_loads, make_kernels),
-        cmocka_unit_test_setup(test_a_program_is_stored_once_and_then_loaded, make_kernels),
+        cmocka_unit_test_setup(test_all_that_is_kept_lies_in_the_folder_of_the_cache, make_kernels),
         cmocka_unit_test_setup(test_options_and_sources_have_entries_of_their_own, make_kernels),
-        cmocka_unit_test_setup(test_a_damaged_entry_is_built_again, make_kernels),
-        cmocka_unit_test_setup(test_without_a_cache_nothing_is_written, make_kernels),
+        cmocka_unit_test_setup(test_without_a_cache_nothing_is_kept, make_kernels),
         cmocka_unit_test_setup(test_a_cache_that_cannot_be_written_is_no_error, make_kernels),
-        cmocka_unit_test_setup(test_the_folders_above_a_cache_are_made, make_kernels),
-        cmocka_unit_test_setup(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels),
-        cmocka_unit_test_setup(test_a_missing_kernel_file_is_named, make_kernels),
-        cmocka_unit_test_setup(test_options_of_any_length_reach_the_compiler, make_kernels),
+        cmocka_unit_test_setup(test_what_the_user_tells_pocl_stays, make_kernels),
+        cmocka_unit_test_setup(test_a_failed_build_shows_the_log_of_the_compiler,
+                               make_kernels_here),
+        cmocka_unit_test_setup(test_a_missing_kernel_file_is_named, make_kernels_here),
+        cmocka_unit_test_setup(test_options_of_any_length_reach_the_compiler, make_kernels_here),
     };
     return cmocka_run_group_tests_name("program", tests, make_test_folder, remove_test_folder);
 }

@@ -1,0 +1,130 @@
+/*
+ * Memory that several processes of one host map: anonymous, made by the first of them, opened by
+ * the others through /proc. It has no name in any folder, so no limit of /dev/shm applies and
+ * nothing is left behind, however a process ends; pages that nobody touches cost nothing.
+ *
+ * A process in another container may find none or another file under the same numbers, so what is
+ * opened must prove to be the same.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/internal.h"
+
+const char *moert_memory_processes = "/proc";
+
+/* What the first process tells the others. */
+typedef struct ticket {
+    int pid, file; /* file -1: there is none */
+    uint64_t device, inode;
+    uint64_t tag; /* the word after the memory */
+} ticket;
+
+/* The memory, and the tag behind it. */
+static size_t whole_bytes(size_t bytes) {
+    return moert_round_up(bytes, sizeof(uint64_t)) + sizeof(uint64_t);
+}
+
+static uint64_t *tag_of(void *memory, size_t bytes) {
+    return (uint64_t *)(void *)((char *)memory + whole_bytes(bytes)) - 1;
+}
+
+static moert_status map(int file, size_t bytes, void **memory) {
+    void *made = mmap(NULL, whole_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (made == MAP_FAILED)
+        return MOERT_FAIL(ERROR_MEMORY, "cannot map %zu bytes of shared memory: %s", bytes,
+                          strerror(errno));
+    *memory = made;
+    return MOERT_OK;
+}
+
+static moert_status make(size_t bytes, ticket *mine, void **memory) {
+    struct rlimit limit;
+    struct stat info;
+    const size_t whole = whole_bytes(bytes);
+    /* beyond this limit the system would end the process */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < whole)
+        return MOERT_FAIL(ERROR_MEMORY, "%zu bytes of shared memory exceed `ulimit -f`, %zu bytes",
+                          bytes, (size_t)limit.rlim_cur);
+    mine->file = memfd_create("moert", MFD_CLOEXEC);
+    if (mine->file < 0 || ftruncate(mine->file, (off_t)whole) != 0 || fstat(mine->file, &info) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "cannot make %zu bytes of shared memory: %s", bytes,
+                          strerror(errno));
+    MOERT_TRY(map(mine->file, bytes, memory));
+    mine->pid = (int)getpid();
+    mine->device = info.st_dev;
+    mine->inode = info.st_ino;
+    mine->tag = moert_clock_ns() ^ (uint64_t)mine->pid << 40;
+    *tag_of(*memory, bytes) = mine->tag;
+    return MOERT_OK;
+}
+
+static moert_status unreachable(const ticket *first, const char *why) {
+    return MOERT_FAIL(ERROR_UNSUPPORTED,
+                      "the memory of process %d is out of reach: %s (other container or user?)",
+                      first->pid, why);
+}
+
+/* Looks before it opens: another file could be one that makes its readers wait. */
+static moert_status open_first(const ticket *first, size_t bytes, void **memory) {
+    char path[256];
+    struct stat info;
+    if (first->file < 0)
+        return MOERT_FAIL(ERROR_MEMORY, "the first process of the host has no memory to share");
+    snprintf(path, sizeof path, "%s/%d/fd/%d", moert_memory_processes, first->pid, first->file);
+    if (stat(path, &info) != 0)
+        return unreachable(first, strerror(errno));
+    if (info.st_dev != first->device || info.st_ino != first->inode)
+        return unreachable(first, "another file is in its place");
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return unreachable(first, strerror(errno));
+    moert_status status = map(file, bytes, memory);
+    close(file);
+    if (status == MOERT_OK && *tag_of(*memory, bytes) != first->tag) {
+        moert_memory_unmap(*memory, bytes);
+        *memory = NULL;
+        status = unreachable(first, "it holds something else");
+    }
+    return status;
+}
+
+moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes,
+                              void **memory) {
+    ticket first = {.file = -1};
+    int rank;
+    *memory = NULL;
+    MPI_Comm_rank(handle, &rank);
+    moert_status status = rank == 0 ? make(bytes, &first, memory) : MOERT_OK;
+    int own = first.file;
+    if (status != MOERT_OK)
+        first.file = -1;
+    moert_phase_wait_begin();
+    int code = MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, handle);
+    if (code == MPI_SUCCESS && rank != 0)
+        status = open_first(&first, bytes, memory);
+    if (code == MPI_SUCCESS)
+        code = MPI_Barrier(handle);
+    moert_phase_wait_end();
+    if (own >= 0)
+        close(own);
+    if (code != MPI_SUCCESS) {
+        moert_memory_unmap(*memory, bytes);
+        *memory = NULL;
+        return moert_mpi_fail(comm, code, "MPI_Bcast or MPI_Barrier", __func__, __LINE__);
+    }
+    return status;
+}
+
+void moert_memory_unmap(void *memory, size_t bytes) {
+    if (memory != NULL)
+        munmap(memory, whole_bytes(bytes));
+}

@@ -1,0 +1,156 @@
+// run: np=1 sanitize=1
+/* The on-disk cache alone: what is stored is read again whole or not at all, and one process of
+ * several does the work. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "device/internal.h"
+#include "io/durable.h"
+#include "support/files.h"
+
+static int make_cache(void **state) {
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("cache")));
+    set_variable("MOERT_CACHE_DIR", in_folder("cache"));
+    return 0;
+}
+
+static size_t count_files(const char *ending) {
+    size_t count = 0;
+    DIR *folder = opendir(in_folder("cache"));
+    const struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL)
+        count += entry->d_name[0] != '.' && moert_text_ends_with(entry->d_name, ending);
+    if (folder != NULL)
+        closedir(folder);
+    return count;
+}
+
+/* Obtains `code` for `key`; true if it was there. */
+static bool obtain(const char *key, const char *code) {
+    moert_cache_entry entry;
+    unsigned char *data;
+    size_t bytes;
+    moert_cache_open(key, &entry, &data, &bytes);
+    const bool there = data != NULL;
+    if (there) {
+        assert_int_equal(bytes, strlen(code));
+        assert_memory_equal(data, code, bytes);
+    }
+    moert_cache_close(&entry, there ? NULL : (const unsigned char *)code, strlen(code));
+    free(data);
+    return there;
+}
+
+static void test_what_is_stored_is_found_by_its_key(void **state) {
+    (void)state;
+    assert_false(obtain("one", "machine code"));
+    assert_true(obtain("one", "machine code"));
+    assert_false(obtain("two", "other code"));
+    assert_true(obtain("two", "other code"));
+    assert_true(obtain("one", "machine code"));
+    assert_int_equal(count_files(".bin"), 2);
+    assert_int_equal(count_files(""), 4); /* and the locks */
+}
+
+static void test_a_damaged_entry_is_as_good_as_none(void **state) {
+    (void)state;
+    static const char code[] = "machine code that is longer than its checksum of sixteen bytes";
+    size_t bytes;
+    assert_false(obtain("key", code));
+    char *sound = read_file(in_folder("cache/key.bin"), &bytes), *damaged = test_alloc(bytes + 1);
+    for (size_t length = 0; length <= bytes + 1; length++) {
+        memcpy(damaged, sound, bytes);
+        if (length == bytes) /* one bit, in the middle of the machine code */
+            damaged[bytes / 2] ^= 4;
+        write_file("cache/key.bin", damaged, length);
+        assert_false(obtain("key", code));
+        assert_true(obtain("key", code));
+    }
+    assert_int_equal(count_files(""), 2);
+    free(sound);
+    free(damaged);
+}
+
+static void test_without_a_folder_nothing_is_found_and_nothing_fails(void **state) {
+    (void)state;
+    write_text("taken", "a file, not a folder");
+    const char *const folders[] = {"off", in_folder("taken"), in_folder("taken/below"),
+                                   "/proc/no/such/folder"};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        set_variable("MOERT_CACHE_DIR", folders[i]);
+        assert_false(obtain("key", "machine code"));
+        assert_false(obtain("key", "machine code"));
+    }
+    assert_int_not_equal(access("off", F_OK), 0);
+}
+
+static void test_the_folders_above_a_cache_are_made(void **state) {
+    (void)state;
+    set_variable("MOERT_CACHE_DIR", in_folder("cache/a//b/"));
+    assert_false(obtain("key", "machine code"));
+    assert_int_equal(access(in_folder("cache/a/b/key.bin"), F_OK), 0);
+}
+
+/* Whoever has the lock leaves a line in the file `name`, and ends after a while with `done`. */
+static void work(const char *name, bool done) {
+    moert_cache_entry entry;
+    moert_cache_begin("key", &entry);
+    if (entry.lock >= 0) {
+        FILE *file = fopen(in_folder(name), "a");
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        fputs("worked\n", file);
+        fclose(file);
+    }
+    moert_cache_end(&entry, done);
+}
+
+/* How many of three processes that start together do the work. */
+static size_t count_workers(const char *name, bool done) {
+    pid_t children[3];
+    size_t bytes;
+    fflush(NULL);
+    for (size_t i = 0; i < 3; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            work(name, done);
+            _exit(0);
+        }
+    }
+    for (size_t i = 0; i < 3; i++) {
+        int status = -1;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+    free(read_file(in_folder(name), &bytes));
+    return bytes / strlen("worked\n");
+}
+
+static void test_one_process_works_while_the_others_wait(void **state) {
+    (void)state;
+    assert_int_equal(count_workers("failing", false), 3); /* none has done it for the others */
+    assert_int_equal(count_files(".bin"), 0);
+    assert_int_equal(count_workers("done", true), 1);
+    assert_int_equal(count_files(".bin"), 1);
+    work("again", true);
+    assert_int_not_equal(access(in_folder("again"), F_OK), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_what_is_stored_is_found_by_its_key, make_cache),
+        cmocka_unit_test_setup(test_a_damaged_entry_is_as_good_as_none, make_cache),
+        cmocka_unit_test_setup(test_without_a_folder_nothing_is_found_and_nothing_fails,
+                               make_cache),
+        cmocka_unit_test_setup(test_the_folders_above_a_cache_are_made, make_cache),
+        cmocka_unit_test_setup(test_one_process_works_while_the_others_wait, make_cache),
+    };
+    return cmocka_run_group_tests_name("cache", tests, make_test_folder, remove_test_folder);
+}
