@@ -35,7 +35,7 @@ static int make_folders(char *path) {
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
-static char *cache_folder(void) {
+static char *folder_name(void) {
     const char *chosen = moert_config_get()->cache_dir;
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (chosen[0] != '\0')
@@ -45,6 +45,25 @@ static char *cache_folder(void) {
     if (home != NULL && home[0] == '/')
         return moert_text_format("%s/.cache/moert", home);
     return NULL;
+}
+
+/* The folder, which is there now; NULL if there is none. */
+static char *cache_folder(void) {
+    if (strcmp(moert_config_get()->cache_dir, "off") == 0)
+        return NULL;
+    char *folder = folder_name();
+    if (folder != NULL && make_folders(folder))
+        return folder;
+    MOERT_DEBUG("nothing is cached: no folder %s", folder != NULL ? folder : "(no home)");
+    free(folder);
+    return NULL;
+}
+
+char *moert_cache_file(const char *name) {
+    char *folder = cache_folder();
+    char *path = folder != NULL ? moert_text_format("%s/%s", folder, name) : NULL;
+    free(folder);
+    return path;
 }
 
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
@@ -79,14 +98,9 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
                       size_t *bytes) {
     *entry = (moert_cache_entry){NULL, -1};
     *data = NULL;
-    if (key == NULL || strcmp(moert_config_get()->cache_dir, "off") == 0)
+    char *folder = key != NULL ? cache_folder() : NULL;
+    if (folder == NULL)
         return;
-    char *folder = cache_folder();
-    if (folder == NULL || !make_folders(folder)) {
-        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
-        free(folder);
-        return;
-    }
     entry->path = moert_text_format("%s/%s.bin", folder, key);
     char *lock = moert_text_format("%s/%s.lock", folder, key);
     free(folder);

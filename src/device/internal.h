@@ -95,7 +95,4 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
 /* Stores `data` (NULL stores nothing) and unlocks. */
 void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
 
-/* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
-moert_status moert_kernel_source(const char *file, char **text);
-
 #endif
