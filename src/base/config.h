@@ -33,6 +33,11 @@
       "file *.xml; binds nothing")                                                                 \
     X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
       "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
+    X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
+      "what products choose by: off (the built-in rows of tuning), rows (those measured on this "  \
+      "machine, too) or auto (a new shape is measured when it first comes up)")                    \
+    X(tune_file, "MOERT_TUNE_FILE", STRING, "", "",                                                \
+      "file of measured rows; default tuning.txt in the folder of compiled kernels")               \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
@@ -40,6 +45,7 @@
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
+enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
 
 #define MOERT_CONFIG_TYPE_STRING const char *
