@@ -210,6 +210,14 @@ bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key
     return false;
 }
 
+size_t moert_tuning_remembered(void) {
+    size_t count = 0;
+    load();
+    for (size_t i = 0; i < entry_count; i++)
+        count += entries[i].remembered;
+    return count;
+}
+
 /* ---- remembering ---- */
 
 /* One write of a whole line, so that lines of several processes do not mix. */

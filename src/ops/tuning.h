@@ -85,6 +85,9 @@ typedef struct moert_tuning_report {
 bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key, size_t index,
                          moert_tuning_report *report);
 
+/* Rows that were read from the file, or measured by this process. */
+size_t moert_tuning_remembered(void);
+
 /* ---- rows (src/ops/tuning_row.c) ---- */
 
 typedef enum moert_tuning_level {
