@@ -69,6 +69,13 @@ static void sort(void) {
 
 /* ---- reading ---- */
 
+/* A file may hold anything: control characters and bytes of no text are not for a terminal. */
+static void make_printable(char *text) {
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')
+            *text = '?';
+}
+
 /* Takes the rows of a text over, which is changed. A last line without an end is being written. */
 static void read_rows(char *text, const char *name, bool remembered) {
     char problem[160], first[160] = "";
@@ -86,6 +93,7 @@ static void read_rows(char *text, const char *name, bool remembered) {
             memcpy(first, problem, sizeof first);
         }
     }
+    make_printable(first);
     if (bad > 0)
         MOERT_WARN("%s:%u: %s; skipped %u row%s of tuning, which costs time at most", name,
                    first_line, first, bad, bad > 1 ? "s" : "");

@@ -43,57 +43,78 @@ static bool equal(moert_choices a, moert_choices b) {
 
 /* ---- bits ---- */
 
-/* All problems by forced choices, in some ways, against the reference. */
-static void check_bits(const moert_choices *choices, const size_t *ways, size_t count) {
+static void check_way(size_t i, operation op, const way *by, const moert_choices *choices,
+                      const arrays *want) {
     char text[128], title[256];
+    arrays got = make_arrays(&gemm_problems[i], false);
+    ASSERT_OK(moert_tuning_force(choices));
+    run_gemm(&gemm_problems[i], op, by, &got);
+    ASSERT_OK(moert_tuning_force(NULL));
     moert_choices_print(choices, text, sizeof text);
+    snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i, operation_names[op],
+             by->name);
+    compare_arrays(title, &got, want);
+    free_arrays(&got);
+}
+
+/* All problems of a type by forced choices, packed and not, against the reference. */
+static void check_bits(moert_number type, const moert_choices *choices, size_t count) {
+    const size_t first = type == MOERT_NUMBER_F32 ? REFERENCE_F32 : REFERENCE_BF16;
     for (size_t i = 0; i < gemm_problem_count; i++)
-        for (operation op = 0; op < BIAS_GRAD; op++)
-            for (size_t w = 0; w < count; w++) {
-                const way *by = &gemm_ways[ways[w]];
-                const problem *p = &gemm_problems[i];
-                arrays want = make_arrays(p, false), got = make_arrays(p, false);
-                if (by->packed && op > DGRAD)
-                    goto next;
-                run_gemm(p, op,
-                         &gemm_ways[by->type == MOERT_NUMBER_F32 ? REFERENCE_F32 : REFERENCE_BF16],
-                         &want);
-                ASSERT_OK(moert_tuning_force(choices));
-                run_gemm(p, op, by, &got);
-                ASSERT_OK(moert_tuning_force(NULL));
-                snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i,
-                         operation_names[op], by->name);
-                compare_arrays(title, &got, &want);
-            next:
-                free_arrays(&got);
-                free_arrays(&want);
-            }
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            arrays want = make_arrays(&gemm_problems[i], false);
+            run_gemm(&gemm_problems[i], op, &gemm_ways[first], &want);
+            for (size_t c = 0; c < count; c++)
+                for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++)
+                    check_way(i, op, &gemm_ways[w], &choices[c], &want);
+            free_arrays(&want);
+        }
 }
 
 static void test_no_tile_shows_in_the_bits(void **state) {
     (void)state;
-    static const struct {
-        moert_choices choices;
-        bool bf16;
-    } tiles[] = {
-        {{1, 16, 1, 1, 1}, true},         {{3, 48, 7, 5, 3}, true},
-        {{64, 4096, 65536, 16, 4}, true}, {{4, 1024, 512, 6, 1}, true},
-        {{8, 128, 100, 12, 2}, false},    {{2, 32, 33, 6, 4}, false},
-        {{5, 2048, 64, 4, 2}, false},
-    };
-    static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16, PORTABLE_BF16 + 1};
-    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++)
-        check_bits(&tiles[i].choices, ways, tiles[i].bf16 ? 4 : 2);
+    static const moert_choices tiles[] = {{1, 16, 1, 1, 1},
+                                          {3, 48, 7, 5, 3},
+                                          {64, 4096, 65536, 16, 4},
+                                          {8, 128, 100, 12, 2},
+                                          {2, 32, 33, 6, 4}};
+    check_bits(MOERT_NUMBER_F32, tiles, sizeof tiles / sizeof tiles[0]);
+    check_bits(MOERT_NUMBER_BF16, tiles, 3);
 }
 
 static void test_no_share_shows_in_the_bits(void **state) {
     (void)state;
-    static const moert_choices shares[] = {{1, 16, 1, 8, 2},    {64, 4096, 65536, 8, 2},
-                                           {64, 16, 128, 8, 2}, {1, 4096, 3, 8, 2},
-                                           {7, 112, 129, 8, 2}, {2, 64, 8, 8, 2}};
-    static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16, PORTABLE_BF16 + 1};
-    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++)
-        check_bits(&shares[i], ways, 4);
+    static const moert_choices shares[] = {
+        {1, 16, 1, 8, 2}, {64, 4096, 65536, 8, 2}, {1, 4096, 3, 8, 2}, {7, 112, 129, 8, 2}};
+    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+}
+
+/* On this device, whatever devices the rows are for. */
+static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
+    (void)state;
+    enum { MOST = 64 };
+    moert_choices tiles[MOST];
+    char reason[160], *text, *end;
+    size_t count = 0;
+    ASSERT_OK(moert_kernel_source("tuning.txt", &text));
+    for (char *line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        moert_tuning_row row;
+        bool empty, known = false;
+        *end = '\0';
+        assert_true(moert_tuning_parse(line, &row, &empty, reason));
+        moert_choices c = standard;
+        c.lines = row.choices.lines;
+        c.width = row.choices.width;
+        for (size_t i = 0; i < count; i++)
+            known |= equal(tiles[i], c);
+        if (!empty && c.lines != 0 && c.width != 0 && !known && count < MOST)
+            tiles[count++] = c;
+    }
+    free(text);
+    assert_in_range(count, 1, MOST);
+    check_bits(MOERT_NUMBER_F32, tiles, count);
+    check_bits(MOERT_NUMBER_BF16, tiles, count);
 }
 
 static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
@@ -231,6 +252,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, forget)
     const struct CMUnitTest tests[] = {
         TEST(test_no_tile_shows_in_the_bits),
+        TEST(test_no_tile_of_a_built_in_row_shows_in_the_bits),
         TEST(test_no_share_shows_in_the_bits),
         TEST(test_choices_out_of_bounds_cannot_be_forced),
         TEST(test_a_packed_weight_keeps_its_tile),
