@@ -48,12 +48,14 @@ static share choose_share(const moert_device *device, moert_number type, product
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
-    while (depth > 16 && (depth * (panels * panel_bytes + strip_bytes) > info->local_bytes / 2 ||
-                          turned_bytes(type, depth, c->lines) > info->local_bytes / 2)) {
-        if (panels > 1 && panel_bytes > 0)
+    for (const size_t half = info->local_bytes / 2;;) {
+        const bool wide = depth * (panels * panel_bytes + strip_bytes) > half;
+        if (wide && panels > 1 && panel_bytes > 0)
             panels--;
-        else
+        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > half))
             depth = moert_round_up(depth / 2, 16);
+        else
+            break;
     }
     while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
         if (panels > 1)

@@ -117,6 +117,19 @@ static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
     check_bits(MOERT_NUMBER_BF16, tiles, count);
 }
 
+static void test_any_choice_fits_into_little_local_memory(void **state) {
+    (void)state;
+    static const moert_choices shares[] = {
+        {64, 16, 128, 16, 4}, {64, 4096, 65536, 16, 4}, {1, 4096, 1, 16, 4}};
+    moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
+    const moert_device_info whole = *info;
+    info->local_bytes = 16384; /* the least that OpenCL allows is more */
+    info->compute_units = 1;   /* work-groups need not be many */
+    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+    *info = whole;
+}
+
 static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
     (void)state;
     const moert_choices before = find();
@@ -254,6 +267,7 @@ int main(void) {
         TEST(test_no_tile_shows_in_the_bits),
         TEST(test_no_tile_of_a_built_in_row_shows_in_the_bits),
         TEST(test_no_share_shows_in_the_bits),
+        TEST(test_any_choice_fits_into_little_local_memory),
         TEST(test_choices_out_of_bounds_cannot_be_forced),
         TEST(test_a_packed_weight_keeps_its_tile),
         TEST(test_a_search_finds_what_is_faster_by_far),
