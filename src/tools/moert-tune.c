@@ -191,23 +191,29 @@ static moert_status tune_shape(moert_device *device, const moert_gemm_shape *sha
     return MOERT_OK;
 }
 
-static moert_status run(moert_context *context) {
+static moert_status tune_all(moert_device *device) {
     moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES], shape;
-    moert_device *device = moert_context_device(context);
-    if (moert_context_size(context) > 1)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "it measures on one rank, not on %zu: MOERT_TUNE=auto lets "
-                          "ranks measure side by side",
-                          moert_context_size(context));
+    const size_t count = words.count > 0 ? 0 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     print_header(moert_device_describe(device));
     for (size_t i = 0; i < words.count; i++) {
         MOERT_TRY(read_shape(words.words[i], &shape));
         MOERT_TRY(tune_shape(device, &shape));
     }
-    const size_t count = words.count > 0 ? 0 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(tune_shape(device, &shapes[i]));
     return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    moert_status status;
+    if (moert_context_size(context) > 1)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets ranks "
+                            "measure side by side",
+                            moert_context_size(context));
+    else
+        status = tune_all(moert_context_device(context));
+    return moert_comm_agree(moert_context_comm(context), status);
 }
 
 int main(int argc, char **argv) {

@@ -39,6 +39,9 @@ MOERT_TUNE=off refused 'no file for the rows'
 verdict $? "without a file there is nothing to write to"
 MOERT_BACKEND=reference refused 'the backend reference has nothing to choose'
 verdict $? "a backend without choices is bad usage"
+ranks 2 "$bin/moert-tune" --suite small
+[ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'moert-tune runs on one rank, not on 2' "$log"
+verdict $? "2 ranks are bad usage"
 
 train() { # NAME RANKS
     ranks "$2" "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --experts 4 --batch 4 \
