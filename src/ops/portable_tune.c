@@ -52,7 +52,7 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
              1e-6 * (faster ? found->chosen_ns : found->candidates[0].ns));
     moert_choices choices = found->candidates[found->chosen].choices;
     choices.lines = choices.width = 0; /* not measured here */
-    moert_tuning_remember(device, key, &choices, comment);
+    moert_tuning_remember(device, MOERT_TUNING_DEVICE, key, &choices, comment);
 }
 
 /* Never fails: the product that follows reports what is wrong with it. */

@@ -250,18 +250,23 @@ static moert_tuning_range octave(size_t size) {
     return (moert_tuning_range){low, 2 * low - 1};
 }
 
-moert_status moert_tuning_remember(const moert_device *device, const moert_tuning_key *key,
-                                   const moert_choices *choices, const char *comment) {
+moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
+                                   const moert_tuning_key *key, const moert_choices *choices,
+                                   const char *comment) {
     const moert_device_info *info = moert_device_describe(device);
+    const char *who = level == MOERT_TUNING_DEVICE   ? info->name
+                      : level == MOERT_TUNING_FAMILY ? moert_tuning_family(info)
+                      : level == MOERT_TUNING_VENDOR ? info->vendor
+                                                     : "";
     char text[LINE_BYTES - 200], line[LINE_BYTES];
-    moert_tuning_row row = {.level = MOERT_TUNING_DEVICE,
+    moert_tuning_row row = {.level = level,
                             .operation = (int)key->operation,
                             .type = (int)key->type,
                             .n = {key->n, key->n},
                             .k = {key->k, key->k},
                             .rows = {0, SIZE_MAX},
                             .choices = *choices};
-    snprintf(row.pattern, sizeof row.pattern, "%.*s", (int)strcspn(info->name, "\""), info->name);
+    snprintf(row.pattern, sizeof row.pattern, "%.*s", (int)strcspn(who, "\""), who);
     if (key->rows > 0)
         row.rows = octave(key->rows);
     load();

@@ -64,11 +64,19 @@ moert_status moert_tuning_force(const moert_choices *choices);
 /* Forgets the rows, so that the next look-up reads them again. */
 void moert_tuning_reload(void);
 
-/* Adds a row for a device and, if there is a file to remember it, appends it there, with `comment`
- * (where it comes from). Rows measured with a tile packed before should not name the tile. A file
- * that cannot be written is a warning. Errors: ERROR_MEMORY. */
-moert_status moert_tuning_remember(const moert_device *device, const moert_tuning_key *key,
-                                   const moert_choices *choices, const char *comment);
+typedef enum moert_tuning_level {
+    MOERT_TUNING_DEFAULT,
+    MOERT_TUNING_VENDOR,
+    MOERT_TUNING_FAMILY,
+    MOERT_TUNING_DEVICE
+} moert_tuning_level;
+
+/* Adds a row for a device, or all of its family or vendor, and, if there is a file to remember it,
+ * appends it there, with `comment` (where it comes from). Rows measured with a tile packed before
+ * should not name the tile. A file that cannot be written is a warning. Errors: ERROR_MEMORY. */
+moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
+                                   const moert_tuning_key *key, const moert_choices *choices,
+                                   const char *comment);
 
 /* The file of measured rows, to be freed; NULL if there is none (no cache folder, or MOERT_TUNE is
  * "off"). */
@@ -89,13 +97,6 @@ bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key
 size_t moert_tuning_remembered(void);
 
 /* ---- rows (src/ops/tuning_row.c) ---- */
-
-typedef enum moert_tuning_level {
-    MOERT_TUNING_DEFAULT,
-    MOERT_TUNING_VENDOR,
-    MOERT_TUNING_FAMILY,
-    MOERT_TUNING_DEVICE
-} moert_tuning_level;
 
 typedef struct moert_tuning_range {
     size_t low, high; /* 0, SIZE_MAX = any */

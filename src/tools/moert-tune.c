@@ -1,5 +1,6 @@
 /* moert-tune: measures what products can choose, for a list of shapes, and writes rows of tuning.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +12,14 @@
 #include "tools/table.h"
 #include "tools/tune_product.h"
 
-static unsigned suite, op, dtype;
+static unsigned suite, op, dtype, level;
 static moert_option_list words;
 static double seconds;
 static const char *out_path;
 static bool writes;
 
 #define SHAPE_BOUND 1048576
+#define LEVEL_WORDS "default|vendor|family|device" /* as in moert_tuning_level */
 
 static const moert_option options[] = {
     {.help = "What to measure"},
@@ -35,6 +37,8 @@ static const moert_option options[] = {
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
      "file that the rows are added to, and read from; default is MOERT_TUNE_FILE, which every "
      "program reads"},
+    {"for", MOERT_OPTION_CHOICE, &level, "device", LEVEL_WORDS,
+     "whom the rows are for: all devices, those of this one's vendor or family, or it alone"},
     {"write", MOERT_OPTION_FLAG, &writes, "1", NULL, "add the rows to the file"},
 };
 
@@ -83,6 +87,20 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "there is no file for the rows: MOERT_TUNE is off, or there "
                                        "is no cache folder and no --out; --no-write only measures");
     return MOERT_OK;
+}
+
+/* Before hours of measuring. */
+static moert_status try_file(void) {
+    char *path = moert_tuning_file();
+    FILE *file = path != NULL ? fopen(path, "a") : NULL;
+    const moert_status status = file != NULL
+                                    ? MOERT_OK
+                                    : MOERT_FAIL(ERROR_IO, "cannot add rows to %s: %s",
+                                                 path != NULL ? path : "a file", strerror(errno));
+    if (file != NULL)
+        fclose(file);
+    free(path);
+    return status;
 }
 
 /* ---- output ---- */
@@ -144,10 +162,10 @@ static moert_status write_rows(const moert_device *device, const moert_tune_prod
              rate(p, found->chosen > 0 ? found->first_ns : first),
              rate(p, found->chosen > 0 ? found->chosen_ns : first));
     if (p->packed == NULL)
-        return moert_tuning_remember(device, &p->key, &best, comment);
+        return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &best, comment);
     any.rows = 0;
-    MOERT_TRY(moert_tuning_remember(device, &any, &tile, comment));
-    return moert_tuning_remember(device, &p->key, &share, comment);
+    MOERT_TRY(moert_tuning_remember(device, (moert_tuning_level)level, &any, &tile, comment));
+    return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &share, comment);
 }
 
 /* ---- the run ---- */
@@ -194,6 +212,8 @@ static moert_status tune_shape(moert_device *device, const moert_gemm_shape *sha
 static moert_status tune_all(moert_device *device) {
     moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES], shape;
     const size_t count = words.count > 0 ? 0 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
+    if (writes)
+        MOERT_TRY(try_file());
     print_header(moert_device_describe(device));
     for (size_t i = 0; i < words.count; i++) {
         MOERT_TRY(read_shape(words.words[i], &shape));

@@ -39,6 +39,12 @@ MOERT_TUNE=off refused 'no file for the rows'
 verdict $? "without a file there is nothing to write to"
 MOERT_BACKEND=reference refused 'the backend reference has nothing to choose'
 verdict $? "a backend without choices is bad usage"
+tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
+[ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$folder/family")" -eq 1 ]
+verdict $? "rows can be for a whole family"
+tune --suite small --out "$folder/no/such/folder"
+[ $? -eq 1 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'cannot add rows to .*/no/such/folder: No such file' "$log"
+verdict $? "a file that cannot be written is found before measuring"
 ranks 2 "$bin/moert-tune" --suite small
 [ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'moert-tune runs on one rank, not on 2' "$log"
 verdict $? "2 ranks are bad usage"

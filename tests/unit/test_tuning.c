@@ -243,8 +243,9 @@ static void test_what_is_remembered_is_found_again(void **state) {
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
     assert_false(measured);
-    ASSERT_OK(moert_tuning_remember(test_device, &key, &first, "a test"));
-    ASSERT_OK(moert_tuning_remember(test_device, &key, &second, "a test # \"of\" comments"));
+    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &first, "a test"));
+    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &second,
+                                    "a test # \"of\" comments"));
     for (int again = 0; again < 2; again++) {
         assert_choices(moert_tuning_find(test_device, &key, &measured), second);
         assert_true(measured);
@@ -265,7 +266,7 @@ static void test_a_file_that_cannot_be_written_is_no_failure(void **state) {
     (void)state;
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
     set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
-    ASSERT_OK(moert_tuning_remember(test_device, &key, &standard, "a test"));
+    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"));
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
     assert_true(measured);
@@ -283,7 +284,7 @@ static void test_rows_of_processes_that_write_at_once_are_whole(void **state) {
         moert_status status = MOERT_OK;
         for (size_t row = 1; row <= ROWS; row++) {
             const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_F32, row, 1 + i, 1};
-            status |= moert_tuning_remember(test_device, &key, &c, "a test");
+            status |= moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &c, "a test");
         }
         _exit(status == MOERT_OK ? 0 : 1);
     }
