@@ -191,7 +191,7 @@ moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_k
             break;
     }
 #define CHOICE_STANDARD(name, low, high, multiple, standard)                                       \
-    found.name = found.name != 0 ? found.name : standard;
+    found.name = found.name != 0 ? found.name : (standard);
     MOERT_CHOICE_TABLE(CHOICE_STANDARD)
 #undef CHOICE_STANDARD
     return found;
