@@ -147,8 +147,8 @@ $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STAT
 check-layers: ## proves from the includes that lower modules never use higher ones
 	$(Q)tests/layers
 
-lint: ## clang-tidy and cppcheck
-	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS)
+lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
+	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS) -include $<
 	$(Q)cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files
