@@ -28,16 +28,16 @@
     X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened",                                          \
       "how CPU devices multiply bf16: auto (by the CPU's instruction if it has one) or widened "   \
       "to float32; the results are the same")                                                      \
-    X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
-      "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
-      "file *.xml; binds nothing")                                                                 \
-    X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
-      "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
     X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
       "what products choose by: off (the built-in rows of tuning), rows (those measured on this "  \
       "machine, too) or auto (a new shape is measured when it first comes up)")                    \
     X(tune_file, "MOERT_TUNE_FILE", STRING, "", "",                                                \
       "file of measured rows; default tuning.txt in the folder of compiled kernels")               \
+    X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
+      "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
+      "file *.xml; binds nothing")                                                                 \
+    X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
+      "folder of compiled kernels; default $XDG_CACHE_HOME/moert or ~/.cache/moert; 'off' = none") \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \

@@ -35,7 +35,7 @@ static int make_folders(char *path) {
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
-static char *folder_name(void) {
+static char *cache_folder(void) {
     const char *chosen = moert_config_get()->cache_dir;
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (chosen[0] != '\0')
@@ -47,29 +47,19 @@ static char *folder_name(void) {
     return NULL;
 }
 
-/* The folder, which is there now; NULL if there is none. */
-static char *cache_folder(void) {
-    if (strcmp(moert_config_get()->cache_dir, "off") == 0)
-        return NULL;
-    char *folder = folder_name();
-    if (folder != NULL && make_folders(folder))
-        return folder;
-    MOERT_DEBUG("nothing is cached: no folder %s", folder != NULL ? folder : "(no home)");
-    free(folder);
-    return NULL;
-}
-
-char *moert_cache_file(const char *name) {
-    char *folder = cache_folder();
-    char *path = folder != NULL ? moert_text_format("%s/%s", folder, name) : NULL;
-    free(folder);
-    return path;
-}
-
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
     XXH128_canonical_t sum;
     XXH128_canonicalFromHash(&sum, XXH3_128bits(data, bytes));
     return sum;
+}
+
+char *moert_cache_file(const char *name) {
+    const bool off = strcmp(moert_config_get()->cache_dir, "off") == 0;
+    char *folder = off ? NULL : cache_folder(), *path = NULL;
+    if (folder != NULL && make_folders(folder))
+        path = moert_text_format("%s/%s", folder, name);
+    free(folder);
+    return path;
 }
 
 /* The machine code of an entry that is there and whole; else *data stays NULL. */
@@ -98,9 +88,14 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
                       size_t *bytes) {
     *entry = (moert_cache_entry){NULL, -1};
     *data = NULL;
-    char *folder = key != NULL ? cache_folder() : NULL;
-    if (folder == NULL)
+    if (key == NULL || strcmp(moert_config_get()->cache_dir, "off") == 0)
         return;
+    char *folder = cache_folder();
+    if (folder == NULL || !make_folders(folder)) {
+        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
+        free(folder);
+        return;
+    }
     entry->path = moert_text_format("%s/%s.bin", folder, key);
     char *lock = moert_text_format("%s/%s.lock", folder, key);
     free(folder);

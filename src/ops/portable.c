@@ -30,7 +30,7 @@ typedef struct share {
     int panels, depth, split;
     size_t local_bytes, turned_bytes; /* of panels; of lines of pairs */
     moert_grid grid;
-    char program[MOERT_GEMM_PROGRAM_BYTES];
+    moert_choices tile;
 } share;
 
 static size_t turned_bytes(moert_number type, size_t depth, size_t lines) {
@@ -66,15 +66,14 @@ static share choose_share(const moert_device *device, moert_number type, product
             break;
     }
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
-    share s = {
+    return (share){
         .panels = (int)panels,
         .depth = (int)depth,
         .split = (int)split,
         .local_bytes = panels * depth * panel_bytes,
         .turned_bytes = turned_bytes(type, depth, c->lines),
-        .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)}};
-    moert_gemm_program(device, type, of == FORM_PACKED, c, s.program);
-    return s;
+        .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)},
+        .tile = *c};
 }
 
 /* The share of forward and dgrad, whose lines are the rows. */
@@ -94,11 +93,11 @@ static unsigned shared_groups(const moert_gemm *gemm) {
 }
 
 void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
-                        const moert_choices *tile, char program[MOERT_GEMM_PROGRAM_BYTES]) {
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
     const bool bf16 = type == MOERT_NUMBER_BF16;
     const bool dot = bf16 && moert_device_describe(device)->has_bf16_dot &&
                      moert_config_get()->bf16 == MOERT_BF16_AUTO;
-    snprintf(program, MOERT_GEMM_PROGRAM_BYTES, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u",
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u",
              packed ? "gemm_packed" : "gemm", bf16, dot, tile->lines, tile->width);
 }
 
@@ -110,12 +109,13 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
     const share s =
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, true, &s.tile, spec);
     return MOERT_RUN(
-        device, s.program, "gemm_packed", s.grid, MOERT_ARG(groups->ends),
-        MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a), MOERT_ARG(forward ? gemm->ldx : gemm->ldy),
-        MOERT_ARG(forward ? (size_t)0 : gemm->y_column), MOERT_ARG(gemm->packed->panels),
-        MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
+        MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
+        MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
         MOERT_ARG((int)moert_panel_height(gemm->type, reduction)), MOERT_ARG(s.panels),
@@ -128,14 +128,15 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
-    return MOERT_RUN(device, s.program, "gemm_forward", s.grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
-                     MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
-                     MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
-                     moert_argument_local(s.turned_bytes));
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(
+        device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
+        MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
+        MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
+        moert_argument_local(s.local_bytes), moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
@@ -148,7 +149,9 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
-    return MOERT_RUN(device, s.program, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
@@ -169,7 +172,9 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
                        moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
-    return MOERT_RUN(device, s.program, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
                      MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
@@ -188,11 +193,11 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     const moert_groups *groups = &gemm->groups;
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
     const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
-    char program[MOERT_GEMM_PROGRAM_BYTES];
+    char spec[MOERT_SPEC_BYTES];
     bool measured;
     const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
-    moert_gemm_program(device, gemm->type, false, &tile, program);
-    return MOERT_RUN(device, program, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
+    moert_gemm_program(device, gemm->type, false, &tile, spec);
+    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
                      MOERT_ARG((int)gemm->accumulate));

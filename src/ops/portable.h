@@ -14,10 +14,11 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
+enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
+
 /* The program of the products of a type by a tile, by packed weights or native ones. */
-enum { MOERT_GEMM_PROGRAM_BYTES = 64 };
 void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
-                        const moert_choices *tile, char program[MOERT_GEMM_PROGRAM_BYTES]);
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
 
 /* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
  * measured first, for which the product is run. */

@@ -39,13 +39,12 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight)
     moert_device *device = moert_buffer_device(packed->panels);
     const moert_grid grid = {moert_ceil_div(width_of(shape), PANELS * columns_of(packed)),
                              shape->groups, 1};
-    char program[MOERT_GEMM_PROGRAM_BYTES];
-    moert_gemm_program(device, shape->type, true, &packed->tile, program);
-    return MOERT_RUN(device, program,
-                     shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
-                     grid, MOERT_ARG(weight), MOERT_ARG(packed->panels), MOERT_ARG((int)shape->n),
-                     MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)),
-                     MOERT_ARG((int)PANELS));
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, shape->type, true, &packed->tile, spec);
+    return MOERT_RUN(
+        device, spec, shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
+        grid, MOERT_ARG(weight), MOERT_ARG(packed->panels), MOERT_ARG((int)shape->n),
+        MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }
 
 const moert_packing moert_portable_packing = {plan, fill};
