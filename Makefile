@@ -25,7 +25,7 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off 
 	-Iinclude -Isrc -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
 LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
 
-KERNELS  := $(wildcard kernels/*.cl kernels/*.h)
+KERNELS  := $(wildcard kernels/*.cl kernels/*.h) kernels/tuning.txt
 SOURCES  := $(filter-out src/tools/%,$(wildcard src/*/*.c))
 OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
 MAINS    := $(wildcard src/tools/moert-*.c)
@@ -70,8 +70,8 @@ $(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && printf '#define MOERT_COMMIT "%s"\n' "$$(git describe --always --dirty 2>/dev/null || echo unknown)" > $@.new && \
 		if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-$(BUILD)/bench/report.o: $(BUILD)/commit.h
-$(BUILD)/bench/report.o: ALL_CFLAGS += -include $(BUILD)/commit.h
+$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: $(BUILD)/commit.h
+$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: ALL_CFLAGS += -include $(BUILD)/commit.h
 
 $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
@@ -147,8 +147,8 @@ $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STAT
 check-layers: ## proves from the includes that lower modules never use higher ones
 	$(Q)tests/layers
 
-lint: ## clang-tidy and cppcheck
-	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS)
+lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
+	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS) -include $<
 	$(Q)cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files

@@ -17,7 +17,7 @@ static const char *rival_library, *json_path;
 static const moert_option options[] = {
     {.help = "What to run: a suite, or a shape. FLOPs are 2 M N K, M summed over the experts; glu "
              "is fprop and then the GLU, its exponentials not counted"},
-    {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", "cpu|real|small",
+    {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", MOERT_GEMM_SUITE_WORDS,
      "shapes that have goals, those of released models, or a few small ones"},
     {"experts", MOERT_OPTION_UINT, &shape.experts, "0", "0..4096", "E: a shape instead of a suite"},
     {"rows", MOERT_OPTION_UINT, &shape.rows, "128", "1..1048576", "M: rows per expert on average"},
@@ -53,7 +53,7 @@ static moert_status check(int argc, char **argv) {
     if (shape.n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "--n %zu is odd; the GLU needs gate and up", shape.n);
     if (compare)
-        suite = BENCH_SUITE_SMALL;
+        suite = MOERT_GEMM_SUITE_SMALL;
     return MOERT_OK;
 }
 
@@ -101,7 +101,7 @@ static moert_status run_op(const bench_setup *bench, const bench_problem *proble
                            totals *sum) {
     bench_row row;
     MOERT_TRY(bench_measure(bench, problem, number, &row));
-    if (suite == BENCH_SUITE_CPU && shape.experts == 0)
+    if (suite == MOERT_GEMM_SUITE_CPU && shape.experts == 0)
         row.goal = bench_suite_goal(number, problem->type, problem->ragged, problem->shape.rows);
     bench_report_row(&row);
     return finish_row(sum, &row);
@@ -146,8 +146,8 @@ static moert_status run_problem(const bench_setup *bench, const bench_shape *of,
 
 static moert_status run_shapes(const bench_setup *bench, totals *sum) {
     static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
-    bench_shape shapes[BENCH_MOST_SHAPES] = {shape};
-    const size_t count = shape.experts > 0 ? 1 : bench_suite_shapes((bench_suite)suite, shapes);
+    bench_shape shapes[MOERT_MOST_GEMM_SHAPES] = {shape};
+    const size_t count = shape.experts > 0 ? 1 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     for (size_t i = 0; i < count; i++) {
         if (shapes[i].model != NULL)
             printf("# %s\n", shapes[i].model);

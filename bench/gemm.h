@@ -10,6 +10,7 @@
 #define BENCH_GEMM_H
 
 #include "ops/grouped.h"
+#include "tools/gemm_shapes.h"
 
 #define BENCH_OP_TABLE(X) X(FPROP, "fprop") X(GLU, "glu") X(DGRAD, "dgrad") X(WGRAD, "wgrad")
 
@@ -22,10 +23,7 @@ typedef enum bench_op {
 
 const char *bench_op_name(bench_op op);
 
-typedef struct bench_shape {
-    size_t experts, rows, n, k; /* rows per expert, on average */
-    const char *model;          /* whose shape it is, or NULL */
-} bench_shape;
+typedef moert_gemm_shape bench_shape;
 
 typedef struct bench_problem {
     bench_shape shape;

@@ -10,8 +10,9 @@
  * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, the first of the grid.
  * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are rounded on the way.
  *
- * A work-group makes `split` lines of `panels` x 32 columns of one group, and walks the reduction in blocks of `depth`
- * terms, whose panels it brings to local memory (gemm_packed.cl: it finds them in global memory).
+ * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the reduction in blocks of
+ * `depth` terms, whose panels it brings to local memory (gemm_packed.cl: it finds them in global memory). With the usual
+ * tile, LINES = 8 and WIDTH = 2:
  *
  *                 <- panels x 32 ->
  *                 +---+---+---+            the second factor as panels of 32 columns, a row of them for each term
@@ -25,29 +26,43 @@
  *       +------+  +---+---+---+
  *
  * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
- * memory: panels * depth * 128 bytes, depth a multiple of 16; with BF16 another (depth + 16) * 32 (else 4);
+ * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16 and DOT, as in gemm.h.
+ * Required: BF16, DOT, LINES and WIDTH, as in gemm.h.
  */
 #define PANEL local
-#define STRIP 64 /* lines that gemm_wgrad packs at a time */
 #include "gemm.h"
+
+#define TILES (VEC / LINES)                         /* whose lines one vector holds */
+#define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
 
 DEFINE_PACK(pack_weight, float, load_weight)
 DEFINE_PACK(pack_factor, code, load_factor)
 
-/* strip[line / 8, p, line % 8] = a[p * lda + line], p below `used`. */
+/* to[tile, line] at stride LINES * depth = the vector's lanes, as many as there are whole tiles. */
+static inline void store_tiles(vec term, int depth, local float *to)
+{
+#if LINES == VEC / 2
+    vstore8(term.lo, 0, to);
+    vstore8(term.hi, 0, to + LINES * depth);
+#else
+    float lane[VEC];
+    vstore16(term, 0, lane);
+    UNROLL for (int t = 0; t < TILES; t++)
+        UNROLL for (int r = 0; r < LINES; r++)
+            to[t * LINES * depth + r] = lane[t * LINES + r];
+#endif
+}
+
+/* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
 static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
 {
     for (int p = 0; p < used; p += PER_TERM, a += PER_TERM * lda, strip += LINES)
-        for (int i = 0; i < lines; i += VEC) {
-            local float *to = strip + i * depth;
+        for (int i = 0; i < lines; i += TILES * LINES) {
             vec number[PER_TERM];
             UNROLL for (int q = 0; q < PER_TERM; q++)
                 number[q] = p + q < used ? load_factor(a + q * lda + i, lines - i) : -0.0f;
-            const vec term = term_of(number);
-            vstore8(term.lo, 0, to);
-            vstore8(term.hi, 0, to + LINES * depth);
+            store_tiles(term_of(number), depth, strip + i * depth);
         }
 }
 

@@ -11,19 +11,21 @@
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16).
+ * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16); the
+ * tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers.
  */
-#if !defined(PANEL) || !defined(BF16) || !defined(DOT)
-#error "PANEL, BF16 and DOT must be defined"
+#if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
+#error "PANEL, BF16, DOT, LINES and WIDTH must be defined"
+#endif
+#if LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4
+#error "LINES must be 1 to 16 and WIDTH 1 to 4"
 #endif
 #if DOT && !defined(__AVX512F__) /* the driver compiles for less than its CPU has */
 #undef DOT
 #define DOT 0
 #endif
 
-#define LINES   8
-#define WIDTH   2 /* vectors in a panel's row */
-#define COLUMNS (WIDTH * VEC)
+#define COLUMNS (WIDTH * VEC) /* of a panel */
 
 #if BF16
 #define PER_TERM 2
@@ -252,7 +254,7 @@ static inline target tile_of(target c, int line, int column)
 }
 
 /*
- * Where to read 8 lines of the first factor from. Floats lie ready. Pairs have their first code in the low half in
+ * Where to read a tile's lines of the first factor from. Floats lie ready. Pairs have their first code in the low half in
  * memory: they are turned once for all panels, which costs less than a turn per tile and lane.
  */
 #if BF16
@@ -284,7 +286,7 @@ static inline void find_lines(global const float *a, ulong lda, int lines, int u
 
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
- * room for 8 lines of depth + 16 elements.
+ * room for LINES lines of depth + 16 elements.
  */
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
                             int height, int depth, target c, bool fresh)

@@ -3,15 +3,15 @@
  * panels lie in global memory, ready for every product of a step.
  *
  *   packing for   line of the weight   panels                              a term
- *   forward       n                    panel[g, n / 32, k, n % 32]         w[g,n,k], with BF16 k and k + 1
- *   dgrad         k                    panel[g, k / 32, n, k % 32]         w[g,n,k], with BF16 n and n + 1
+ *   forward       n                    panel[g, n / C, k, n % C]           w[g,n,k], with BF16 k and k + 1
+ *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with BF16 n and n + 1
  *
- * A panel has `height` rows of 128 bytes, the terms of the reduction rounded up to 16 numbers; columns past the end
+ * A panel has C = WIDTH * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the end
  * are zero. Shapes, strides and the shared weight are as in gemm.cl.
  *
- * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * 32 bytes, else 4.
+ * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
- * Required: BF16 and DOT, as in gemm.h.
+ * Required: BF16, DOT, LINES and WIDTH (the same for packing and product), as in gemm.h.
  */
 #define PANEL global
 #include "gemm.h"

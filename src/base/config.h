@@ -28,6 +28,11 @@
     X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened",                                          \
       "how CPU devices multiply bf16: auto (by the CPU's instruction if it has one) or widened "   \
       "to float32; the results are the same")                                                      \
+    X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
+      "what products choose by: off (the built-in rows of tuning), rows (those measured on this "  \
+      "machine, too) or auto (a new shape is measured when it first comes up)")                    \
+    X(tune_file, "MOERT_TUNE_FILE", STRING, "", "",                                                \
+      "file of measured rows; default tuning.txt in the folder of compiled kernels")               \
     X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
       "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
       "file *.xml; binds nothing")                                                                 \
@@ -41,6 +46,7 @@
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
+enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
 
 #define MOERT_CONFIG_TYPE_STRING const char *

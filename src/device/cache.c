@@ -78,6 +78,15 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
     return sum;
 }
 
+char *moert_cache_file(const char *name) {
+    const bool off = strcmp(moert_config_get()->cache_dir, "off") == 0;
+    char *folder = off ? NULL : cache_folder(), *path = NULL;
+    if (folder != NULL && make_folders(folder))
+        path = moert_text_format("%s/%s", folder, name);
+    free(folder);
+    return path;
+}
+
 /* The machine code of an entry that is there and whole; else *data stays NULL. */
 static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
     FILE *file = fopen(path, "rb");

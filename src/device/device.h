@@ -25,7 +25,7 @@ typedef struct moert_device_info {
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
     bool has_bf16_dot; /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
-    char name[128], platform_name[128], driver[64], version[128];
+    char name[128], vendor[64], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
 } moert_device_info;
 
@@ -120,6 +120,16 @@ moert_status moert_recording_start(moert_device *device, moert_recording **recor
 moert_status moert_recording_stop(moert_recording *recording);
 moert_status moert_recording_play(moert_recording *recording);
 void moert_recording_destroy(moert_recording *recording);
+bool moert_recording_is_open(const moert_device *device); /* between start and stop */
+
+/* ---- files ---- */
+
+/* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
+moert_status moert_kernel_source(const char *file, char **text);
+
+/* Path of a file in the folder of the kernel cache, to be freed; NULL if there is no such folder.
+ */
+char *moert_cache_file(const char *name);
 
 /* ---- copies ---- */
 

@@ -104,7 +104,4 @@ void moert_cache_end(moert_cache_entry *entry, bool done);
  * user has set stays. */
 void moert_cache_lend_to_pocl(void);
 
-/* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
-moert_status moert_kernel_source(const char *file, char **text);
-
 #endif

@@ -48,6 +48,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
         {CL_DEVICE_LOCAL_MEM_SIZE, sizeof local, &local},
         {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof units, &units},
         {CL_DEVICE_NAME, sizeof info->name, info->name},
+        {CL_DEVICE_VENDOR, sizeof info->vendor, info->vendor},
         {CL_DRIVER_VERSION, sizeof info->driver, info->driver},
         {CL_DEVICE_VERSION, sizeof info->version, info->version},
         {CL_DEVICE_EXTENSIONS, sizeof extensions, extensions},

@@ -9,6 +9,7 @@
 #include "ops/grouped.h"
 #include "ops/quantize.h"
 #include "ops/scales.h"
+#include "ops/tuning.h"
 
 /* X(entry, argument): one row per operation. */
 #define MOERT_OPS_TABLE(X)                                                                         \
@@ -36,16 +37,17 @@
 
 /* How a backend packs weights. */
 typedef struct moert_packing {
-    /* Of the panels; 0 if the device gains nothing from them. */
-    size_t (*bytes)(const moert_device *device, const moert_packed_shape *shape);
-    moert_status (*fill)(const moert_packed_shape *shape, const moert_buffer *weight,
-                         moert_buffer *panels);
+    /* Chooses the tile and gives the bytes of the panels; 0 if the device gains nothing from
+     * them. */
+    size_t (*plan)(const moert_device *device, moert_packed *packed);
+    moert_status (*fill)(const moert_packed *packed, const moert_buffer *weight);
 } moert_packing;
 extern const moert_packing moert_portable_packing;
 
 struct moert_packed {
     moert_packed_shape shape;
     const moert_packing *packing;
+    moert_choices tile; /* that the panels serve: its lines and width */
     moert_buffer *panels;
 };
 

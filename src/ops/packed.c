@@ -21,16 +21,16 @@ moert_status moert_packed_create(moert_device *device, const moert_packed_shape 
                                  moert_packed **packed) {
     MOERT_TRY(check_shape(shape));
     const moert_packing *packing = moert_backend_get()->packing;
-    const size_t bytes = packing != NULL ? packing->bytes(device, shape) : 0;
-    if (bytes == 0) {
-        *packed = NULL;
-        return MOERT_OK;
-    }
     moert_packed *made;
+    *packed = NULL;
+    if (packing == NULL)
+        return MOERT_OK;
     MOERT_TRY(MOERT_NEW(&made));
     *made = (moert_packed){.shape = *shape, .packing = packing};
-    const moert_status status = moert_buffer_create(device, bytes, &made->panels);
-    if (status != MOERT_OK) {
+    const size_t bytes = packing->plan(device, made);
+    const moert_status status =
+        bytes > 0 ? moert_buffer_create(device, bytes, &made->panels) : MOERT_OK;
+    if (status != MOERT_OK || bytes == 0) {
         free(made);
         return status;
     }
@@ -44,7 +44,7 @@ moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight)
     const moert_packed_shape *shape = &packed->shape;
     MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
                                  sizeof(float)));
-    return packed->packing->fill(shape, weight, packed->panels);
+    return packed->packing->fill(packed, weight);
 }
 
 size_t moert_packed_bytes(const moert_packed *packed) {

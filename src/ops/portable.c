@@ -1,32 +1,23 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm.cl,
  * kernels/gemm_packed.cl and kernels/glu.cl. */
+#include <stdio.h>
+
 #include "base/config.h"
 #include "base/memory.h"
 #include "ops/backend.h"
 #include "ops/portable.h"
 
 enum {
-    PANEL_BYTES = 128,   /* of a panel in kernels/gemm.h, per term of the reduction */
-    LINE_BYTES = 32,     /* of 8 lines of pairs there */
-    STRIP_BYTES = 256,   /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
-    LARGEST_SPLIT = 512, /* lines of a work-group: enough to repay the making of its panels */
+    COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm.h, per term of the reduction */
+    LINE_BYTES = 4,    /* of a line of pairs there */
+    STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     SMALLEST_SPLIT = 128,
     SHARES_PER_UNIT = 8, /* work-groups per compute unit that even out their differences */
     GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
 };
 
-/* Of a work-group: panels side by side, their depth, and local memory beside them for each of it.
- * A panel that lies in global memory takes none. */
-typedef struct limits {
-    size_t panels, depth, panel_bytes, more_bytes;
-} limits;
-
-static const limits row_limits = {4, 1024, PANEL_BYTES, 0};
-static const limits packed_limits = {4, 1024, 0, 0};
-/* packed: more columns repay the turning of lines */
-static const limits pair_limits = {8, 1024, 0, 0};
-/* here both factors are packed and share the first cache, and more columns use a strip of lines */
-static const limits wgrad_limits = {16, 128, PANEL_BYTES, STRIP_BYTES};
+/* Where a work-group's panels lie, and what else takes local memory. */
+typedef enum form { FORM_ROWS, FORM_PACKED, FORM_WGRAD } form;
 
 /* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
  * terms. */
@@ -37,24 +28,34 @@ typedef struct product {
 /* A work-group's share of a product; see the picture in kernels/gemm.h. */
 typedef struct share {
     int panels, depth, split;
-    size_t local_bytes;
+    size_t local_bytes, turned_bytes; /* of panels; of lines of pairs */
     moert_grid grid;
+    moert_choices tile;
 } share;
 
-/* None of the choices shows in the bits. */
-static share choose_share(const moert_device *device, product p, limits most) {
+static size_t turned_bytes(moert_number type, size_t depth, size_t lines) {
+    return type == MOERT_NUMBER_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
+}
+
+/* None of the choices shows in the bits, and any within their bounds (ops/tuning.h) are safe. */
+static share choose_share(const moert_device *device, moert_number type, product p, form of,
+                          const moert_choices *c) {
     const moert_device_info *info = moert_device_describe(device);
     const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
-    const size_t blocks = moert_ceil_div(p.columns, MOERT_PANEL_COLUMNS);
-    size_t panels = moert_min(most.panels, blocks), split = LARGEST_SPLIT;
-    size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), most.depth);
+    const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
+    const size_t panel_bytes = of != FORM_PACKED ? c->width * COLUMN_BYTES : 0;
+    const size_t strip_bytes = of == FORM_WGRAD ? STRIP_BYTES : 0;
+    size_t panels = moert_min(c->panels, blocks), split = c->split;
+    size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
-    while (depth > 16 &&
-           depth * (panels * most.panel_bytes + most.more_bytes) > info->local_bytes / 2) {
-        if (panels > 1)
+    for (const size_t half = info->local_bytes / 2;;) {
+        const bool wide = depth * (panels * panel_bytes + strip_bytes) > half;
+        if (wide && panels > 1 && panel_bytes > 0)
             panels--;
-        else
+        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > half))
             depth = moert_round_up(depth / 2, 16);
+        else
+            break;
     }
     while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
         if (panels > 1)
@@ -65,26 +66,25 @@ static share choose_share(const moert_device *device, product p, limits most) {
             break;
     }
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
-    return (share){(int)panels,
-                   (int)depth,
-                   (int)split,
-                   panels * depth * most.panel_bytes,
-                   {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)}};
+    return (share){
+        .panels = (int)panels,
+        .depth = (int)depth,
+        .split = (int)split,
+        .local_bytes = panels * depth * panel_bytes,
+        .turned_bytes = turned_bytes(type, depth, c->lines),
+        .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)},
+        .tile = *c};
 }
 
 /* The share of forward and dgrad, whose lines are the rows. */
-static share choose_rows(const moert_device *device, const moert_gemm *gemm, size_t columns,
-                         size_t reduction, limits most) {
+static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
     const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
-    const product p = {groups, moert_ceil_div(rows, groups), rows, columns,
-                       moert_ceil_div(reduction, moert_per_term(gemm->type))};
-    return choose_share(device, p, most);
-}
-
-/* Local memory for lines of pairs in kernels/gemm.h. */
-static moert_argument turned_lines(const moert_gemm *gemm, share s) {
-    return moert_argument_local(
-        gemm->type == MOERT_NUMBER_BF16 ? ((size_t)s.depth + 16) * LINE_BYTES : sizeof(float));
+    const product p = {groups, moert_ceil_div(rows, groups), rows, dgrad ? gemm->k : gemm->n,
+                       moert_ceil_div(dgrad ? gemm->n : gemm->k, moert_per_term(gemm->type))};
+    const moert_choices c = moert_portable_choices(gemm, operation, start);
+    return choose_share(moert_buffer_device(gemm->x), gemm->type, p,
+                        gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
 
 /* The groups that share one weight, or 0. */
@@ -92,15 +92,13 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-const char *moert_gemm_program(const moert_device *device, moert_number type, bool packed) {
-    static const char *const programs[][2] = {
-        {"gemm -DBF16=0 -DDOT=0", "gemm_packed -DBF16=0 -DDOT=0"},
-        {"gemm -DBF16=1 -DDOT=0", "gemm_packed -DBF16=1 -DDOT=0"},
-        {"gemm -DBF16=1 -DDOT=1", "gemm_packed -DBF16=1 -DDOT=1"},
-    };
-    const bool dot =
-        moert_device_describe(device)->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO;
-    return programs[type == MOERT_NUMBER_BF16 ? 1 + dot : 0][packed];
+void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
+    const bool bf16 = type == MOERT_NUMBER_BF16;
+    const bool dot = bf16 && moert_device_describe(device)->has_bf16_dot &&
+                     moert_config_get()->bf16 == MOERT_BF16_AUTO;
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u",
+             packed ? "gemm_packed" : "gemm", bf16, dot, tile->lines, tile->width);
 }
 
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
@@ -109,18 +107,19 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     moert_device *device = moert_buffer_device(c);
     const moert_groups *groups = &gemm->groups;
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
-    const limits most = gemm->type == MOERT_NUMBER_BF16 ? pair_limits : packed_limits;
-    const share s = choose_rows(device, gemm, width, reduction, most);
+    const share s =
+        choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, true, &s.tile, spec);
     return MOERT_RUN(
-        device, moert_gemm_program(device, gemm->type, true), "gemm_packed", s.grid,
-        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a), MOERT_ARG(forward ? gemm->ldx : gemm->ldy),
-        MOERT_ARG(forward ? (size_t)0 : gemm->y_column), MOERT_ARG(gemm->packed->panels),
-        MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
+        MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
+        MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
         MOERT_ARG((int)moert_panel_height(gemm->type, reduction)), MOERT_ARG(s.panels),
-        MOERT_ARG(s.depth), MOERT_ARG(s.split), turned_lines(gemm, s));
+        MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
@@ -128,15 +127,16 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
-    const share s = choose_rows(device, gemm, gemm->n, gemm->k, row_limits);
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_forward", s.grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
-                     moert_argument_local(s.local_bytes), turned_lines(gemm, s));
+    const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(
+        device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
+        MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
+        MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
+        moert_argument_local(s.local_bytes), moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
@@ -148,15 +148,17 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
-    const share s = choose_rows(device, gemm, gemm->k, gemm->n, row_limits);
-    return MOERT_RUN(
-        device, moert_gemm_program(device, gemm->type, false), "gemm_dgrad", s.grid,
-        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-        MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
-        MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-        MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-        MOERT_ARG(s.split), moert_argument_local(s.local_bytes), turned_lines(gemm, s));
+    const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
@@ -168,12 +170,15 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_groups *groups = &gemm->groups;
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
                        moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
-    const share s = choose_share(device, p, wgrad_limits);
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_wgrad", s.grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
-                     MOERT_ARG(gemm->weight), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+    const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
+    const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
                      MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
@@ -186,11 +191,16 @@ moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
 moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
     const moert_groups *groups = &gemm->groups;
-    const moert_grid grid = {moert_ceil_div(gemm->n, 16), groups->count, 1};
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_bias_grad", grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->accumulate));
+    const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
+    const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
+    char spec[MOERT_SPEC_BYTES];
+    bool measured;
+    const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
+    moert_gemm_program(device, gemm->type, false, &tile, spec);
+    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->accumulate));
 }
 
 /* Rows of a GLU's work-group. */

@@ -8,15 +8,23 @@
 
 #include "base/memory.h"
 #include "ops/grouped.h"
+#include "ops/tuning.h"
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
-/* The program of the products of a type, by packed weights or native ones. */
-const char *moert_gemm_program(const moert_device *device, moert_number type, bool packed);
+enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
 
-enum { MOERT_PANEL_COLUMNS = 32 }; /* COLUMNS in kernels/gemm.h */
+/* The program of the products of a type by a tile, by packed weights or native ones. */
+void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
+
+/* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
+ * measured first, for which the product is run. */
+moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start);
+
+enum { MOERT_VECTOR = 16 }; /* VEC in kernels/common.h */
 
 /* Numbers of a term in kernels/gemm.h. */
 static inline size_t moert_per_term(moert_number type) {

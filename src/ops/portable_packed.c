@@ -16,23 +16,35 @@ static size_t height_of(const moert_packed_shape *shape) {
                               shape->use == MOERT_PACKED_FORWARD ? shape->k : shape->n);
 }
 
-static size_t packed_bytes(const moert_device *device, const moert_packed_shape *shape) {
+static size_t columns_of(const moert_packed *packed) {
+    return (size_t)packed->tile.width * MOERT_VECTOR;
+}
+
+static size_t plan(const moert_device *device, moert_packed *packed) {
+    const moert_packed_shape *shape = &packed->shape;
+    const moert_tuning_key key = {shape->use == MOERT_PACKED_FORWARD ? MOERT_TUNED_PACKED_FORWARD
+                                                                     : MOERT_TUNED_PACKED_DGRAD,
+                                  shape->type, shape->n, shape->k, 0};
+    bool measured;
     if (!moert_device_describe(device)->is_cpu)
         return 0;
-    return shape->groups * moert_ceil_div(width_of(shape), MOERT_PANEL_COLUMNS) * height_of(shape) *
-           MOERT_PANEL_COLUMNS * sizeof(float);
+    packed->tile = moert_tuning_find(device, &key, &measured);
+    const size_t columns = columns_of(packed);
+    return shape->groups * moert_ceil_div(width_of(shape), columns) * height_of(shape) * columns *
+           sizeof(float);
 }
 
-static moert_status packed_fill(const moert_packed_shape *shape, const moert_buffer *weight,
-                                moert_buffer *panels) {
-    moert_device *device = moert_buffer_device(panels);
-    const moert_grid grid = {moert_ceil_div(width_of(shape), PANELS * (size_t)MOERT_PANEL_COLUMNS),
+static moert_status fill(const moert_packed *packed, const moert_buffer *weight) {
+    const moert_packed_shape *shape = &packed->shape;
+    moert_device *device = moert_buffer_device(packed->panels);
+    const moert_grid grid = {moert_ceil_div(width_of(shape), PANELS * columns_of(packed)),
                              shape->groups, 1};
-    return MOERT_RUN(device, moert_gemm_program(device, shape->type, true),
-                     shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
-                     grid, MOERT_ARG(weight), MOERT_ARG(panels), MOERT_ARG((int)shape->n),
-                     MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)),
-                     MOERT_ARG((int)PANELS));
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, shape->type, true, &packed->tile, spec);
+    return MOERT_RUN(
+        device, spec, shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
+        grid, MOERT_ARG(weight), MOERT_ARG(packed->panels), MOERT_ARG((int)shape->n),
+        MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }
 
-const moert_packing moert_portable_packing = {packed_bytes, packed_fill};
+const moert_packing moert_portable_packing = {plan, fill};

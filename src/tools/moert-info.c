@@ -1,4 +1,5 @@
-/* moert-info: the devices, the placement, the engines, the settings, and what a model will need. */
+/* moert-info: the devices, the placement, the engines, the tuning, the settings, and what a model
+ * will need. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -51,6 +52,12 @@ static const moert_column choice_columns[] = {
     {"works", "works", MOERT_COLUMN_FLAG},
     {"reason", "why not", MOERT_COLUMN_TEXT},
 };
+static const moert_column tuning_columns[] = {
+    {"operation", "operation", MOERT_COLUMN_TEXT},
+    {"type", "type", MOERT_COLUMN_TEXT},
+    {"choices", "choices", MOERT_COLUMN_TEXT},
+    {"from", "from", MOERT_COLUMN_TEXT},
+};
 static const moert_column variable_columns[] = {
     {"set", "", MOERT_COLUMN_MARK},
     {"name", "name", MOERT_COLUMN_TEXT},
@@ -84,6 +91,17 @@ static moert_status print_memory(const json_t *memory) {
     return MOERT_OK;
 }
 
+static moert_status print_tuning(const json_t *survey) {
+    const char *file;
+    json_int_t rows;
+    json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows);
+    printf(
+        "\ntuning of products of any shape; for shapes of their own there are %lld measured rows "
+        "in %s\n",
+        (long long)rows, file[0] != '\0' ? file : "no file");
+    return PRINT(json_object_get(survey, "tuning"), tuning_columns);
+}
+
 static moert_status print_text(const json_t *survey) {
     const json_t *hosts = json_object_get(survey, "hosts"), *memory;
     json_int_t ranks, group;
@@ -101,6 +119,7 @@ static moert_status print_text(const json_t *survey) {
     MOERT_TRY(PRINT(json_object_get(survey, "engines"), choice_columns));
     printf("\nbackends (* what auto takes)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "backends"), choice_columns));
+    MOERT_TRY(print_tuning(survey));
     printf("\nvariables (* set in the environment)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "variables"), variable_columns));
     memory = json_object_get(survey, "memory");
@@ -140,8 +159,8 @@ int main(int argc, char **argv) {
         .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S]] [--ep N] "
                     "[--json]",
         .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
-                 "exchange engines, backends and\nthe MOERT_* variables; with --model also the "
-                 "memory that training the model would take.",
+                 "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
+                 "the memory that training the model would take.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .run = run,

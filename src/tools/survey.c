@@ -169,7 +169,7 @@ static moert_status put_ranks(const survey *s, json_t *object) {
     return MOERT_OK;
 }
 
-/* ---- engines, backends, variables ---- */
+/* ---- engines, backends, tuning, variables ---- */
 
 static json_t *choice_row(const char *name, bool automatic, const char *reason) {
     return json_pack("{ss sb sb so}", "name", name, "works", reason[0] == '\0', "auto", automatic,
@@ -205,6 +205,13 @@ static moert_status put_backends(const survey *s, json_t *object) {
             rows, choice_row(report.name, report.automatic, works ? "" : moert_last_error())));
     }
     return MOERT_OK;
+}
+
+static moert_status put_tuning(const survey *s, json_t *object) {
+    const bool failed =
+        json_object_set_new(object, "tuning", moert_survey_tuning(s->device)) != 0 ||
+        json_object_set_new(object, "measured", moert_survey_measured()) != 0;
+    return failed ? no_memory() : MOERT_OK;
 }
 
 static moert_status put_variables(json_t *object) {
@@ -272,6 +279,7 @@ static moert_status fill(moert_context *context, const moert_survey_model *model
     MOERT_TRY(put_ranks(s, object));
     MOERT_TRY(put_engines(s, object));
     MOERT_TRY(put_backends(s, object));
+    MOERT_TRY(put_tuning(s, object));
     MOERT_TRY(put_variables(object));
     if (model->config == NULL)
         return MOERT_OK;

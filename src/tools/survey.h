@@ -25,6 +25,9 @@ typedef struct moert_survey_model {
  *   group        ranks that share one set of experts
  *   engines[]    name, works, auto, reason      among the first such group
  *   backends[]   name, works, auto, reason
+ *   tuning[]     operation, type, choices (of a product of which no size is known, on rank
+ *                0's device), from (the rows that name them)
+ *   measured     file ("" = none) and rows of it
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length, engine,
  *                ranks[]: rank and the fields of memory_estimate.h
@@ -34,5 +37,9 @@ typedef struct moert_survey_model {
  */
 moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_model *model,
                           json_t **survey);
+
+/* Its tuning[] and measured alone; NULL when memory is short. */
+json_t *moert_survey_tuning(const moert_device *device);
+json_t *moert_survey_measured(void);
 
 #endif

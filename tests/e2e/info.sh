@@ -39,7 +39,7 @@ for ranks in 1 2 3; do
     [ $status -eq 0 ] && [ ! -s "$log" ] &&
         has_lines '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
             '^exchange engines' '^  +[* ] +staged +yes' '^backends' '^  +reference +yes' '^  \*  portable +yes' \
-            '^memory per rank' '^  total '
+            '^tuning of products' '^  forward +f32 +panels=[0-9]+ .* kernels/tuning.txt:[0-9]+' '^memory per rank' '^  total '
     verdict $? "$ranks ranks: every part is there"
     [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
     verdict $? "$ranks ranks: each has its line of placement and of memory"
@@ -70,7 +70,7 @@ balance() { [ "$(tr -cd "$1" <"$out" | wc -c)" -eq "$(tr -cd "$2" <"$out" | wc -
 [ $status -eq 0 ] && [ "$(head -c 1 "$out")" = '{' ] && [ "$(tail -n 1 "$out")" = '}' ] && [ "$(grep -c '^{' "$out")" -eq 1 ] &&
     balance '{' '}' && balance '[' ']' &&
     has_lines '"version": "' '"mpi": "' '"ranks": 2' '"topology": "' '"compute_units": [0-9]+' '"fp64": (true|false)' \
-        '"confined": ' '"works": true' '"default": "portable"|"default": "auto"' '"weights": [1-9][0-9]*' '"total": [1-9][0-9]*'
+        '"confined": ' '"works": true' '"from": "' '"choices": "panels=' '"default": "portable"|"default": "auto"' '"weights": [1-9][0-9]*' '"total": [1-9][0-9]*'
 verdict $? "--json prints one object"
 
 info 3 --ep 2

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# moert-tune writes rows that moert-info and products read; a damaged file of rows costs one warning and no bit; ranks
+# that measure at once (MOERT_TUNE=auto) train to the same bits.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+rows=$folder/rows
+export MOERT_TUNE_FILE=$rows
+tune() { alone "$bin/moert-tune" --seconds 0.001 "$@"; }
+
+tune --shapes 2x5x34x20 --op packed_dgrad --dtype bf16
+{ [ $? -eq 0 ] && [ ! -s "$folder/none" ] && grep -q '^packed_dgrad bf16 of 2 experts, 5 rows each, N 34, K 20$' "$log" &&
+    [ "$(grep -c '^  \* ' "$log")" -eq 1 ] && [ "$(grep -c '^ .* panels=[0-9]* depth=[0-9]* split=[0-9]* lines=' "$log")" -gt 10 ]; }
+verdict $? "a shape is measured, and one candidate chosen"
+{ [ "$(wc -l <"$rows")" -eq 2 ] && grep -Eq '^device ".+" packed_dgrad bf16 34 20 \* lines=[0-9]+ width=[0-9]+ # 20[0-9-]+, driver .+, moert .+: [0-9.]+ -> [0-9.]+ GFLOP/s$' "$rows" &&
+    grep -Eq '^device ".+" packed_dgrad bf16 34 20 4-7 panels=[0-9]+ depth=[0-9]+ split=[0-9]+ # ' "$rows"; } >>"$log" 2>&1
+verdict $? "a packed weight's tile and its product's share are rows of their own, with where they come from"
+
+tune --shapes 2x5x34x20 3x1x17x33 --dtype f32 --out "$folder/others"
+{ [ $? -eq 0 ] && [ "$(wc -l <"$folder/others")" -eq 14 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
+verdict $? "--out names another file"
+tune --suite small --op wgrad --dtype f32 --no-write
+{ [ $? -eq 0 ] && [ "$(grep -c '^wgrad f32' "$log")" -eq 4 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
+verdict $? "--no-write only measures"
+alone "$bin/moert-info" && grep -q "there are 2 measured rows in $rows\$" "$log"
+verdict $? "moert-info knows them"
+
+refused() { # TEXT OPTION...: bad usage, in one message with this text
+    local text=$1
+    shift
+    tune "$@"
+    [ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q "^moert-tune: .*$text" "$log"
+}
+refused "'2x5x34' is not ExMxNxK" --shapes 2x5x34
+verdict $? "a shape without a size is bad usage"
+refused "'2x0x34x20' is not" --shapes 2x0x34x20
+verdict $? "a size of 0 is bad usage"
+MOERT_TUNE=off refused 'no file for the rows'
+verdict $? "without a file there is nothing to write to"
+MOERT_BACKEND=reference refused 'the backend reference has nothing to choose'
+verdict $? "a backend without choices is bad usage"
+tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
+[ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$folder/family")" -eq 1 ]
+verdict $? "rows can be for a whole family"
+tune --suite small --out "$folder/no/such/folder"
+[ $? -eq 1 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'cannot add rows to .*/no/such/folder: No such file' "$log"
+verdict $? "a file that cannot be written is found before measuring"
+ranks 2 "$bin/moert-tune" --suite small
+[ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'moert-tune runs on one rank, not on 2' "$log"
+verdict $? "2 ranks are bad usage"
+
+train() { # NAME RANKS
+    ranks "$2" "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --experts 4 --batch 4 \
+        --length 32 --steps 2 --log-every 0 --out "$folder/$1"
+}
+losses() { sed 's/, "tokens_per_s": [^,}]*//' "$folder/$1/metrics.jsonl"; }
+same() { [ -s "$folder/$1/metrics.jsonl" ] && diff <(losses "$1") <(losses "$2") >>"$log" 2>&1; }
+
+train plain 1
+verdict $? "a training without measured rows runs"
+{ head -c 3000 /dev/urandom | tr -d '\0' && printf '\ndefault * * * * * depth=7\ndefault * * * * * lines=3 width=3 split=1 panels=1 depth=16\n'; } >"$rows"
+train damaged 1 && grep -aq "^moert warning: $rows:[0-9]*: .*; skipped [0-9]* rows* of tuning" "$log" &&
+    [ "$(grep -ac '^moert warning' "$log")" -eq 1 ] && same damaged plain
+verdict $? "a damaged file costs one warning, strange rows no bit"
+rm "$rows"
+MOERT_TUNE=auto train auto 2 && same auto plain && [ "$(grep -c ' on first use: ' "$rows")" -gt 5 ] &&
+    ! grep -q warning "$log"
+verdict $? "2 ranks measure at once, remember, and train to the same bits"
+before=$(wc -l <"$rows")
+MOERT_TUNE=auto train again 2 && same again plain && [ "$(wc -l <"$rows")" -eq "$before" ]
+verdict $? "what is remembered is not measured again"
+finish

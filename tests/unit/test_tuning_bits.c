@@ -1,0 +1,279 @@
+// run: np=1 sanitize=1
+/* No choice of tuning shows in the bits of a product, however it was made: forced, measured, or by
+ * a weight that was packed before. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io/durable.h"
+#include "ops/tune.h"
+#include "support/files.h"
+#include "support/gemm.h"
+
+static const moert_choices standard = {4, 1024, 512, 8, 2};
+
+static int open_device_and_folder(void **state) {
+    return make_test_folder(state) != 0 || open_test_device(state) != 0;
+}
+
+static int close_device_and_folder(void **state) {
+    return close_test_device(state) != 0 || remove_test_folder(state) != 0;
+}
+
+/* Every test begins with the built-in rows and an empty file of measured ones. */
+static int forget(void **state) {
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("rows")));
+    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
+    set_variable("MOERT_TUNE", NULL);
+    moert_tuning_reload();
+    return 0;
+}
+
+static moert_choices find(void) {
+    const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1, 1, 1};
+    bool measured;
+    return moert_tuning_find(test_device, &key, &measured);
+}
+
+static bool equal(moert_choices a, moert_choices b) {
+    return memcmp(&a, &b, sizeof a) == 0; /* all are unsigned: no padding */
+}
+
+/* ---- bits ---- */
+
+static void check_way(size_t i, operation op, const way *by, const moert_choices *choices,
+                      const arrays *want) {
+    char text[128], title[256];
+    arrays got = make_arrays(&gemm_problems[i], false);
+    ASSERT_OK(moert_tuning_force(choices));
+    run_gemm(&gemm_problems[i], op, by, &got);
+    ASSERT_OK(moert_tuning_force(NULL));
+    moert_choices_print(choices, text, sizeof text);
+    snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i, operation_names[op],
+             by->name);
+    compare_arrays(title, &got, want);
+    free_arrays(&got);
+}
+
+/* All problems of a type by forced choices, packed and not, against the reference. */
+static void check_bits(moert_number type, const moert_choices *choices, size_t count) {
+    const size_t first = type == MOERT_NUMBER_F32 ? REFERENCE_F32 : REFERENCE_BF16;
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            arrays want = make_arrays(&gemm_problems[i], false);
+            run_gemm(&gemm_problems[i], op, &gemm_ways[first], &want);
+            for (size_t c = 0; c < count; c++)
+                for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++)
+                    check_way(i, op, &gemm_ways[w], &choices[c], &want);
+            free_arrays(&want);
+        }
+}
+
+static void test_no_tile_shows_in_the_bits(void **state) {
+    (void)state;
+    static const moert_choices tiles[] = {{1, 16, 1, 1, 1},
+                                          {3, 48, 7, 5, 3},
+                                          {64, 4096, 65536, 16, 4},
+                                          {8, 128, 100, 12, 2},
+                                          {2, 32, 33, 6, 4}};
+    check_bits(MOERT_NUMBER_F32, tiles, sizeof tiles / sizeof tiles[0]);
+    check_bits(MOERT_NUMBER_BF16, tiles, 3);
+}
+
+static void test_no_share_shows_in_the_bits(void **state) {
+    (void)state;
+    static const moert_choices shares[] = {
+        {1, 16, 1, 8, 2}, {64, 4096, 65536, 8, 2}, {1, 4096, 3, 8, 2}, {7, 112, 129, 8, 2}};
+    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+}
+
+/* On this device, whatever devices the rows are for. */
+static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
+    (void)state;
+    enum { MOST = 64 };
+    moert_choices tiles[MOST];
+    char reason[160], *text, *end;
+    size_t count = 0;
+    ASSERT_OK(moert_kernel_source("tuning.txt", &text));
+    for (char *line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        moert_tuning_row row;
+        bool empty, known = false;
+        *end = '\0';
+        assert_true(moert_tuning_parse(line, &row, &empty, reason));
+        moert_choices c = standard;
+        c.lines = row.choices.lines;
+        c.width = row.choices.width;
+        for (size_t i = 0; i < count; i++)
+            known |= equal(tiles[i], c);
+        if (!empty && c.lines != 0 && c.width != 0 && !known && count < MOST)
+            tiles[count++] = c;
+    }
+    free(text);
+    assert_in_range(count, 1, MOST);
+    check_bits(MOERT_NUMBER_F32, tiles, count);
+    check_bits(MOERT_NUMBER_BF16, tiles, count);
+}
+
+static void test_any_choice_fits_into_little_local_memory(void **state) {
+    (void)state;
+    static const moert_choices shares[] = {
+        {64, 16, 128, 16, 4}, {64, 4096, 65536, 16, 4}, {1, 4096, 1, 16, 4}};
+    moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
+    const moert_device_info whole = *info;
+    info->local_bytes = 16384; /* the least that OpenCL allows is more */
+    info->compute_units = 1;   /* work-groups need not be many */
+    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+    *info = whole;
+}
+
+static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
+    (void)state;
+    const moert_choices before = find();
+    const moert_choices bad[] = {{65, 1024, 512, 8, 2},
+                                 {4, 1000, 512, 8, 2},
+                                 {4, 1024, 0, 8, 2},
+                                 {4, 1024, 512, 17, 2},
+                                 {4, 1024, 512, 8, 5}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no product can be tuned so");
+    assert_true(equal(find(), before));
+}
+
+/* A packed weight keeps its tile when the rows change under it. */
+static void test_a_packed_weight_keeps_its_tile(void **state) {
+    (void)state;
+    const problem *p = &gemm_problems[7];
+    arrays a = make_arrays(p, false), want = make_arrays(p, false);
+    run_gemm(p, DGRAD, &gemm_ways[REFERENCE_F32], &want);
+    set_variable("MOERT_BACKEND", "portable");
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_gemm gemm = {.groups = {ends, p->groups, p->rows},
+                       .n = p->n,
+                       .k = p->k,
+                       .accumulate = true,
+                       .x = upload(a.x, a.x_count * sizeof(float)),
+                       .weight = upload(a.weight, a.weight_count * sizeof(float)),
+                       .y = upload(a.y, a.y_count * sizeof(float))};
+    const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_DGRAD, MOERT_NUMBER_F32};
+    const moert_choices other = {4, 1024, 512, 5, 3};
+    moert_packed *packed;
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    ASSERT_OK(moert_tuning_force(&other));
+    ASSERT_OK(moert_packed_fill(packed, gemm.weight));
+    gemm.packed = packed;
+    ASSERT_OK(moert_gemm_dgrad(&gemm));
+    ASSERT_OK(moert_tuning_force(NULL));
+    download_into(gemm.x, a.x, a.x_count * sizeof(float));
+    compare_arrays("packed before", &a, &want);
+    moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    free_arrays(&a);
+    free_arrays(&want);
+}
+
+/* ---- measuring ---- */
+
+typedef struct counted {
+    size_t runs, prepared;
+    moert_choices seen[4096];
+} counted;
+
+static moert_status count_run(void *what) {
+    counted *c = what;
+    c->seen[c->runs % 4096] = find();
+    /* deeper is faster here, by far */
+    usleep(c->seen[c->runs++ % 4096].depth == 2048 ? 100 : 10000);
+    return MOERT_OK;
+}
+
+static moert_status count_prepare(void *what) {
+    ((counted *)what)->prepared++;
+    return MOERT_OK;
+}
+
+static void test_a_search_finds_what_is_faster_by_far(void **state) {
+    (void)state;
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, count_prepare, count_run};
+    moert_tune_result found;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_DEPTH, 400000000, &found));
+    const moert_candidate *chosen = &found.candidates[found.chosen];
+    assert_int_equal(chosen->choices.depth, 2048);
+    assert_true(found.chosen_ns > 0.0 && found.chosen_ns < found.first_ns);
+    assert_true(equal(found.candidates[0].choices, standard));
+    assert_in_range(c.prepared, found.count, c.runs);
+}
+
+static void test_without_time_a_search_stays_where_it_was(void **state) {
+    (void)state;
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, NULL, count_run};
+    const moert_choices before = find();
+    moert_tune_result found;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_PANELS, 1, &found));
+    assert_int_equal(found.chosen, 0);
+    assert_true(equal(find(), before));
+    assert_in_range(c.runs, 1, 64 * 9);
+}
+
+/* Number of rows in the file. */
+static size_t count_rows(void) {
+    char *text = access(in_folder("rows"), F_OK) == 0 ? read_file(in_folder("rows"), NULL) : NULL;
+    size_t count = 0;
+    for (const char *at = text; at != NULL && (at = strchr(at, '\n')) != NULL; at++)
+        count++;
+    free(text);
+    return count;
+}
+
+static void test_auto_measures_a_new_shape_once_and_keeps_the_bits(void **state) {
+    (void)state;
+    static const size_t problems[] = {7, 14, 15};
+    static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16};
+    size_t rows = 0;
+    set_variable("MOERT_TUNE", "auto");
+    for (int again = 0; again < 2; again++) {
+        for (size_t i = 0; i < 3; i++)
+            for (size_t w = 0; w < 3; w++)
+                for (operation op = 0; op < BIAS_GRAD; op++) {
+                    const problem *p = &gemm_problems[problems[i]];
+                    const way *by = &gemm_ways[ways[w]];
+                    arrays want = make_arrays(p, false), got = make_arrays(p, false);
+                    run_gemm(p, op, &gemm_ways[w < 2 ? REFERENCE_F32 : REFERENCE_BF16], &want);
+                    run_gemm(p, op, by, &got);
+                    compare_arrays(by->name, &got, &want);
+                    free_arrays(&got);
+                    free_arrays(&want);
+                }
+        if (again > 0)
+            assert_int_equal(count_rows(), rows);
+        rows = count_rows();
+        assert_int_equal(rows, 3 * (3 + 2 + 3)); /* packed weights have no wgrad of their own */
+        moert_tuning_reload();
+    }
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup(name, forget)
+    const struct CMUnitTest tests[] = {
+        TEST(test_no_tile_shows_in_the_bits),
+        TEST(test_no_tile_of_a_built_in_row_shows_in_the_bits),
+        TEST(test_no_share_shows_in_the_bits),
+        TEST(test_any_choice_fits_into_little_local_memory),
+        TEST(test_choices_out_of_bounds_cannot_be_forced),
+        TEST(test_a_packed_weight_keeps_its_tile),
+        TEST(test_a_search_finds_what_is_faster_by_far),
+        TEST(test_without_time_a_search_stays_where_it_was),
+        TEST(test_auto_measures_a_new_shape_once_and_keeps_the_bits),
+    };
+#undef TEST
+    return cmocka_run_group_tests(tests, open_device_and_folder, close_device_and_folder);
+}
