@@ -219,3 +219,25 @@ moert_status moert_portable_glu_backward(const moert_glu *glu) {
                      MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
                      MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
+
+moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
+    const moert_gemm *gemm = &fused->gemm;
+    const moert_glu *glu = &fused->glu;
+    moert_device *device = moert_buffer_device(gemm->y);
+    const bool packed = gemm->packed != NULL, pairs = gemm->type == MOERT_NUMBER_BF16;
+    const limits most = !packed ? row_limits : pairs ? pair_limits : packed_limits;
+    const share s = choose_rows(device, gemm, moert_gated_columns(glu->width), gemm->k, most);
+    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, packed),
+                     packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(shared_groups(gemm)),
+                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
+                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), turned_lines(gemm, s),
+                     packed ? MOERT_ARG((int)moert_panel_height(gemm->type, gemm->k))
+                            : moert_argument_local(s.local_bytes));
+}

@@ -28,4 +28,9 @@ static inline size_t moert_panel_height(moert_number type, size_t reduction) {
     return moert_round_up(reduction, 16) / moert_per_term(type);
 }
 
+/* Columns of the panels for a GLU of a width: a panel has 16 gates and their 16 ups. */
+static inline size_t moert_gated_columns(size_t width) {
+    return moert_ceil_div(width, MOERT_PANEL_COLUMNS / 2) * MOERT_PANEL_COLUMNS;
+}
+
 #endif
