@@ -57,6 +57,13 @@ moert_status moert_glu_backward(const moert_glu *glu) {
     return MOERT_OK;
 }
 
+/* For a profile, beside what the product tells: h and the weights, and v only if it is kept. */
+static void tell_fused(const moert_gemm_glu *fused) {
+    const double rows = (double)fused->glu.rows, width = (double)fused->glu.width;
+    moert_profile_work(moert_buffer_device(fused->glu.h), "gemm", 0.0,
+                       sizeof(float) * rows * (width + 1.0 - (fused->drop_v ? 2.0 * width : 0.0)));
+}
+
 moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_gemm_glu full = *fused;
     if (fused->gemm.n % 2 != 0)
@@ -73,6 +80,7 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
                           full.gemm.n, full.gemm.ldy);
     if (full.gemm.groups.count == 0 || full.glu.rows == 0)
         return MOERT_OK;
+    tell_fused(&full);
     MOERT_TRY(moert_backend_get()->gemm_glu_forward(&full));
     return MOERT_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Grouped GEMM in its three orientations and the GLU, behind two backends with the same entry
- * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
+ * Grouped GEMM in its three orientations and the GLU, alone or together, behind two backends with
+ * the same entry points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
