@@ -26,6 +26,7 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
+/* Each layout twice: the first two for one half of the problems, the others for the other. */
 static const struct {
     moert_glu_form form;
     size_t prob_stride;
@@ -72,7 +73,7 @@ static void compare_calls(size_t i, size_t f, const way *by) {
 static void test_one_call_has_the_bits_of_two(void **state) {
     (void)state;
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t f = 0; f < FORMS; f++)
+        for (size_t f = i % 2 * 2, last = f + 2; f < last; f++)
             for (size_t w = 0; w < gemm_way_count; w++)
                 compare_calls(i, f, &gemm_ways[w]);
 }
