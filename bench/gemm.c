@@ -129,11 +129,15 @@ size_t bench_result_count(const bench_problem *p, bench_op op) {
 
 static moert_status pack(moert_device *device, const bench_problem *p, bench_op op,
                          moert_packed **packed) {
+    static const moert_packed_for uses[] = {
+        [BENCH_FPROP] = MOERT_PACKED_FORWARD,
+        [BENCH_GLU] = MOERT_PACKED_GATED,
+        [BENCH_DGRAD] = MOERT_PACKED_DGRAD,
+    };
     const moert_packed_shape shape = {.groups = p->shape.experts,
                                       .n = p->shape.n,
                                       .k = p->shape.k,
-                                      .use = op == BENCH_DGRAD ? MOERT_PACKED_DGRAD
-                                                               : MOERT_PACKED_FORWARD,
+                                      .use = uses[op],
                                       .type = p->type};
     MOERT_TRY(moert_packed_create(device, &shape, packed));
     return *packed != NULL ? moert_packed_fill(*packed, p->weight_buffer) : MOERT_OK;
@@ -161,11 +165,7 @@ moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, 
                                   : op == BENCH_GLU ? run->between
                                                     : p->y_buffer,
                              .packed = run->packed};
-    run->glu = (moert_glu){.form = MOERT_GLU_SWIGLU,
-                           .rows = p->rows,
-                           .width = p->shape.n / 2,
-                           .v = run->between,
-                           .h = run->result};
+    run->glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = run->result};
     return MOERT_OK;
 fail:
     bench_run_destroy(run);
@@ -185,8 +185,7 @@ moert_status bench_run_enqueue(const bench_run *run) {
     case BENCH_WGRAD:
         return moert_gemm_wgrad(&run->gemm);
     case BENCH_GLU:
-        MOERT_TRY(moert_gemm_forward(&run->gemm));
-        return moert_glu_forward(&run->glu);
+        return moert_gemm_glu_forward(&(moert_gemm_glu){.gemm = run->gemm, .glu = run->glu});
     default:
         return moert_gemm_forward(&run->gemm);
     }

@@ -6,6 +6,8 @@
  *   gemm_dgrad     x[m,k] = sum_n y[m,n] w[g,n,k]      m       k         n
  *   gemm_wgrad     w[g,n,k] = sum_m y[m,n] x[m,k]      n       k         m
  *
+ * gemm_glu_forward is gemm_forward with a GLU behind it (gemm_glu.h).
+ *
  * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A shared weight has G = 1
  * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, the first of the grid.
  * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are rounded on the way.
@@ -32,6 +34,7 @@
  */
 #define PANEL local
 #include "gemm.h"
+#include "gemm_glu.h"
 
 #define TILES (VEC / LINES)                         /* whose lines one vector holds */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
@@ -127,6 +130,34 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint 
         multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0);
     }
 }
+
+#if WIDTH % 2 == 0
+/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
+ * kept, or there is more than one block. Panels hold 16 columns of h. */
+KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
+                             global const float *w, global const float *bias, global float *v, int keep,
+                             global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
+                             float alpha, float offset, int width, int k, int panels, int depth, uint split,
+                             local element *turned, local vec *panel)
+{
+    const uint g = get_group_id(1);
+    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    if (part.count == 0)
+        return;
+    w += g * 2ul * width * k;
+    x += part.first * ldx;
+    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
+                          (glu_form){interleaved, limit, alpha, offset}, keep);
+    for (int p = 0; p < k; p += depth * PER_TERM) {
+        const int used = min(depth * PER_TERM, k - p);
+        pack_gated(w + p, k, column, columns, width, interleaved, used, depth, panel);
+        c.fresh = p == 0;
+        c.last = p + used == k;
+        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c);
+    }
+}
+#endif
 
 KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const code *y, ulong ldy,
                        ulong y_column, global const float *w, global float *x, ulong ldx, int n, int k, int accumulate,

@@ -131,31 +131,37 @@ static inline void transpose(vec block[VEC])
     }
 }
 
-/* panel[p, c] = source[c * stride + p] of a weight, p below `used`, in blocks of 16; columns past the end are zero. */
+/* A vector of every row of a panel: panel[p, c] = source[c * stride + p] of a weight, p below `used`, in blocks of 16,
+ * for 16 columns c; those past the end are zero. */
+static inline void pack_columns(global const float *source, ulong stride, int columns, int used, PANEL vec *panel)
+{
+    for (int p = 0; p < used; p += VEC) {
+        vec block[VEC];
+        if (used - p >= VEC && columns >= VEC) {
+            UNROLL for (int i = 0; i < VEC; i++)
+                block[i] = vload16(0, source + i * stride + p);
+        } else {
+            vec edge[VEC];
+            for (int i = 0; i < VEC; i++)
+                edge[i] = i < columns ? load_part(source + i * stride + p, used - p) : 0.0f;
+            UNROLL for (int i = 0; i < VEC; i++)
+                block[i] = edge[i];
+        }
+        transpose(block);
+        UNROLL for (int i = 0; i < VEC; i++)
+            block[i] = rounded(block[i]);
+        UNROLL for (int i = 0; i < VEC / PER_TERM; i++)
+            panel[(p / PER_TERM + i) * WIDTH] = term_of(block + i * PER_TERM);
+    }
+}
+
+/* The same for all columns. */
 static inline void pack_transposed(global const float *source, ulong stride, int columns, int used, int height,
                                    PANEL vec *panel)
 {
-    for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC) {
-        PANEL vec *to = panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH;
-        for (int p = 0; p < used; p += VEC) {
-            vec block[VEC];
-            if (used - p >= VEC && columns - c >= VEC) {
-                UNROLL for (int i = 0; i < VEC; i++)
-                    block[i] = vload16(0, source + (ulong)(c + i) * stride + p);
-            } else {
-                vec edge[VEC];
-                for (int i = 0; i < VEC; i++)
-                    edge[i] = c + i < columns ? load_part(source + (ulong)(c + i) * stride + p, used - p) : 0.0f;
-                UNROLL for (int i = 0; i < VEC; i++)
-                    block[i] = edge[i];
-            }
-            transpose(block);
-            UNROLL for (int i = 0; i < VEC; i++)
-                block[i] = rounded(block[i]);
-            UNROLL for (int i = 0; i < VEC / PER_TERM; i++)
-                to[(p / PER_TERM + i) * WIDTH] = term_of(block + i * PER_TERM);
-        }
-    }
+    for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC)
+        pack_columns(source + c * stride, stride, columns - c, used,
+                     panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH);
 }
 
 /* panel[p, c] = source[p * stride + c], p below `used`, by `load` from `type`. */
@@ -284,6 +290,24 @@ static inline void find_lines(global const float *a, ulong lda, int lines, int u
 }
 #endif
 
+/* Tells the compiler which loop the registers are for. */
+#ifdef __clang__
+#define OFTEN(x) __builtin_expect((x), 1)
+#else
+#define OFTEN(x) (x)
+#endif
+
+/* The terms of a tile: numbers of the lines times rows of the panel. */
+static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int terms)
+{
+    for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
+        spread term[LINES];
+        UNROLL for (int r = 0; r < LINES; r++)
+            term[r] = line[r][p];
+        add_term(acc, term, row);
+    }
+}
+
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
  * room for LINES lines of depth + 16 elements.
@@ -291,7 +315,6 @@ static inline void find_lines(global const float *a, ulong lda, int lines, int u
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
                             int height, int depth, target c, bool fresh)
 {
-    const int terms = (used + PER_TERM - 1) / PER_TERM;
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c.lines - i, used, depth + 16, turned, line);
@@ -300,12 +323,7 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            for (int p = 0; p < terms; p++, row += WIDTH) {
-                spread term[LINES];
-                UNROLL for (int r = 0; r < LINES; r++)
-                    term[r] = line[r][p];
-                add_term(acc, term, row);
-            }
+            add_terms(acc, line, row, (used + PER_TERM - 1) / PER_TERM);
             end_tile(acc, tile);
         }
     }

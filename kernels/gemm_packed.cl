@@ -1,20 +1,22 @@
 /*
- * Grouped GEMM by packed weights: as gemm_forward and gemm_dgrad of gemm.cl, bit for bit, by a second factor whose
- * panels lie in global memory, ready for every product of a step.
+ * Grouped GEMM by packed weights: as gemm_forward, gemm_dgrad and gemm_glu_forward of gemm.cl, bit for bit, by a second
+ * factor whose panels lie in global memory, ready for every product of a step.
  *
  *   packing for   line of the weight   panels                              a term
  *   forward       n                    panel[g, n / C, k, n % C]           w[g,n,k], with BF16 k and k + 1
  *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with BF16 n and n + 1
+ *   gated         n, of gates | ups    16 gates, their 16 ups (gemm_glu.h)  as for forward; needs an even WIDTH
  *
  * A panel has C = WIDTH * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the end
  * are zero. Shapes, strides and the shared weight are as in gemm.cl.
  *
- * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
+ * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
  * Required: BF16, DOT, LINES and WIDTH (the same for packing and product), as in gemm.h.
  */
 #define PANEL global
 #include "gemm.h"
+#include "gemm_glu.h"
 
 DEFINE_PACK(pack_weight, float, load_weight)
 
@@ -26,6 +28,17 @@ KERNEL void gemm_pack_forward(global const float *w, global vec *panel, int n, i
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
     pack_transposed(w + (g * n + column) * k, k, columns, k, height, panel);
 }
+
+#if WIDTH % 2 == 0
+/* w[G,2I,K], gates first, I = width. Grid: (blocks of `panels` panels of 16 columns of h, groups). */
+KERNEL void gemm_pack_gated(global const float *w, global vec *panel, int width, int k, int height, int panels)
+{
+    const int column = get_group_id(0) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    const ulong blocks = (width + PAIR_WIDTH - 1) / PAIR_WIDTH, g = get_group_id(1);
+    panel += (g * blocks + column / PAIR_WIDTH) * height * WIDTH;
+    pack_gated(w + g * 2 * width * k, k, column, columns, width, 0, k, height, panel);
+}
+#endif
 
 KERNEL void gemm_pack_dgrad(global const float *w, global vec *panel, int n, int k, int height, int panels)
 {
@@ -57,3 +70,30 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
         multiply(a + p, lda, turned, panel, used, height, depth, result, p == 0 && !accumulate);
     }
 }
+
+#if WIDTH % 2 == 0
+/* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of gemm_pack_forward. */
+KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
+                            global const vec *panel, global const float *bias, global float *v, int keep,
+                            global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
+                            float alpha, float offset, int width, int k, int panels, int depth, uint split,
+                            local element *turned, int height)
+{
+    const uint g = get_group_id(1);
+    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    const ulong blocks = (width + PAIR_WIDTH - 1) / PAIR_WIDTH;
+    if (part.count == 0)
+        return;
+    panel += (g * blocks + column / PAIR_WIDTH) * height * WIDTH;
+    x += part.first * ldx;
+    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
+                          (glu_form){interleaved, limit, alpha, offset}, keep);
+    for (int p = 0; p < k; p += depth * PER_TERM, panel += depth * WIDTH) {
+        const int used = min(depth * PER_TERM, k - p);
+        c.fresh = p == 0;
+        c.last = p + used == k;
+        multiply_gated(x + p, ldx, turned, panel, used, height, depth, &c);
+    }
+}
+#endif

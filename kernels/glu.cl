@@ -15,10 +15,7 @@
  * Grid: (splits of the rows). No local memory.
  */
 
-/* 16 columns of gate and up. */
-typedef struct pair {
-    vec g, u;
-} pair;
+#include "glu.h"
 
 /* Columns [j, j + n) of a row v[2I], n below 16 at the row's end. */
 static inline pair load_pair(global const float *v, int j, int n, int width, int interleaved)
@@ -28,7 +25,7 @@ static inline pair load_pair(global const float *v, int j, int n, int width, int
     vec a = load_part(v + 2 * j, 2 * n), b = 0.0f;
     if (2 * n > VEC)
         b = load_part(v + 2 * j + VEC, 2 * n - VEC);
-    return (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)};
+    return gate_and_up(a, b, interleaved);
 }
 
 static inline void store_pair(pair x, global float *v, int j, int n, int width, int interleaved)
@@ -48,27 +45,17 @@ static inline void store_pair(pair x, global float *v, int j, int n, int width, 
         store_part(b, v + 2 * j + VEC, 2 * n - VEC);
 }
 
-static inline vec sigmoid(vec x)
-{
-    return 1.0f / (1.0f + exp(-x));
-}
-
-static inline pair clamp_pair(pair x, vec limit)
-{
-    return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
-}
-
 KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global float *h, uint rows,
                         int width, int interleaved, float limit, float alpha, float offset, uint split)
 {
+    const glu_form form = {interleaved, limit, alpha, offset};
     uint first = get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         global const float *row = v + (ulong)m * 2 * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
         for (int j = 0; j < width; j += VEC) {
-            pair x = clamp_pair(load_pair(row, j, width - j, width, interleaved), limit);
-            vec act = x.g * sigmoid(alpha * x.g);
-            store_part(p * (x.u + offset) * act, h + (ulong)m * width + j, width - j);
+            pair x = load_pair(row, j, width - j, width, interleaved);
+            store_part(glu_of(x, p, form), h + (ulong)m * width + j, width - j);
         }
     }
 }

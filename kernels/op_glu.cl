@@ -21,6 +21,7 @@
  * memory.
  */
 #include "formats.h"
+#include "glu.h"
 
 /* Where the 16 results from column j on have their gates and ups: two vectors of columns. */
 typedef struct spot {
@@ -36,10 +37,6 @@ static inline spot find_spot(int j, int width, int run, int linear_first)
     const int first = j / run * 2 * run + j % run;
     return (spot){{first, first + run}, {n, n}, VEC, linear_first};
 }
-
-typedef struct pair {
-    vec g, u;
-} pair;
 
 static inline pair swap_if(pair x, bool swapped)
 {
@@ -69,16 +66,6 @@ static inline pair join_pair(pair x, spot s)
         out.u = (vec)(y.g.hi, y.u.hi);
     }
     return out;
-}
-
-static inline vec sigmoid(vec x)
-{
-    return 1.0f / (1.0f + exp(-x));
-}
-
-static inline pair clamp_pair(pair x, vec limit)
-{
-    return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
 }
 
 KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,

@@ -52,6 +52,7 @@ typedef struct moert_batch {
     size_t first_sequence;    /* global index of the first; ascending with the rank */
     size_t total_sequences;   /* pieces of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
+    bool forward_only;        /* no backward will follow: less is kept, and none is accepted */
 } moert_batch;
 
 typedef struct moert_layer moert_layer;

@@ -53,26 +53,32 @@ moert_status moert_kernel_source(const char *file, char **text) {
     return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
 }
 
-/* Replaces the one line `#include "FILE"` that a family may have by that kernel file. */
-static moert_status insert_include(const char *family, char **text) {
+/* Replaces the lines `#include "FILE"` of a kernel file by those kernel files. */
+static moert_status insert_includes(const char *file, char **text) {
     static const char start[] = "\n#include \"";
-    char file[96], *included = NULL, *line = strstr(*text, start);
-    if (line == NULL)
-        return MOERT_OK;
-    const char *name = line + sizeof start - 1, *rest = name + strcspn(name, "\n");
-    snprintf(file, sizeof file, "%.*s", (int)strcspn(name, "\"\n"), name);
-    MOERT_TRY(moert_kernel_source(file, &included));
-    int number = 2;
-    for (const char *at = *text; at < line; at++)
-        number += *at == '\n';
-    *line = '\0';
-    char *whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, file,
-                                    included, number + 1, family, rest);
-    free(included);
-    free(*text);
-    *text = whole;
-    return whole != NULL ? MOERT_OK
-                         : MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", file);
+    size_t done = 0;
+    int number = 1; /* of the line at `done` */
+    for (char *line; (line = strstr(*text + done, start)) != NULL;) {
+        const char *word = line + sizeof start - 1, *rest = word + strcspn(word, "\n");
+        char name[96], *included = NULL, *whole = NULL;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "\"\n"), word);
+        for (const char *at = *text + done; at <= line; at++)
+            number += *at == '\n';
+        *line = '\0';
+        MOERT_TRY(moert_kernel_source(name, &included));
+        const moert_status status = insert_includes(name, &included);
+        if (status == MOERT_OK)
+            whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, name,
+                                      included, number + 1, file, rest);
+        free(included);
+        MOERT_TRY(status);
+        if (whole == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", name);
+        done = strlen(whole) - strlen(rest);
+        free(*text);
+        *text = whole;
+    }
+    return MOERT_OK;
 }
 
 /* The whole source of a program: common.h, then the family with what it includes. */
@@ -83,7 +89,7 @@ static moert_status program_source(const char *spec, char **source) {
     MOERT_TRY(moert_kernel_source("common.h", &common));
     moert_status status = moert_kernel_source(file, &family);
     if (status == MOERT_OK)
-        status = insert_include(file, &family);
+        status = insert_includes(file, &family);
     if (status == MOERT_OK) {
         *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
         if (*source == NULL)

@@ -58,15 +58,15 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
-    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_IN, &in));
-
-    MOERT_TRY(moert_glu_forward(&(moert_glu){.form = o->glu,
-                                             .rows = rows,
-                                             .width = o->intermediate,
-                                             .v = layer->v,
-                                             .prob = moert_window_rows(layer->prob),
-                                             .prob_stride = prob_stride,
-                                             .h = layer->h}));
+    MOERT_TRY(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN,
+                                          &(moert_gemm_glu){
+                                              .gemm = in,
+                                              .glu = {.form = o->glu,
+                                                      .prob = moert_window_rows(layer->prob),
+                                                      .prob_stride = prob_stride,
+                                                      .h = layer->h},
+                                              .drop_v = layer->batch.forward_only,
+                                          }));
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.x = layer->h;
@@ -105,9 +105,9 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
                        .x = (moert_buffer *)x,
                        .weight = dense->tensor[DENSE_SHARED_W1].weight,
                        .y = layer->shared_v};
-    MOERT_TRY(moert_gemm_forward(&gemm));
-    MOERT_TRY(moert_glu_forward(&(moert_glu){
-        .form = form, .rows = tokens, .width = width, .v = layer->shared_v, .h = layer->shared_h}));
+    MOERT_TRY(moert_gemm_glu_forward(&(moert_gemm_glu){.gemm = gemm,
+                                                       .glu = {.form = form, .h = layer->shared_h},
+                                                       .drop_v = layer->batch.forward_only}));
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.x = layer->shared_h;
@@ -154,6 +154,6 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     status = moert_precision_settle(layer, compute_experts(layer, out));
     MOERT_TRY(
         moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
-    layer->stage = STAGE_FORWARD;
+    layer->stage = batch->forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;
 }

@@ -226,14 +226,27 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
 
 /* ---- GEMMs ---- */
 
-moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm) {
+/* The factors of a forward product, rounded. */
+static moert_status round_forward(moert_layer *layer, int block, moert_gemm *gemm) {
     if (layer->options.precision == MOERT_PRECISION_F32)
-        return moert_gemm_forward(gemm);
-    moert_gemm rounded = *gemm;
-    const operand x = operand_x(layer, block, &rounded);
+        return MOERT_OK;
+    const operand x = operand_x(layer, block, gemm);
     MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &x));
-    rounded.weight = layer->rounded[block].weight[0];
+    gemm->weight = layer->rounded[block].weight[0];
+    return MOERT_OK;
+}
+
+moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm) {
+    moert_gemm rounded = *gemm;
+    MOERT_TRY(round_forward(layer, block, &rounded));
     return moert_gemm_forward(&rounded);
+}
+
+moert_status moert_precision_forward_glu(moert_layer *layer, int block,
+                                         const moert_gemm_glu *fused) {
+    moert_gemm_glu rounded = *fused;
+    MOERT_TRY(round_forward(layer, block, &rounded.gemm));
+    return moert_gemm_glu_forward(&rounded);
 }
 
 moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm) {

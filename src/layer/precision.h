@@ -36,9 +36,11 @@ moert_status moert_precision_settle(moert_layer *layer, moert_status status);
 /* The same of a failure that the ranks of the EP group share: their replicas do not know of it. */
 moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status);
 
-/* moert_gemm_forward, _dgrad and _wgrad of the experts' projection `block`, with float32 operands
- * in `gemm`, which stay as they are. */
+/* moert_gemm_forward, _glu_forward, _dgrad and _wgrad of the experts' projection `block`, with
+ * float32 operands in `gemm`, which stay as they are. */
 moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm);
+moert_status moert_precision_forward_glu(moert_layer *layer, int block,
+                                         const moert_gemm_glu *fused);
 moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm);
 moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm);
 

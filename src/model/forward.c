@@ -30,7 +30,8 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     MOERT_TRY(moert_buffer_write(model->tokens, 0, batch->input, bytes));
     if (batch->target != NULL)
         MOERT_TRY(moert_buffer_write(model->targets, 0, batch->target, bytes));
-    model->batch = (moert_batch){tokens, count, first, batch->total_sequences, model->ends};
+    model->batch = (moert_batch){
+        tokens, count, first, batch->total_sequences, model->ends, batch->forward_only};
     model->length = length;
     return MOERT_OK;
 }

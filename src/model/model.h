@@ -67,6 +67,7 @@ void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, si
 typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
     const int32_t *input, *target;  /* this rank's [sequences, S] */
+    bool forward_only;              /* no backward will follow; none is accepted */
 } moert_model_batch;
 
 typedef struct moert_model_result {

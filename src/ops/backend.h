@@ -19,6 +19,7 @@
     X(gemm_bias_grad, moert_gemm)                                                                  \
     X(glu_forward, moert_glu)                                                                      \
     X(glu_backward, moert_glu)                                                                     \
+    X(gemm_glu_forward, moert_gemm_glu)                                                            \
     X(quantize_amax, moert_quantize)                                                               \
     X(quantize, moert_quantize)                                                                    \
     X(dequantize, moert_quantize)                                                                  \
@@ -68,6 +69,10 @@ const moert_backend *moert_backend_named(const char *name);
  * `bytes` bytes apart. */
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes);
+
+/* Checks a forward product by a weight packed for `use`, and tells a profile of it; *full gets the
+ * strides that are 0. */
+moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, moert_gemm *full);
 
 /* ERROR_USAGE unless a description's size is that of its initialiser. */
 moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);

@@ -172,6 +172,7 @@ static size_t weights_of(const moert_gemm *gemm) {
 }
 
 static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
+    static const char *const uses[] = {"forward", "dgrad", "forward with a GLU"};
     if (gemm->packed == NULL)
         return MOERT_OK;
     const moert_packed_shape *s = &gemm->packed->shape;
@@ -181,23 +182,27 @@ static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
         return MOERT_FAIL(ERROR_USAGE,
                           "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
                           "%d of [%zu,%zu,%zu]",
-                          s->groups, s->n, s->k,
-                          s->use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)s->type,
-                          use == MOERT_PACKED_FORWARD ? "forward" : "dgrad", (int)gemm->type,
-                          weights, gemm->n, gemm->k);
+                          s->groups, s->n, s->k, uses[s->use], (int)s->type, uses[use],
+                          (int)gemm->type, weights, gemm->n, gemm->k);
+    return MOERT_OK;
+}
+
+moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, moert_gemm *full) {
+    const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
+    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias | FACTOR_X, full));
+    MOERT_TRY(check_packed(gemm, use));
+    if (gemm->accumulate)
+        return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
+    if (gemm->groups.count > 0 && gemm->groups.rows > 0)
+        tell_product(gemm, weights_of(gemm), FACTOR_X);
     return MOERT_OK;
 }
 
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
-    const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias | FACTOR_X, &full));
-    MOERT_TRY(check_packed(gemm, MOERT_PACKED_FORWARD));
-    if (gemm->accumulate)
-        return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
+    MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    tell_product(gemm, weights_of(gemm), FACTOR_X);
     MOERT_TRY(moert_backend_get()->gemm_forward(&full));
     return MOERT_OK;
 }
@@ -231,52 +236,5 @@ moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
     if (gemm->groups.count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_backend_get()->gemm_bias_grad(&full));
-    return MOERT_OK;
-}
-
-static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
-    *full = *glu;
-    full->prob_stride = glu->prob_stride > 0 ? glu->prob_stride : 1;
-    int narrow;
-    MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
-    MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
-    if (glu->width == 0 || !(glu->form.limit > 0.0f))
-        return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
-                          glu->width, (double)glu->form.limit);
-    MOERT_TRY(check_buffer("v", glu->v, glu->rows, 2 * glu->width, 2 * glu->width));
-    if (glu->prob != NULL)
-        MOERT_TRY(check_buffer("prob", glu->prob, glu->rows, 1, full->prob_stride));
-    if (!backward)
-        return check_buffer("h", glu->h, glu->rows, glu->width, glu->width);
-    MOERT_TRY(check_buffer("dh", glu->dh, glu->rows, glu->width, glu->width));
-    MOERT_TRY(check_buffer("dv", glu->dv, glu->rows, 2 * glu->width, 2 * glu->width));
-    if (glu->dprob != NULL)
-        MOERT_TRY(check_buffer("dprob", glu->dprob, glu->rows, 1, full->prob_stride));
-    return MOERT_OK;
-}
-
-/* For a profile: per row, so many times I floats and so many weights. */
-static void tell_glu(const moert_glu *glu, size_t widths, size_t weights) {
-    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
-                       sizeof(float) * (double)(glu->rows * (widths * glu->width + weights)));
-}
-
-moert_status moert_glu_forward(const moert_glu *glu) {
-    moert_glu full;
-    MOERT_TRY(check_glu(glu, false, &full));
-    if (glu->rows == 0)
-        return MOERT_OK;
-    tell_glu(glu, 3, 1);
-    MOERT_TRY(moert_backend_get()->glu_forward(&full));
-    return MOERT_OK;
-}
-
-moert_status moert_glu_backward(const moert_glu *glu) {
-    moert_glu full;
-    MOERT_TRY(check_glu(glu, true, &full));
-    if (glu->rows == 0)
-        return MOERT_OK;
-    tell_glu(glu, 5, 2);
-    MOERT_TRY(moert_backend_get()->glu_backward(&full));
     return MOERT_OK;
 }

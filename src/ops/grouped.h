@@ -1,6 +1,6 @@
 /*
- * Grouped GEMM in its three orientations and the GLU, behind two backends with the same entry
- * points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
+ * Grouped GEMM in its three orientations and the GLU, alone or together, behind two backends with
+ * the same entry points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -26,12 +26,17 @@
 /*
  * A weight in the order in which the kernels of its device take it, made once and used by many
  * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
- * each. Packings of BF16 hold the weight rounded to nearest even. Devices and backends that gain
- * nothing from it have none: then moert_packed_create gives NULL, which is legal everywhere, and
- * products read the weight itself.
+ * each, and so has forward with a GLU whose gates come first, all of them. Packings of BF16 hold
+ * the weight rounded to nearest even. Devices and backends that gain nothing from it have none:
+ * then moert_packed_create gives NULL, which is legal everywhere, and products read the weight
+ * itself.
  */
 typedef struct moert_packed moert_packed;
-typedef enum moert_packed_for { MOERT_PACKED_FORWARD, MOERT_PACKED_DGRAD } moert_packed_for;
+typedef enum moert_packed_for {
+    MOERT_PACKED_FORWARD,
+    MOERT_PACKED_DGRAD,
+    MOERT_PACKED_GATED,
+} moert_packed_for;
 typedef struct moert_packed_shape {
     size_t groups, n, k;
     moert_packed_for use;
@@ -95,6 +100,25 @@ typedef struct moert_glu {
 
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
+
+/*
+ * A forward GEMM and the GLU of its result, to the same bits as one after the other, but while the
+ * result is at hand. Of `glu` only form, prob, prob_stride and h are looked at: v is gemm.y, dense,
+ * and I = n / 2. A weight packed for it is packed for moert_packed_for_glu(&form). Rows past the
+ * last end stay.
+ */
+typedef struct moert_gemm_glu {
+    moert_gemm gemm;
+    moert_glu glu;
+    bool drop_v; /* nobody needs v: it holds anything afterwards, and is written as little as can be
+                  */
+} moert_gemm_glu;
+
+moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused);
+
+static inline moert_packed_for moert_packed_for_glu(const moert_glu_form *form) {
+    return form->interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED;
+}
 
 /* The backend in use: "reference" or "portable" (MOERT_BACKEND). */
 const char *moert_backend_name(void);

@@ -9,6 +9,9 @@ static moert_status check_shape(const moert_packed_shape *shape) {
     if (shape->n == 0 || shape->k == 0)
         return MOERT_FAIL(ERROR_USAGE, "a packed weight needs columns; n = %zu, k = %zu", shape->n,
                           shape->k);
+    if (shape->use == MOERT_PACKED_GATED && shape->n % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "gates and their ups are an odd number of lines, %zu",
+                          shape->n);
     if (shape->type != MOERT_NUMBER_F32 && shape->type != MOERT_NUMBER_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "weights are packed as f32 or bf16, not as type %d",
                           (int)shape->type);

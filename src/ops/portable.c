@@ -229,3 +229,48 @@ moert_status moert_portable_glu_backward(const moert_glu *glu) {
                      MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
                      MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
+
+/* The share of a product with its GLU: the columns of h, in tiles of an even width. */
+static share choose_gated(const moert_gemm *gemm, size_t width) {
+    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
+    const bool packed = gemm->packed != NULL;
+    const moert_tuning_key key = {packed ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
+                                  gemm->type, gemm->n, gemm->k, moert_ceil_div(rows, groups)};
+    bool measured;
+    moert_choices c = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
+    if (packed) {
+        c.lines = gemm->packed->tile.lines;
+        c.width = gemm->packed->tile.width;
+    }
+    c.width = moert_gated_width(c.width);
+    const product p = {groups, key.rows, rows, moert_gated_columns(width, c.width),
+                       moert_ceil_div(gemm->k, moert_per_term(gemm->type))};
+    return choose_share(moert_buffer_device(gemm->y), gemm->type, p,
+                        packed ? FORM_PACKED : FORM_ROWS, &c);
+}
+
+moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
+    const moert_gemm *gemm = &fused->gemm;
+    const moert_glu *glu = &fused->glu;
+    moert_device *device = moert_buffer_device(gemm->y);
+    const bool packed = gemm->packed != NULL;
+    if (packed && gemm->packed->tile.width % 2 != 0) { /* not packed for it */
+        MOERT_TRY(moert_portable_gemm_forward(gemm));
+        return moert_portable_glu_forward(glu);
+    }
+    const share s = choose_gated(gemm, glu->width);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, packed, &s.tile, spec);
+    return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(shared_groups(gemm)),
+                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
+                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
+                     packed ? MOERT_ARG((int)moert_panel_height(gemm->type, gemm->k))
+                            : moert_argument_local(s.local_bytes));
+}

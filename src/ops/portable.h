@@ -36,4 +36,14 @@ static inline size_t moert_panel_height(moert_number type, size_t reduction) {
     return moert_round_up(reduction, 16) / moert_per_term(type);
 }
 
+/* A tile for a GLU has vectors of gates and as many of ups (kernels/gemm_glu.h): its width, and the
+ * columns of all panels. */
+static inline unsigned moert_gated_width(unsigned width) {
+    return width + width % 2;
+}
+static inline size_t moert_gated_columns(size_t width, unsigned tile_width) {
+    const size_t columns = tile_width * (size_t)MOERT_VECTOR;
+    return moert_ceil_div(width, columns / 2) * columns;
+}
+
 #endif

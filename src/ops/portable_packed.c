@@ -6,45 +6,52 @@
 
 enum { PANELS = 8 }; /* of a work-group: it reads whole pages of a line */
 
-/* The panels' columns and the dimension that is summed over. */
-static size_t width_of(const moert_packed_shape *shape) {
-    return shape->use == MOERT_PACKED_FORWARD ? shape->n : shape->k;
-}
-
+/* Terms of a panel, of the dimension that is summed over. */
 static size_t height_of(const moert_packed_shape *shape) {
-    return moert_panel_height(shape->type,
-                              shape->use == MOERT_PACKED_FORWARD ? shape->k : shape->n);
+    return moert_panel_height(shape->type, shape->use == MOERT_PACKED_DGRAD ? shape->n : shape->k);
 }
 
+/* Columns of a panel, and of all panels together. */
 static size_t columns_of(const moert_packed *packed) {
     return (size_t)packed->tile.width * MOERT_VECTOR;
 }
 
+static size_t width_of(const moert_packed *packed) {
+    const moert_packed_shape *shape = &packed->shape;
+    if (shape->use == MOERT_PACKED_GATED)
+        return moert_gated_columns(shape->n / 2, packed->tile.width);
+    return shape->use == MOERT_PACKED_DGRAD ? shape->k : shape->n;
+}
+
 static size_t plan(const moert_device *device, moert_packed *packed) {
     const moert_packed_shape *shape = &packed->shape;
-    const moert_tuning_key key = {shape->use == MOERT_PACKED_FORWARD ? MOERT_TUNED_PACKED_FORWARD
-                                                                     : MOERT_TUNED_PACKED_DGRAD,
+    const moert_tuning_key key = {shape->use == MOERT_PACKED_DGRAD ? MOERT_TUNED_PACKED_DGRAD
+                                                                   : MOERT_TUNED_PACKED_FORWARD,
                                   shape->type, shape->n, shape->k, 0};
     bool measured;
     if (!moert_device_describe(device)->is_cpu)
         return 0;
     packed->tile = moert_tuning_find(device, &key, &measured);
+    if (shape->use == MOERT_PACKED_GATED)
+        packed->tile.width = moert_gated_width(packed->tile.width);
     const size_t columns = columns_of(packed);
-    return shape->groups * moert_ceil_div(width_of(shape), columns) * height_of(shape) * columns *
+    return shape->groups * moert_ceil_div(width_of(packed), columns) * height_of(shape) * columns *
            sizeof(float);
 }
 
 static moert_status fill(const moert_packed *packed, const moert_buffer *weight) {
+    static const char *const kernels[] = {"gemm_pack_forward", "gemm_pack_dgrad",
+                                          "gemm_pack_gated"};
     const moert_packed_shape *shape = &packed->shape;
     moert_device *device = moert_buffer_device(packed->panels);
-    const moert_grid grid = {moert_ceil_div(width_of(shape), PANELS * columns_of(packed)),
+    const moert_grid grid = {moert_ceil_div(width_of(packed), PANELS * columns_of(packed)),
                              shape->groups, 1};
+    const size_t n = shape->use == MOERT_PACKED_GATED ? shape->n / 2 : shape->n;
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, shape->type, true, &packed->tile, spec);
-    return MOERT_RUN(
-        device, spec, shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
-        grid, MOERT_ARG(weight), MOERT_ARG(packed->panels), MOERT_ARG((int)shape->n),
-        MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
+    return MOERT_RUN(device, spec, kernels[shape->use], grid, MOERT_ARG(weight),
+                     MOERT_ARG(packed->panels), MOERT_ARG((int)n), MOERT_ARG((int)shape->k),
+                     MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }
 
 const moert_packing moert_portable_packing = {plan, fill};

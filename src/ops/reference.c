@@ -166,6 +166,16 @@ unmap:
     return moert_unmap_all(&maps, status);
 }
 
+moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
+    const moert_groups *groups = &fused->gemm.groups;
+    moert_glu glu = fused->glu;
+    uint32_t end;
+    MOERT_TRY(moert_reference_gemm_forward(&fused->gemm));
+    MOERT_TRY(moert_buffer_read(groups->ends, (groups->count - 1) * sizeof end, &end, sizeof end));
+    glu.rows = end;
+    return moert_reference_glu_forward(&glu);
+}
+
 /* One row of the gradient; returns its dprob. */
 static float glu_row_backward(const moert_glu *glu, const float *v, float prob, const float *dh,
                               float *dv) {

@@ -101,7 +101,7 @@ static moert_status share_tokens(job *j) {
     if (status == MOERT_OK)
         status = moert_buffer_write(j->ends, 0, ends, count * sizeof *ends);
     free(ends);
-    j->batch = (moert_batch){j->count, count, first, leaves, j->ends};
+    j->batch = (moert_batch){j->count, count, first, leaves, j->ends, false};
     return status;
 }
 

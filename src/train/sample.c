@@ -33,7 +33,7 @@ static moert_status next_byte(moert_model *model, const char *text, size_t used,
     moert_model_share(1, moert_comm_rank(world), moert_comm_size(world), &first, &count);
     for (size_t i = 0; i < window; i++)
         input[i] = (unsigned char)text[used - window + i];
-    const moert_model_batch batch = {1, window, input, NULL};
+    const moert_model_batch batch = {1, window, input, NULL, true};
     MOERT_TRY(moert_model_forward(model, &batch));
     if (count == 1) { /* the one sequence is here */
         MOERT_TRY(moert_model_logits(model, window - 1, logits));

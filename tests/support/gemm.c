@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/number.h"
 #include "base/rng.h"
@@ -112,12 +113,12 @@ static void download_as(const moert_buffer *buffer, float *values, size_t count,
 }
 
 /* The weight of a product packed for it. */
-static moert_packed *pack(const moert_gemm *gemm, operation op) {
+static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
     const moert_packed_shape shape = {
         .groups = gemm->shared_weight ? 1 : gemm->groups.count,
         .n = gemm->n,
         .k = gemm->k,
-        .use = op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD,
+        .use = use,
         .type = gemm->type,
     };
     moert_packed *packed = NULL;
@@ -148,7 +149,10 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         .ldy = a->ldy,
         .y_column = p->y_column,
     };
-    moert_packed *packed = by->packed && op <= DGRAD ? pack(&gemm, op) : NULL;
+    moert_packed *packed =
+        by->packed && op <= DGRAD
+            ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
+            : NULL;
     gemm.packed = packed;
     ASSERT_OK(calls[op](&gemm));
     download_as(gemm.x, a->x, a->x_count, x_type);
@@ -160,6 +164,71 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);
+}
+
+void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h) {
+    const size_t results = p->rows * p->n / 2, probs = p->rows * how->prob_stride;
+    const uint32_t used = p->ends[p->groups - 1];
+    float *prob = test_alloc(probs * sizeof *prob);
+    for (size_t i = 0; i < probs; i++)
+        prob[i] = i % how->prob_stride == 0 ? (float)moert_rng_normal(1, 5, i) : NAN;
+    set_variable("MOERT_BACKEND", by->backend);
+    set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_buffer *weights = upload(prob, probs * sizeof *prob);
+    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
+    moert_gemm_glu run = {
+        .gemm = {.groups = {ends, p->groups, p->rows},
+                 .n = p->n,
+                 .k = p->k,
+                 .type = by->type,
+                 .shared_weight = p->shared,
+                 .x = upload_as(a->x, a->x_count, by->type),
+                 .weight = upload(a->weight, a->weight_count * sizeof(float)),
+                 .bias = p->bias ? bias : NULL,
+                 .y = upload(a->y, a->y_count * sizeof(float)),
+                 .ldx = a->ldx},
+        .glu = {.form = how->form,
+                .prob = how->prob_stride > 0 ? weights : NULL,
+                .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
+                .h = upload(h, results * sizeof *h)},
+        .drop_v = how->drop_v,
+    };
+    moert_packed *packed = NULL;
+    if (by->packed)
+        packed =
+            pack(&run.gemm, how->fused ? moert_packed_for_glu(&how->form) : MOERT_PACKED_FORWARD);
+    run.gemm.packed = packed;
+    if (how->fused) {
+        ASSERT_OK(moert_gemm_glu_forward(&run));
+    } else {
+        run.glu.rows = used;
+        run.glu.width = p->n / 2;
+        run.glu.v = run.gemm.y;
+        ASSERT_OK(moert_gemm_forward(&run.gemm));
+        ASSERT_OK(moert_glu_forward(&run.glu));
+    }
+    download_into(run.gemm.y, a->y, a->y_count * sizeof(float));
+    download_into(run.glu.h, h, results * sizeof *h);
+    moert_buffer *const buffers[] = {ends,       weights,  bias, run.gemm.x, run.gemm.weight,
+                                     run.gemm.y, run.glu.h};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    free(prob);
+    set_variable("MOERT_BF16", NULL);
+}
+
+void digest_by(const char *threads, char digest[32]) {
+    char path[512], command[600];
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    assert_true(length > 0);
+    path[length] = '\0';
+    snprintf(command, sizeof command, "POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    assert_non_null(fgets(digest, 32, pipe));
+    assert_int_equal(pclose(pipe), 0);
 }
 
 void compare_arrays(const char *title, const arrays *got, const arrays *want) {

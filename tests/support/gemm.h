@@ -54,6 +54,17 @@ extern const char *const operation_names[];
 /* Runs an operation on the device and writes all arrays back. */
 void run_gemm(const problem *p, operation op, const way *by, arrays *a);
 
+/* A forward product and its GLU into h[M,N/2], by one call or two; prob_stride 0: without prob. */
+typedef struct gated_run {
+    moert_glu_form form;
+    size_t prob_stride;
+    bool fused, drop_v;
+} gated_run;
+void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h);
+
+/* The digest that this program prints as `PROGRAM digest` with a number of threads. */
+void digest_by(const char *threads, char digest[32]);
+
 /* All arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
 

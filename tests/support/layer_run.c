@@ -74,7 +74,7 @@ static moert_status share_tokens(moert_device *device, layer_run *run) {
     bytes = (end - first) * sizeof *ends;
     MOERT_TRY(moert_buffer_create(device, bytes, &run->ends));
     MOERT_TRY(moert_buffer_write(run->ends, 0, ends, bytes));
-    run->batch = (moert_batch){tokens, end - first, first, PIECES, run->ends};
+    run->batch = (moert_batch){tokens, end - first, first, PIECES, run->ends, false};
     bytes = tokens * hidden * sizeof(float);
     MOERT_TRY(
         put_values(device, run->oracle->x + run->first_token * hidden, tokens * hidden, &run->x));

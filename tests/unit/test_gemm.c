@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -237,19 +236,6 @@ static int print_digest(void) {
             }
     printf("%016llx\n", (unsigned long long)hash);
     return close_test_device(&state);
-}
-
-/* The digest of this program run by a number of threads. */
-static void digest_by(const char *threads, char digest[32]) {
-    char path[512], command[600];
-    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    assert_true(length > 0);
-    path[length] = '\0';
-    snprintf(command, sizeof command, "POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    assert_non_null(fgets(digest, 32, pipe));
-    assert_int_equal(pclose(pipe), 0);
 }
 
 static void test_one_two_and_three_threads_give_the_same_bits(void **state) {

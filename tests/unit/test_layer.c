@@ -270,6 +270,33 @@ static void test_calls_out_of_order_are_refused(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
+static void test_a_forward_without_a_backward_has_the_same_bits(void **state) {
+    (void)state;
+    moert_layer_options options = full_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
+    float *kept = test_alloc(bytes), *dropped = test_alloc(bytes);
+    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(moert_buffer_read(run.y, 0, kept, bytes));
+    run.batch.forward_only = true;
+    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
+    const bool same = memcmp(kept, dropped, bytes) == 0;
+    ASSERT_ON_ALL(same);
+    ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
+                        "without a forward");
+    free(kept);
+    free(dropped);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
 static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state) {
     (void)state;
     moert_layer_options options = plain_form();
@@ -327,6 +354,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
         cmocka_unit_test(test_calls_out_of_order_are_refused),
+        cmocka_unit_test(test_a_forward_without_a_backward_has_the_same_bits),
         cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
         cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
     };

@@ -96,8 +96,8 @@ static moert_status train(moert_model *model, size_t batch) {
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % 251);
     moert_status status;
     MOERT_TRY_OR(done, moert_model_initialize(model, 1));
-    MOERT_TRY_OR(done,
-                 moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens, tokens}));
+    MOERT_TRY_OR(done, moert_model_forward(
+                           model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false}));
     MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
                                         1.0, &result));
     MOERT_TRY_OR(done, moert_model_backward(model, 0, 1));

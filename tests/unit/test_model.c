@@ -68,7 +68,7 @@ static void golden_close(golden *g) {
 static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
     moert_model_share(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
-                               g->target + *first * g->length};
+                               g->target + *first * g->length, false};
 }
 
 static moert_model *open_model(const char *path, bool tied) {
@@ -192,7 +192,7 @@ static void test_sequences_that_are_too_long_are_refused(void **state) {
     moert_model *model = open_model(MODELS "mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
-    const moert_model_batch batch = {1, length, tokens, tokens};
+    const moert_model_batch batch = {1, length, tokens, tokens, false};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     free(tokens);
