@@ -11,10 +11,11 @@
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16).
+ * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16),
+ * CODED (0, 1: weights are block-scaled matrices; then also what blocks.h requires).
  */
-#if !defined(PANEL) || !defined(BF16) || !defined(DOT)
-#error "PANEL, BF16 and DOT must be defined"
+#if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(CODED)
+#error "PANEL, BF16, DOT and CODED must be defined"
 #endif
 #if DOT && !defined(__AVX512F__) /* the driver compiles for less than its CPU has */
 #undef DOT
@@ -111,6 +112,59 @@ static inline vec add_product(vec sum, spread a, vec b)
 }
 #endif
 
+/* ---- the weight ---- */
+
+/*
+ * One group's matrix [N,K] of a weight: float32, or with CODED a part of a block-scaled matrix, which with `flipped`
+ * holds [K,N]. Its rows are then decoded where panels are made, without the copy that dequantize.cl would make.
+ */
+#if CODED
+#define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole, int axis, int flipped
+typedef struct matrix {
+    blocks as;
+    uint row, slot; /* the first of its rows, and their block */
+    float whole;
+} matrix;
+
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k)
+{
+    const int rows = flipped ? k : n, columns = flipped ? n : k;
+    const ulong across = (columns + BLOCK - 1) / BLOCK, halves = (columns + 1) / 2;
+    const blocks as = {w, scale, ELEMENT_BITS == 4 && axis != COLUMN ? halves : columns,
+                       axis == COLUMN ? columns : across, axis, 0};
+    return (matrix){as, g * rows, g * ((rows + BLOCK - 1) / BLOCK), whole != 0 ? whole[g] : 1.0f};
+}
+
+static inline vec load_weight(matrix w, int row, int column, int n)
+{
+    vec x = load_values(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n);
+    if (SCALE == 1)
+        x *= w.whole;
+    return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);
+}
+#else
+#define WEIGHT_ARGUMENTS global const float *w, global const uchar *scale, global const float *whole, int axis, int flipped
+typedef struct matrix {
+    global const float *at;
+    ulong stride;
+} matrix;
+
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k)
+{
+    return (matrix){w + g * n * k, k};
+}
+
+static inline vec load_weight(matrix w, int row, int column, int n)
+{
+    return load_part(w.at + (ulong)row * w.stride + column, n);
+}
+#endif
+
+static inline vec load_rounded(matrix w, int row, int column, int n)
+{
+    return rounded(load_weight(w, row, column, n));
+}
+
 /* ---- panels ---- */
 
 /* Transposes 16x16 floats: every step turns the 8 bits (row, lane) of an element's place by one. */
@@ -129,9 +183,8 @@ static inline void transpose(vec block[VEC])
     }
 }
 
-/* panel[p, c] = source[c * stride + p] of a weight, p below `used`, in blocks of 16; columns past the end are zero. */
-static inline void pack_transposed(global const float *source, ulong stride, int columns, int used, int height,
-                                   PANEL vec *panel)
+/* panel[p, c] = w[column + c, first + p], p below `used`, in blocks of 16; columns past the end are zero. */
+static inline void pack_transposed(matrix w, int column, int first, int columns, int used, int height, PANEL vec *panel)
 {
     for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC) {
         PANEL vec *to = panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH;
@@ -139,11 +192,11 @@ static inline void pack_transposed(global const float *source, ulong stride, int
             vec block[VEC];
             if (used - p >= VEC && columns - c >= VEC) {
                 UNROLL for (int i = 0; i < VEC; i++)
-                    block[i] = vload16(0, source + (ulong)(c + i) * stride + p);
+                    block[i] = load_weight(w, column + c + i, first + p, VEC);
             } else {
                 vec edge[VEC];
                 for (int i = 0; i < VEC; i++)
-                    edge[i] = c + i < columns ? load_part(source + (ulong)(c + i) * stride + p, used - p) : 0.0f;
+                    edge[i] = c + i < columns ? load_weight(w, column + c + i, first + p, used - p) : 0.0f;
                 UNROLL for (int i = 0; i < VEC; i++)
                     block[i] = edge[i];
             }
@@ -156,29 +209,54 @@ static inline void pack_transposed(global const float *source, ulong stride, int
     }
 }
 
-/* panel[p, c] = source[p * stride + c], p below `used`, by `load` from `type`. */
+/* panel[p, c] = source[first + p, column + c], p below `used`, by `load` from a matrix of a type. */
 #define DEFINE_PACK(name, type, load)                                                                                  \
-    static inline vec name##_term(global const type *source, ulong stride, int columns, int terms)                     \
+    static inline vec name##_term(type source, int row, int column, int columns, int terms)                            \
     {                                                                                                                  \
         vec number[PER_TERM];                                                                                          \
         UNROLL for (int i = 0; i < PER_TERM; i++)                                                                      \
-            number[i] = i < terms ? load(source + i * stride, columns) : 0.0f;                                         \
+            number[i] = i < terms ? load(source, row + i, column, columns) : 0.0f;                                     \
         return term_of(number);                                                                                        \
     }                                                                                                                  \
-    static inline void name(global const type *source, ulong stride, int columns, int used, int height,                \
-                            PANEL vec *panel)                                                                          \
+    static inline void name(type source, int first, int column, int columns, int used, int height, PANEL vec *panel)   \
     {                                                                                                                  \
-        for (int p = 0; p < used; p += PER_TERM, source += PER_TERM * stride, panel += WIDTH) {                        \
+        for (int p = 0; p < used; p += PER_TERM, panel += WIDTH) {                                                     \
             PANEL vec *to = panel;                                                                                     \
             for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                                           \
                 UNROLL for (int v = 0; v < WIDTH; v++) {                                                               \
-                    const int left = columns - c - v * VEC;                                                            \
-                    to[v] = left > 0 ? name##_term(source + c + v * VEC, stride, left, used - p) : 0.0f;               \
+                    const int at = c + v * VEC, left = columns - at;                                                   \
+                    to[v] = left > 0 ? name##_term(source, first + p, column + at, left, used - p) : 0.0f;             \
                 }                                                                                                      \
         }                                                                                                              \
     }
 
-#define load_weight(p, n) rounded(load_part(p, n))
+DEFINE_PACK(pack_straight, matrix, load_rounded)
+
+/* The panels of forward: columns of the result are rows of the weight, terms its columns. */
+static inline void pack_forward(matrix w, int flipped, int column, int first, int columns, int used, int height,
+                                PANEL vec *panel)
+{
+#if CODED
+    if (flipped) {
+        pack_straight(w, first, column, columns, used, height, panel);
+        return;
+    }
+#endif
+    pack_transposed(w, column, first, columns, used, height, panel);
+}
+
+/* The panels of dgrad: the other way round. */
+static inline void pack_dgrad(matrix w, int flipped, int column, int first, int columns, int used, int height,
+                              PANEL vec *panel)
+{
+#if CODED
+    if (flipped) {
+        pack_transposed(w, column, first, columns, used, height, panel);
+        return;
+    }
+#endif
+    pack_straight(w, first, column, columns, used, height, panel);
+}
 
 /* ---- tiles ---- */
 

@@ -11,30 +11,33 @@
  *
  * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * 32 bytes, else 4.
  * Deterministic.
- * Required: BF16 and DOT, as in gemm.h.
+ * Required: BF16, DOT and CODED, as in gemm.h; CODED packs alone.
  */
 #define PANEL global
+#if CODED
+#include "formats.h"
+#include "blocks.h"
+#endif
 #include "gemm.h"
 
-DEFINE_PACK(pack_weight, float, load_weight)
-
 /* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
-KERNEL void gemm_pack_forward(global const float *w, global vec *panel, int n, int k, int height, int panels)
+KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)
 {
     const int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
     const ulong blocks = (n + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_transposed(w + (g * n + column) * k, k, columns, k, height, panel);
+    pack_forward(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, k, height, panel);
 }
 
-KERNEL void gemm_pack_dgrad(global const float *w, global vec *panel, int n, int k, int height, int panels)
+KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)
 {
     const int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     const ulong blocks = (k + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_weight(w + g * n * k + column, k, columns, n, height, panel);
+    pack_dgrad(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, n, height, panel);
 }
 
+#if !CODED
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
 KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint rows, global const code *a, ulong lda,
                         ulong a_column, global const vec *panel, global const float *bias, global float *c, ulong ldc,
@@ -57,3 +60,4 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
         multiply(a + p, lda, turned, panel, used, height, depth, result, p == 0 && !accumulate);
     }
 }
+#endif

@@ -53,10 +53,20 @@ moert_status moert_kernel_source(const char *file, char **text) {
     return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
 }
 
-/* Replaces the one line `#include "FILE"` that a family may have by that kernel file. */
-static moert_status insert_include(const char *family, char **text) {
+/* The last line `#include "FILE"` of a text; NULL: it has none. */
+static char *last_include(char *text, const char *start) {
+    char *last = NULL;
+    for (char *at = text; (at = strstr(at, start)) != NULL; at++)
+        last = at;
+    return last;
+}
+
+/* Replaces the last line `#include "FILE"` of a family by that kernel file, which includes none;
+ * *more: there was one. */
+static moert_status insert_include(const char *family, char **text, bool *more) {
     static const char start[] = "\n#include \"";
-    char file[96], *included = NULL, *line = strstr(*text, start);
+    char file[96], *included = NULL, *line = last_include(*text, start);
+    *more = line != NULL;
     if (line == NULL)
         return MOERT_OK;
     const char *name = line + sizeof start - 1, *rest = name + strcspn(name, "\n");
@@ -82,8 +92,8 @@ static moert_status program_source(const char *spec, char **source) {
     snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
     MOERT_TRY(moert_kernel_source("common.h", &common));
     moert_status status = moert_kernel_source(file, &family);
-    if (status == MOERT_OK)
-        status = insert_include(file, &family);
+    for (bool more = true; status == MOERT_OK && more;)
+        status = insert_include(file, &family, &more);
     if (status == MOERT_OK) {
         *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
         if (*source == NULL)

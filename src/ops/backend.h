@@ -38,8 +38,9 @@
 typedef struct moert_packing {
     /* Of the panels; 0 if the device gains nothing from them. */
     size_t (*bytes)(const moert_device *device, const moert_packed_shape *shape);
+    /* From the weight or, if it is NULL, from its codes. */
     moert_status (*fill)(const moert_packed_shape *shape, const moert_buffer *weight,
-                         moert_buffer *panels);
+                         const moert_coded *coded, moert_buffer *panels);
 } moert_packing;
 extern const moert_packing moert_portable_packing;
 

@@ -189,8 +189,8 @@ static moert_status multiply_batch(const moert_op *op, const moert_op_buffers *b
     }
     if (converts)
         MOERT_TRY(move_weights(op, b, start, count, load_weights));
-    return op->y.input ? moert_portable_dgrad_from(gemm, start)
-                       : moert_portable_forward_from(gemm, start);
+    return op->y.input ? moert_portable_dgrad_from(gemm, start, NULL)
+                       : moert_portable_forward_from(gemm, start, NULL);
 }
 
 static moert_status execute(moert_op *op, const moert_op_buffers *b) {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/profile.h"
 #include "ops/backend.h"
 
 static moert_status check_shape(const moert_packed_shape *shape) {
@@ -38,13 +39,39 @@ moert_status moert_packed_create(moert_device *device, const moert_packed_shape 
     return MOERT_OK;
 }
 
+/* For a profile: the source, and the panels. */
+static void tell_work(const moert_packed *packed, size_t source_bytes) {
+    moert_profile_work(moert_buffer_device(packed->panels), "gemm_packed", 0.0,
+                       (double)(source_bytes + moert_packed_bytes(packed)));
+}
+
 moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight) {
     if (packed == NULL)
         return MOERT_OK;
     const moert_packed_shape *shape = &packed->shape;
     MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
                                  sizeof(float)));
-    return packed->packing->fill(shape, weight, packed->panels);
+    tell_work(packed, shape->groups * shape->n * shape->k * sizeof(float));
+    return packed->packing->fill(shape, weight, NULL, packed->panels);
+}
+
+moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *coded) {
+    if (packed == NULL)
+        return MOERT_OK;
+    const moert_packed_shape *p = &packed->shape;
+    const moert_quantizer how = {.format = coded->format, .axis = coded->axis};
+    const size_t rows = coded->flipped ? p->k : p->n, columns = coded->flipped ? p->n : p->k;
+    const moert_quantized_shape shape = moert_quantized_shape_of(
+        &how, p->groups * rows, columns,
+        p->groups * moert_ceil_div(rows, moert_format_block(coded->format)));
+    MOERT_TRY(moert_check_buffer("q", coded->q, shape.q_lines, shape.q_bytes, shape.q_bytes, 1));
+    MOERT_TRY(moert_check_buffer("scale", coded->scale, shape.scale_lines, shape.scales,
+                                 shape.scales, moert_format_scale_bytes(coded->format)));
+    if (coded->global != NULL)
+        MOERT_TRY(moert_check_buffer("global scale", coded->global, 1, p->groups, p->groups,
+                                     sizeof(float)));
+    tell_work(packed, shape.q_lines * shape.q_bytes);
+    return packed->packing->fill(p, NULL, coded, packed->panels);
 }
 
 size_t moert_packed_bytes(const moert_packed *packed) {
@@ -56,4 +83,40 @@ void moert_packed_destroy(moert_packed *packed) {
         return;
     moert_buffer_destroy(packed->panels);
     free(packed);
+}
+
+/* ---- packings that are made when they pay ---- */
+
+enum { PRODUCTS_THAT_PAY = 2 };
+
+void moert_packings_changed(moert_packings *packings) {
+    for (size_t use = 0; use < MOERT_PACKED_USES; use++)
+        packings->products[use] = 0;
+}
+
+moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm) {
+    moert_packed **packed = &packings->packed[use];
+    gemm->packed = NULL;
+    if (gemm->groups.rows == 0 || ++packings->products[use] < PRODUCTS_THAT_PAY)
+        return MOERT_OK;
+    const moert_packed_shape shape = {gemm->shared_weight ? 1 : gemm->groups.count, gemm->n,
+                                      gemm->k, use, gemm->type};
+    if (*packed == NULL)
+        MOERT_TRY(moert_packed_create(moert_buffer_device(gemm->weight), &shape, packed));
+    if (packings->products[use] == PRODUCTS_THAT_PAY)
+        MOERT_TRY(moert_packed_fill(*packed, gemm->weight));
+    gemm->packed = *packed;
+    return MOERT_OK;
+}
+
+size_t moert_packings_bytes(const moert_packings *packings) {
+    size_t bytes = 0;
+    for (size_t use = 0; use < MOERT_PACKED_USES; use++)
+        bytes += moert_packed_bytes(packings->packed[use]);
+    return bytes;
+}
+
+void moert_packings_free(moert_packings *packings) {
+    for (size_t use = 0; use < MOERT_PACKED_USES; use++)
+        moert_packed_destroy(packings->packed[use]);
 }

@@ -1,5 +1,7 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm.cl,
  * kernels/gemm_packed.cl and kernels/glu.cl. */
+#include <stdio.h>
+
 #include "base/config.h"
 #include "base/memory.h"
 #include "ops/backend.h"
@@ -92,15 +94,18 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-const char *moert_gemm_program(const moert_device *device, moert_number type, bool packed) {
-    static const char *const programs[][2] = {
-        {"gemm -DBF16=0 -DDOT=0", "gemm_packed -DBF16=0 -DDOT=0"},
-        {"gemm -DBF16=1 -DDOT=0", "gemm_packed -DBF16=1 -DDOT=0"},
-        {"gemm -DBF16=1 -DDOT=1", "gemm_packed -DBF16=1 -DDOT=1"},
-    };
-    const bool dot =
-        moert_device_describe(device)->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO;
-    return programs[type == MOERT_NUMBER_BF16 ? 1 + dot : 0][packed];
+void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+                        const moert_coded *coded, char spec[MOERT_SPEC_BYTES]) {
+    const bool pairs = type == MOERT_NUMBER_BF16;
+    const bool dot = pairs && moert_device_describe(device)->has_bf16_dot &&
+                     moert_config_get()->bf16 == MOERT_BF16_AUTO;
+    char family[64];
+    snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DCODED=%d",
+             packed ? "gemm_packed" : "gemm", pairs, dot, coded != NULL);
+    if (coded != NULL)
+        moert_format_program(family, coded->format, spec);
+    else
+        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
@@ -111,56 +116,63 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
     const limits most = gemm->type == MOERT_NUMBER_BF16 ? pair_limits : packed_limits;
     const share s = choose_rows(device, gemm, width, reduction, most);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, true, NULL, spec);
     return MOERT_RUN(
-        device, moert_gemm_program(device, gemm->type, true), "gemm_packed", s.grid,
-        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a), MOERT_ARG(forward ? gemm->ldx : gemm->ldy),
-        MOERT_ARG(forward ? (size_t)0 : gemm->y_column), MOERT_ARG(gemm->packed->panels),
-        MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
+        MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
+        MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
         MOERT_ARG((int)moert_panel_height(gemm->type, reduction)), MOERT_ARG(s.panels),
         MOERT_ARG(s.depth), MOERT_ARG(s.split), turned_lines(gemm, s));
 }
 
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
     const share s = choose_rows(device, gemm, gemm->n, gemm->k, row_limits);
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_forward", s.grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
-                     moert_argument_local(s.local_bytes), turned_lines(gemm, s));
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, coded, spec);
+    return MOERT_RUN(
+        device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
+        MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
+        MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
+        moert_argument_local(s.local_bytes), turned_lines(gemm, s));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
-    return moert_portable_forward_from(gemm, 0);
+    return moert_portable_forward_from(gemm, 0, NULL);
 }
 
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(device, gemm, gemm->k, gemm->n, row_limits);
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, coded, spec);
     return MOERT_RUN(
-        device, moert_gemm_program(device, gemm->type, false), "gemm_dgrad", s.grid,
-        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-        MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+        device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
+        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->x),
         MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
         MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
         MOERT_ARG(s.split), moert_argument_local(s.local_bytes), turned_lines(gemm, s));
 }
 
 moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
-    return moert_portable_dgrad_from(gemm, 0);
+    return moert_portable_dgrad_from(gemm, 0, NULL);
 }
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
@@ -169,11 +181,13 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
                        moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
     const share s = choose_share(device, p, wgrad_limits);
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_wgrad", s.grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx),
-                     MOERT_ARG(gemm->weight), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, NULL, spec);
+    return MOERT_RUN(device, spec, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
                      MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
@@ -187,10 +201,12 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
     const moert_groups *groups = &gemm->groups;
     const moert_grid grid = {moert_ceil_div(gemm->n, 16), groups->count, 1};
-    return MOERT_RUN(device, moert_gemm_program(device, gemm->type, false), "gemm_bias_grad", grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->accumulate));
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, false, NULL, spec);
+    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->accumulate));
 }
 
 /* Rows of a GLU's work-group. */

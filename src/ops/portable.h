@@ -9,12 +9,39 @@
 #include "base/memory.h"
 #include "ops/grouped.h"
 
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
+/* `coded`: the weight instead of gemm->weight, or NULL. */
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded);
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
-/* The program of the products of a type, by packed weights or native ones. */
-const char *moert_gemm_program(const moert_device *device, moert_number type, bool packed);
+enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
+
+/* The program of a family (with options) for a block-scaled format. */
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]);
+/* The program of the products of a type, by packed weights or native ones, coded ones unless NULL.
+ */
+void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+                        const moert_coded *coded, char spec[MOERT_SPEC_BYTES]);
+
+/* WEIGHT_ARGUMENTS of kernels/gemm.h. */
+typedef struct moert_weight_source {
+    const moert_buffer *values, *scale, *global;
+    moert_axis axis;
+    bool flipped;
+} moert_weight_source;
+#define MOERT_WEIGHT_ARGS(w)                                                                       \
+    MOERT_ARG((w).values), MOERT_ARG((w).scale), MOERT_ARG((w).global), MOERT_ARG((int)(w).axis),  \
+        MOERT_ARG((int)(w).flipped)
+
+static inline moert_weight_source moert_weight_source_of(const moert_buffer *weight,
+                                                         const moert_coded *coded) {
+    if (coded == NULL)
+        return (moert_weight_source){.values = weight};
+    return (moert_weight_source){coded->q, coded->scale, coded->global, coded->axis,
+                                 coded->flipped};
+}
 
 enum { MOERT_PANEL_COLUMNS = 32 }; /* COLUMNS in kernels/gemm.h */
 

@@ -24,15 +24,17 @@ static size_t packed_bytes(const moert_device *device, const moert_packed_shape 
 }
 
 static moert_status packed_fill(const moert_packed_shape *shape, const moert_buffer *weight,
-                                moert_buffer *panels) {
+                                const moert_coded *coded, moert_buffer *panels) {
     moert_device *device = moert_buffer_device(panels);
     const moert_grid grid = {moert_ceil_div(width_of(shape), PANELS * (size_t)MOERT_PANEL_COLUMNS),
                              shape->groups, 1};
-    return MOERT_RUN(device, moert_gemm_program(device, shape->type, true),
-                     shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
-                     grid, MOERT_ARG(weight), MOERT_ARG(panels), MOERT_ARG((int)shape->n),
-                     MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)),
-                     MOERT_ARG((int)PANELS));
+    const moert_weight_source w = moert_weight_source_of(weight, coded);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, shape->type, true, coded, spec);
+    return MOERT_RUN(
+        device, spec, shape->use == MOERT_PACKED_FORWARD ? "gemm_pack_forward" : "gemm_pack_dgrad",
+        grid, MOERT_WEIGHT_ARGS(w), MOERT_ARG(panels), MOERT_ARG((int)shape->n),
+        MOERT_ARG((int)shape->k), MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }
 
 const moert_packing moert_portable_packing = {packed_bytes, packed_fill};
