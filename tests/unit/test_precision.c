@@ -205,12 +205,12 @@ typedef struct breakage {
 /* Breaks the pass on rank 0: sizes that no device holds, or a weight in a buffer too small for it.
  * Called again, mends it. */
 static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
-    moert_rounded *rounded = &layer->rounded[b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN];
-    moert_buffer *kept = rounded->weight[b->backward ? 1 : 0];
+    moert_block *block = layer->block[b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN];
+    moert_buffer **weight = &block->tensor[EXPERT_WEIGHT].weight, *kept = *weight;
     if (test_rank != 0)
         return;
     if (b->late) {
-        rounded->weight[b->backward ? 1 : 0] = *small;
+        *weight = *small;
         *small = kept;
     } else {
         layer->options.intermediate ^= (size_t)1 << 40;
