@@ -39,6 +39,8 @@ typedef struct moert_packed_shape {
 } moert_packed_shape;
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
                                  moert_packed **packed);
+/* The bytes that it would take; 0: nothing is gained from it. */
+size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape);
 /* Packs weight[G,N,K], float32. */
 moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight);
 /*

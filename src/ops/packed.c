@@ -18,18 +18,22 @@ static moert_status check_shape(const moert_packed_shape *shape) {
     return moert_to_int(shape->k, "columns of a packed weight", &narrow);
 }
 
+size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape) {
+    const moert_packing *packing = moert_backend_get()->packing;
+    return packing != NULL ? packing->bytes(device, shape) : 0;
+}
+
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
                                  moert_packed **packed) {
     MOERT_TRY(check_shape(shape));
-    const moert_packing *packing = moert_backend_get()->packing;
-    const size_t bytes = packing != NULL ? packing->bytes(device, shape) : 0;
+    const size_t bytes = moert_packed_need(device, shape);
     if (bytes == 0) {
         *packed = NULL;
         return MOERT_OK;
     }
     moert_packed *made;
     MOERT_TRY(MOERT_NEW(&made));
-    *made = (moert_packed){.shape = *shape, .packing = packing};
+    *made = (moert_packed){.shape = *shape, .packing = moert_backend_get()->packing};
     const moert_status status = moert_buffer_create(device, bytes, &made->panels);
     if (status != MOERT_OK) {
         free(made);

@@ -6,8 +6,11 @@
 #include "base/memory.h"
 #include "base/tree.h"
 #include "layer/block.h"
+#include "layer/wire.h"
+#include "model/layer_files.h"
 #include "model/model.h"
 #include "moert/plan.h"
+#include "moert/quantize.h"
 
 enum {
     PARTIAL_FLOATS = 16 * 1024 * 1024, /* of block.c and model/backward.c */
@@ -86,6 +89,66 @@ static void count_parameters(const shape *s, size_t *replicated, size_t *owned) 
 #undef FLOATS
 }
 
+/* ---- copies of weights ---- */
+
+typedef struct projection {
+    size_t groups, n, k;
+} projection;
+
+/* In the order of moert_packed_for. */
+static size_t packed_bytes(const moert_device *device, projection p, moert_number type,
+                           size_t use) {
+    const moert_packed_shape packed = {p.groups, p.n, p.k, (moert_packed_for)use, type};
+    return device != NULL ? moert_packed_need(device, &packed) : 0;
+}
+
+/* The experts' weights, of one layer: rounded (refresh_use of layer/precision.c), or packed when
+ * they are used again. */
+static size_t expert_copies(const moert_memory_setting *setting, const shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_precision precision = c->precision;
+    const bool blocks = precision >= MOERT_PRECISION_MXFP8;
+    const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
+    const projection experts[] = {{s->experts, 2 * c->intermediate, c->hidden},
+                                  {s->experts, c->hidden, c->intermediate}};
+    size_t bytes = 0;
+    if (!blocks && (setting->micro_batches < 2 || s->rows == 0))
+        return 0;
+    for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
+        for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
+            const projection p = experts[i];
+            const size_t packed =
+                packed_bytes(setting->device, p, pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, use);
+            bytes += packed > 0 || !blocks ? packed : p.groups * p.n * p.k * sizeof(float);
+        }
+    return bytes;
+}
+
+/* moert_packings of the projections that all ranks hold. */
+static size_t dense_copies(const moert_memory_setting *setting, const shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const projection dense[] = {{1, s->q, h},
+                                {1, s->kv, h},
+                                {1, s->kv, h},
+                                {1, h, s->q},
+                                {1, c->router.experts, h},
+                                {shared > 0, 2 * shared, h},
+                                {shared > 0, h, shared}};
+    size_t bytes = 0;
+    if (setting->micro_batches < 2 || s->tokens == 0)
+        return 0;
+    for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
+        bytes +=
+            packed_bytes(setting->device, (projection){1, c->vocabulary, h}, MOERT_NUMBER_F32, use);
+        for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+            bytes += c->layers * packed_bytes(setting->device, dense[i], MOERT_NUMBER_F32, use);
+    }
+    return bytes;
+}
+
+/* ---- activations and gradients ---- */
+
 /* moert_block_begin */
 static size_t count_nodes(const shape *s) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
@@ -146,6 +209,50 @@ static size_t largest_partial(const shape *s) {
     return moert_max(most, s->sequences * c->head_size);
 }
 
+/* The largest payload and scales that layer/precision.c quantises: rows of a GEMM's operands, in
+ * the layouts of forward and dgrad and of wgrad, and the weights. */
+static void largest_codes(const shape *s, size_t *codes, size_t *scales) {
+    const moert_model_config *c = s->config;
+    const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
+    const size_t matrices[][2] = {
+        {s->rows, widest}, {l * 2 * c->intermediate, c->hidden}, {l * c->hidden, c->intermediate}};
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format =
+        c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+        for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
+            const size_t rows = matrices[i][0];
+            const moert_quantized_shape q = moert_quantized_shape_of(
+                &how, rows, matrices[i][1],
+                moert_row_blocks_most(rows, l, moert_format_block(how.format)));
+            *codes = moert_max(*codes, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
+            *scales = moert_max(*scales, moert_ceil_div(q.scale_lines * q.scales, sizeof(float)));
+        }
+}
+
+/* The mesh's scratch buffers of layer/precision.c and layer/wire.c. */
+static size_t count_rounding(const shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_layer_options options = moert_layer_options_of(c);
+    const moert_precision precision = c->precision;
+    const bool rounds = precision != MOERT_PRECISION_F32, travels = c->dispatch != 0;
+    const size_t h = c->hidden, i = c->intermediate;
+    const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
+    size_t floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0, scales = 0;
+    if (travels || (rounds && h % ROW_FLOATS != 0))
+        floats += s->rows * h; /* rows of windows without gaps */
+    if (rounds)
+        floats += moert_ceil_div(s->rows * moert_max(h, i) * factor, sizeof(float)) +
+                  moert_ceil_div(s->rows * moert_max(h, 2 * i) * factor, sizeof(float));
+    if (precision >= MOERT_PRECISION_MXFP8) {
+        largest_codes(s, &codes, &scales);
+        floats += 2 * s->experts; /* ends, global scales */
+    }
+    if (precision == MOERT_PRECISION_NVFP4)
+        floats += s->experts; /* amax */
+    return floats + codes + scales;
+}
+
 /* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
 static size_t count_scratch(const shape *s) {
     const moert_model_config *c = s->config;
@@ -153,7 +260,7 @@ static size_t count_scratch(const shape *s) {
     size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
     floats += c->shared_intermediate > 0 ? t * c->hidden : 0;
-    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv);
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + count_rounding(s);
 }
 
 /* ---- the exchange ---- */
@@ -167,14 +274,22 @@ static size_t window_rows(const moert_memory_setting *setting, const shape *s, s
     return moert_min(with_room(needed), limit);
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: of width H and of width 1. */
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows, of which
+ * only results lie in float32 whatever the dispatch. */
 static void count_windows(const moert_memory_setting *setting, const shape *s, size_t *used,
                           size_t *reserved) {
-    const size_t layers = s->config->layers;
-    const size_t wide = moert_round_up(s->config->hidden, ROW_FLOATS), narrow = ROW_FLOATS;
-    *used = s->rows * ((layers + 2) * wide + (layers + 1) * narrow);
-    *reserved = (layers + 2) * wide * window_rows(setting, s, wide) +
-                (layers + 1) * narrow * window_rows(setting, s, narrow);
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const struct {
+        size_t count, width;
+    } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
+                   {1, s->config->hidden},
+                   {s->config->layers + 1, 1}};
+    *used = *reserved = 0;
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+        const size_t stride = moert_round_up(windows[i].width, ROW_FLOATS);
+        *used += s->rows * windows[i].count * stride;
+        *reserved += windows[i].count * stride * window_rows(setting, s, stride);
+    }
 }
 
 /* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
@@ -201,6 +316,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .weights = parameters,
         .gradients = parameters,
         .moments = 2 * parameters,
+        .copies = s.config->layers * expert_copies(setting, &s) + dense_copies(setting, &s),
         .sums = count_nodes(&s) * replicated * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
@@ -209,8 +325,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
-    memory->total = 4 * parameters + memory->sums + memory->activations + memory->scratch +
-                    memory->staging +
+    memory->total = 4 * parameters + memory->copies + memory->sums + memory->activations +
+                    memory->scratch + memory->staging +
                     (setting->engine == MOERT_EXCHANGE_WINDOW ? memory->windows : memory->reserved);
     return MOERT_OK;
 }
