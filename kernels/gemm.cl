@@ -27,15 +27,12 @@
  * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
  * memory: panels * depth * 128 bytes, depth a multiple of 16; with BF16 another (depth + 16) * 32 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT and CODED, as in gemm.h; CODED has the first two kernels alone.
+ * Required: BF16 and DOT, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
  */
 #define PANEL local
 #define STRIP 64 /* lines that gemm_wgrad packs at a time */
-#if CODED
-#include "formats.h"
-#include "blocks.h"
-#endif
 #include "gemm.h"
+#include "panels.h"
 
 KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const code *x, ulong ldx,
                          WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,

@@ -11,14 +11,11 @@
  *
  * Grid of the product: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * 32 bytes, else 4.
  * Deterministic.
- * Required: BF16, DOT and CODED, as in gemm.h; CODED packs alone.
+ * Required: BF16 and DOT, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone.
  */
 #define PANEL global
-#if CODED
-#include "formats.h"
-#include "blocks.h"
-#endif
 #include "gemm.h"
+#include "panels.h"
 
 /* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
 KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)

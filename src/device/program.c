@@ -53,36 +53,32 @@ moert_status moert_kernel_source(const char *file, char **text) {
     return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
 }
 
-/* The last line `#include "FILE"` of a text; NULL: it has none. */
-static char *last_include(char *text, const char *start) {
-    char *last = NULL;
-    for (char *at = text; (at = strstr(at, start)) != NULL; at++)
-        last = at;
-    return last;
-}
-
-/* Replaces the last line `#include "FILE"` of a family by that kernel file, which includes none;
- * *more: there was one. */
-static moert_status insert_include(const char *family, char **text, bool *more) {
+/* Replaces the lines `#include "FILE"` of a kernel file by those kernel files. */
+static moert_status insert_includes(const char *file, char **text) {
     static const char start[] = "\n#include \"";
-    char file[96], *included = NULL, *line = last_include(*text, start);
-    *more = line != NULL;
-    if (line == NULL)
-        return MOERT_OK;
-    const char *name = line + sizeof start - 1, *rest = name + strcspn(name, "\n");
-    snprintf(file, sizeof file, "%.*s", (int)strcspn(name, "\"\n"), name);
-    MOERT_TRY(moert_kernel_source(file, &included));
-    int number = 2;
-    for (const char *at = *text; at < line; at++)
-        number += *at == '\n';
-    *line = '\0';
-    char *whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, file,
-                                    included, number + 1, family, rest);
-    free(included);
-    free(*text);
-    *text = whole;
-    return whole != NULL ? MOERT_OK
-                         : MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", file);
+    size_t done = 0;
+    int number = 1; /* of the line at `done` */
+    for (char *line; (line = strstr(*text + done, start)) != NULL;) {
+        const char *word = line + sizeof start - 1, *rest = word + strcspn(word, "\n");
+        char name[96], *included = NULL, *whole = NULL;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "\"\n"), word);
+        for (const char *at = *text + done; at <= line; at++)
+            number += *at == '\n';
+        *line = '\0';
+        MOERT_TRY(moert_kernel_source(name, &included));
+        const moert_status status = insert_includes(name, &included);
+        if (status == MOERT_OK)
+            whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, name,
+                                      included, number + 1, file, rest);
+        free(included);
+        MOERT_TRY(status);
+        if (whole == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", name);
+        done = strlen(whole) - strlen(rest);
+        free(*text);
+        *text = whole;
+    }
+    return MOERT_OK;
 }
 
 /* The whole source of a program: common.h, then the family with what it includes. */
@@ -92,8 +88,8 @@ static moert_status program_source(const char *spec, char **source) {
     snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
     MOERT_TRY(moert_kernel_source("common.h", &common));
     moert_status status = moert_kernel_source(file, &family);
-    for (bool more = true; status == MOERT_OK && more;)
-        status = insert_include(file, &family, &more);
+    if (status == MOERT_OK)
+        status = insert_includes(file, &family);
     if (status == MOERT_OK) {
         *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
         if (*source == NULL)

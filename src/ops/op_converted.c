@@ -13,24 +13,12 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "ops/backend.h"
-#include "ops/op.h"
-
-/* The workspace of one quantised operand; NULL what it does not need. */
-typedef struct conversion {
-    const moert_op_quantized *as;
-    moert_buffer *stored;     /* flipped: float32 as the payload lies */
-    moert_buffer *ends;       /* of equal groups */
-    moert_buffer *block_ends; /* tiled, COLUMN */
-    moert_buffer *scale;      /* tiled: linear ... */
-    moert_buffer **scales;    /* ... of discrete weights that are not dequantised: [G] */
-    moert_buffer *turned;     /* tiled, transposed: the transpose of `scale` */
-} conversion;
+#include "ops/op_converted.h"
 
 typedef struct converted {
     const moert_backend *by;
     moert_op inner;
-    conversion conversions[MOERT_OP_MOST_QUANTIZED];
+    moert_conversion conversions[MOERT_OP_MOST_QUANTIZED];
     size_t count;
     moert_buffer *values[MOERT_OP_BUFFERS]; /* float32 operands of the inner op */
     moert_buffer **weights;                 /* discrete: [G] */
@@ -80,7 +68,7 @@ static void destroy(moert_op *op) {
     if (state->inner.state != NULL)
         state->inner.backend->destroy(&state->inner);
     for (size_t i = 0; i < state->count; i++) {
-        conversion *c = &state->conversions[i];
+        moert_conversion *c = &state->conversions[i];
         moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
             moert_buffer_destroy(all[j]);
@@ -124,7 +112,7 @@ static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
 
 /* Linear scales. */
 static moert_status make_scales(moert_op *op, const moert_op_quantized *q, size_t scales,
-                                conversion *c) {
+                                moert_conversion *c) {
     if (!is_taken(op, q) || !is_discrete(op, q))
         return add_part(op, q, scales, 1, &c->scale);
     MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
@@ -133,7 +121,8 @@ static moert_status make_scales(moert_op *op, const moert_op_quantized *q, size_
     return MOERT_OK;
 }
 
-static moert_status make_conversion(moert_op *op, const moert_op_quantized *q, conversion *c) {
+static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
+                                    moert_conversion *c) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->as = q;
@@ -204,84 +193,11 @@ undo:
     return status;
 }
 
-/* ---- conversions ---- */
-
-static moert_groups groups_of(const moert_op_buffers *b, const conversion *c) {
-    return (moert_groups){c->as->by_ends ? b->ends : c->ends, c->as->groups, c->as->rows};
-}
-
-/* Tiled scales to linear ones or back. */
-static moert_status move_scales(const converted *state, const moert_op_buffers *b,
-                                const conversion *c, moert_buffer *linear, moert_buffer *tiled,
-                                bool to_tiles) {
-    const moert_op_quantized *q = c->as;
-    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
-    moert_scale_tiles tiles = {.groups = groups_of(b, c),
-                               .width = q->width,
-                               .transposed = column,
-                               .whole = q->scales == MOERT_SCALES_TILED_WHOLE,
-                               .linear = linear,
-                               .swizzled = tiled,
-                               .tiles = q->tiles};
-    if (column) {
-        MOERT_TRY(state->by->block_ends(&(moert_block_ends){
-            tiles.groups, moert_format_block(q->how.format), q->blocks, c->block_ends}));
-        tiles.groups = (moert_groups){c->block_ends, q->groups, q->blocks};
-    }
-    MOERT_TRY(to_tiles ? state->by->swizzle(&tiles) : state->by->unswizzle(&tiles));
-    return MOERT_OK;
-}
-
-/* What the quantisers take and give. */
-static moert_quantize describe(const moert_op_buffers *b, const conversion *c, moert_buffer *values,
-                               moert_buffer *payload, moert_buffer *scale) {
-    return (moert_quantize){.how = c->as->how,
-                            .groups = groups_of(b, c),
-                            .columns = c->as->columns,
-                            .x = c->stored != NULL ? c->stored : values,
-                            .q = payload,
-                            .scale = c->turned != NULL  ? c->turned
-                                     : c->scale != NULL ? c->scale
-                                                        : scale,
-                            .blocks = c->as->blocks};
-}
-
-/* float32 `values` of a factor, without the global scale. */
-static moert_status load(const converted *state, const moert_op_buffers *b, const conversion *c,
-                         moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
-    const moert_op_quantized *q = c->as;
-    moert_quantize job = describe(b, c, values, payload, scale);
-    job.how.group_scales = false;
-    if (c->scale != NULL)
-        MOERT_TRY(move_scales(state, b, c, c->scale, scale, false));
-    if (c->turned != NULL)
-        MOERT_TRY(state->by->transpose(
-            &(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
-    MOERT_TRY(state->by->dequantize(&job));
-    if (q->flipped)
-        MOERT_TRY(state->by->transpose(&(moert_transpose){
-            q->groups, q->rows / q->groups, q->columns, sizeof(float), c->stored, values}));
-    return MOERT_OK;
-}
-
-/* Payload and scales of a result. */
-static moert_status store(const converted *state, const moert_op_buffers *b, const conversion *c,
-                          moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
-    const moert_op_quantized *q = c->as;
-    moert_quantize job = describe(b, c, values, payload, scale);
-    job.norm = b->norm;
-    MOERT_TRY(state->by->quantize(&job));
-    if (c->turned != NULL)
-        MOERT_TRY(state->by->transpose(
-            &(moert_transpose){1, q->width, q->blocks, 1, c->turned, c->scale}));
-    return c->scale != NULL ? move_scales(state, b, c, c->scale, scale, true) : MOERT_OK;
-}
-
 /* ---- execute ---- */
 
 /* A weight as the backend takes it: payload, and scales in lines. */
 static moert_status take_weight(const moert_op *op, const moert_op_buffers *b,
-                                const conversion *c) {
+                                const moert_conversion *c) {
     const converted *state = op->state;
     const moert_op_quantized *q = c->as;
     const bool discrete = is_discrete(op, q);
@@ -289,7 +205,7 @@ static moert_status take_weight(const moert_op *op, const moert_op_buffers *b,
         moert_buffer *given = discrete ? b->weight_scales[g] : b->weight_scale;
         moert_buffer *linear = c->scales != NULL ? c->scales[g] : c->scale;
         if (linear != NULL)
-            MOERT_TRY(move_scales(state, b, c, linear, given, false));
+            MOERT_TRY(moert_conversion_move_scales(state->by, b, c, linear, given, false));
         state->coded[g] = (moert_coded){.format = q->how.format,
                                         .axis = q->how.axis,
                                         .flipped = q->flipped,
@@ -300,17 +216,19 @@ static moert_status take_weight(const moert_op *op, const moert_op_buffers *b,
 }
 
 static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
-                                const conversion *c) {
+                                const moert_conversion *c) {
     const converted *state = op->state;
     const moert_op_quantized *q = c->as;
     moert_op_buffers given = *b;
     if (is_taken(op, q))
         return take_weight(op, b, c);
     if (!is_discrete(op, q))
-        return load(state, b, c, *moert_op_buffer_at(&given, q->payload),
-                    *moert_op_buffer_at(&given, q->scale), state->values[q->payload]);
+        return moert_conversion_load(state->by, b, c, *moert_op_buffer_at(&given, q->payload),
+                                     *moert_op_buffer_at(&given, q->scale),
+                                     state->values[q->payload]);
     for (size_t g = 0; g < op->options.groups; g++)
-        MOERT_TRY(load(state, b, c, b->weights[g], b->weight_scales[g], state->weights[g]));
+        MOERT_TRY(moert_conversion_load(state->by, b, c, b->weights[g], b->weight_scales[g],
+                                        state->weights[g]));
     return MOERT_OK;
 }
 
@@ -367,10 +285,11 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
                                    : op->x.output       ? MOERT_OP_BUFFER_x
                                                         : MOERT_OP_BUFFER_y;
     for (size_t i = 0; i < state->count; i++) {
-        const conversion *c = &state->conversions[i];
+        const moert_conversion *c = &state->conversions[i];
         if (c->as->result)
-            MOERT_TRY(store(state, b, c, *moert_op_buffer_at(&given, c->as->payload),
-                            *moert_op_buffer_at(&given, c->as->scale), state->values[result]));
+            MOERT_TRY(moert_conversion_store(
+                state->by, b, c, *moert_op_buffer_at(&given, c->as->payload),
+                *moert_op_buffer_at(&given, c->as->scale), state->values[result]));
     }
     return MOERT_OK;
 }
