@@ -1,6 +1,6 @@
 /* What a rank allocates; each function names the code whose sum it is. Sums are in floats
  * unless their name says bytes. */
-#include "tools/memory_estimate.h"
+#include "tools/memory_parts.h"
 
 #include "base/config.h"
 #include "base/memory.h"
@@ -10,21 +10,8 @@
 #include "model/layer_files.h"
 #include "model/model.h"
 #include "moert/plan.h"
-#include "moert/quantize.h"
 
-enum {
-    PARTIAL_FLOATS = 16 * 1024 * 1024, /* of block.c and model/backward.c */
-    ROW_FLOATS = 16,                   /* of exchange_window.c */
-};
-
-/* What the sums are made of. */
-typedef struct shape {
-    const moert_model_config *config;
-    size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
-    size_t length, experts;                                    /* S, L of this rank */
-    size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
-    size_t q, kv;                             /* columns of the projections of attention */
-} shape;
+enum { PARTIAL_FLOATS = 16 * 1024 * 1024 }; /* of block.c and model/backward.c */
 
 /* A quarter of room to grow: windows, and reserve_block of engine_staged.c. */
 static size_t with_room(size_t count) {
@@ -49,11 +36,12 @@ static moert_status check(const moert_memory_setting *setting) {
     return MOERT_OK;
 }
 
-static shape make_shape(const moert_memory_setting *setting, size_t rank) {
+static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
     const size_t group = rank - rank % setting->ep;
-    shape s = {.config = c, .total_sequences = setting->batch, .length = setting->length};
+    moert_memory_shape s = {
+        .config = c, .total_sequences = setting->batch, .length = setting->length};
     size_t first, most, last, tokens;
     moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
@@ -72,7 +60,7 @@ static shape make_shape(const moert_memory_setting *setting, size_t rank) {
 }
 
 /* create_parts and create_attention of model.c, create_blocks of layer.c. */
-static void count_parameters(const shape *s, size_t *replicated, size_t *owned) {
+static void count_parameters(const moert_memory_shape *s, size_t *replicated, size_t *owned) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
     const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
@@ -89,75 +77,15 @@ static void count_parameters(const shape *s, size_t *replicated, size_t *owned) 
 #undef FLOATS
 }
 
-/* ---- copies of weights ---- */
-
-typedef struct projection {
-    size_t groups, n, k;
-} projection;
-
-/* In the order of moert_packed_for. */
-static size_t packed_bytes(const moert_device *device, projection p, moert_number type,
-                           size_t use) {
-    const moert_packed_shape packed = {p.groups, p.n, p.k, (moert_packed_for)use, type};
-    return device != NULL ? moert_packed_need(device, &packed) : 0;
-}
-
-/* The experts' weights, of one layer: rounded (refresh_use of layer/precision.c), or packed when
- * they are used again. */
-static size_t expert_copies(const moert_memory_setting *setting, const shape *s) {
-    const moert_model_config *c = s->config;
-    const moert_precision precision = c->precision;
-    const bool blocks = precision >= MOERT_PRECISION_MXFP8;
-    const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
-    const projection experts[] = {{s->experts, 2 * c->intermediate, c->hidden},
-                                  {s->experts, c->hidden, c->intermediate}};
-    size_t bytes = 0;
-    if (!blocks && (setting->micro_batches < 2 || s->rows == 0))
-        return 0;
-    for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
-        for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
-            const projection p = experts[i];
-            const size_t packed =
-                packed_bytes(setting->device, p, pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, use);
-            bytes += packed > 0 || !blocks ? packed : p.groups * p.n * p.k * sizeof(float);
-        }
-    return bytes;
-}
-
-/* moert_packings of the projections that all ranks hold. */
-static size_t dense_copies(const moert_memory_setting *setting, const shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t h = c->hidden, shared = c->shared_intermediate;
-    const projection dense[] = {{1, s->q, h},
-                                {1, s->kv, h},
-                                {1, s->kv, h},
-                                {1, h, s->q},
-                                {1, c->router.experts, h},
-                                {shared > 0, 2 * shared, h},
-                                {shared > 0, h, shared}};
-    size_t bytes = 0;
-    if (setting->micro_batches < 2 || s->tokens == 0)
-        return 0;
-    for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
-        bytes +=
-            packed_bytes(setting->device, (projection){1, c->vocabulary, h}, MOERT_NUMBER_F32, use);
-        for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
-            bytes += c->layers * packed_bytes(setting->device, dense[i], MOERT_NUMBER_F32, use);
-    }
-    return bytes;
-}
-
-/* ---- activations and gradients ---- */
-
 /* moert_block_begin */
-static size_t count_nodes(const shape *s) {
+static size_t count_nodes(const moert_memory_shape *s) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
     return moert_max(moert_tree_nodes(span, nodes), 1);
 }
 
 /* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
-static size_t layer_bytes(const shape *s, bool packs) {
+static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     size_t floats = t * (4 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
@@ -183,20 +111,20 @@ static size_t layer_bytes(const shape *s, bool packs) {
 }
 
 /* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
-static size_t outer_activations(const shape *s) {
+static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t per_token = 2 + 2 * c->hidden + 1 + c->vocabulary + 1;
     return s->sequences + s->length * c->head_size + s->tokens * per_token;
 }
 
 /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
-static size_t dense_partial(const shape *s, size_t n, size_t k) {
+static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     const size_t row = s->sequences * k;
     return row > 0 ? row * moert_min(n, moert_max(1, PARTIAL_FLOATS / row)) : 0;
 }
 
 /* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
-static size_t largest_partial(const shape *s) {
+static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const size_t dense[][2] = {
@@ -209,64 +137,21 @@ static size_t largest_partial(const shape *s) {
     return moert_max(most, s->sequences * c->head_size);
 }
 
-/* The largest payload and scales that layer/precision.c quantises: rows of a GEMM's operands, in
- * the layouts of forward and dgrad and of wgrad, and the weights. */
-static void largest_codes(const shape *s, size_t *codes, size_t *scales) {
-    const moert_model_config *c = s->config;
-    const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
-    const size_t matrices[][2] = {
-        {s->rows, widest}, {l * 2 * c->intermediate, c->hidden}, {l * c->hidden, c->intermediate}};
-    moert_quantizer how = MOERT_QUANTIZER_INIT;
-    how.format =
-        c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
-        for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
-            const size_t rows = matrices[i][0];
-            const moert_quantized_shape q = moert_quantized_shape_of(
-                &how, rows, matrices[i][1],
-                moert_row_blocks_most(rows, l, moert_format_block(how.format)));
-            *codes = moert_max(*codes, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
-            *scales = moert_max(*scales, moert_ceil_div(q.scale_lines * q.scales, sizeof(float)));
-        }
-}
-
-/* The mesh's scratch buffers of layer/precision.c and layer/wire.c. */
-static size_t count_rounding(const shape *s) {
-    const moert_model_config *c = s->config;
-    const moert_layer_options options = moert_layer_options_of(c);
-    const moert_precision precision = c->precision;
-    const bool rounds = precision != MOERT_PRECISION_F32, travels = c->dispatch != 0;
-    const size_t h = c->hidden, i = c->intermediate;
-    const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
-    size_t floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0, scales = 0;
-    if (travels || (rounds && h % ROW_FLOATS != 0))
-        floats += s->rows * h; /* rows of windows without gaps */
-    if (rounds)
-        floats += moert_ceil_div(s->rows * moert_max(h, i) * factor, sizeof(float)) +
-                  moert_ceil_div(s->rows * moert_max(h, 2 * i) * factor, sizeof(float));
-    if (precision >= MOERT_PRECISION_MXFP8) {
-        largest_codes(s, &codes, &scales);
-        floats += 2 * s->experts; /* ends, global scales */
-    }
-    if (precision == MOERT_PRECISION_NVFP4)
-        floats += s->experts; /* amax */
-    return floats + codes + scales;
-}
-
 /* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
-static size_t count_scratch(const shape *s) {
+static size_t count_scratch(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
     size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
     floats += c->shared_intermediate > 0 ? t * c->hidden : 0;
-    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + count_rounding(s);
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(s);
 }
 
 /* ---- the exchange ---- */
 
 /* moert_window_reserve, for rows of `stride` floats. */
-static size_t window_rows(const moert_memory_setting *setting, const shape *s, size_t stride) {
+static size_t window_rows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t stride) {
     const size_t needed = moert_max(s->largest_rows, 1);
     const size_t limit = setting->largest_bytes / (stride * sizeof(float));
     if (setting->engine == MOERT_EXCHANGE_WINDOW)
@@ -276,8 +161,8 @@ static size_t window_rows(const moert_memory_setting *setting, const shape *s, s
 
 /* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows, of which
  * only results lie in float32 whatever the dispatch. */
-static void count_windows(const moert_memory_setting *setting, const shape *s, size_t *used,
-                          size_t *reserved) {
+static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t *used, size_t *reserved) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const struct {
         size_t count, width;
@@ -286,25 +171,25 @@ static void count_windows(const moert_memory_setting *setting, const shape *s, s
                    {s->config->layers + 1, 1}};
     *used = *reserved = 0;
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
-        const size_t stride = moert_round_up(windows[i].width, ROW_FLOATS);
+        const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
         *used += s->rows * windows[i].count * stride;
         *reserved += windows[i].count * stride * window_rows(setting, s, stride);
     }
 }
 
 /* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
-static size_t count_staging(const shape *s, size_t *arrived) {
+static size_t count_staging(const moert_memory_shape *s, size_t *arrived) {
     const size_t slots = s->tokens * s->config->router.topk, rows = moert_max(slots, s->rows);
-    const size_t width = s->config->hidden, wide = moert_round_up(width, ROW_FLOATS);
+    const size_t width = s->config->hidden, wide = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
     *arrived = slots * wide;
     return 2 * with_room(rows * width) + with_room(rows * wide) + 2 * with_room(rows) +
-           with_room(rows * ROW_FLOATS);
+           with_room(rows * MOERT_WINDOW_ROW_FLOATS);
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory) {
     MOERT_TRY(check(setting));
-    const shape s = make_shape(setting, rank);
+    const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
     size_t replicated, owned, used, reserved, staging = 0, arrived = 0;
     count_parameters(&s, &replicated, &owned);
@@ -316,7 +201,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .weights = parameters,
         .gradients = parameters,
         .moments = 2 * parameters,
-        .copies = s.config->layers * expert_copies(setting, &s) + dense_copies(setting, &s),
+        .copies = moert_memory_copies(setting, &s),
         .sums = count_nodes(&s) * replicated * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
