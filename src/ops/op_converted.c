@@ -127,6 +127,8 @@ static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->as = q;
     MOERT_TRY(make_values(op, q));
+    if (is_taken(op, q) && q->scales == MOERT_SCALES_LINEAR)
+        return MOERT_OK;
     if (q->flipped && !is_taken(op, q))
         MOERT_TRY(add_buffer(op, q->rows * q->columns, sizeof(float), &c->stored));
     if (!q->by_ends && q->groups > 0)
