@@ -27,11 +27,15 @@
  * A weight in the order in which the kernels of its device take it, made once and used by many
  * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
  * each. Packings of BF16 hold the weight rounded to nearest even. Devices and backends that gain
- * nothing from it have none: then moert_packed_create gives NULL, which is legal everywhere, and
- * products read the weight itself.
+ * nothing from it, or have no buffer that large, have none: then moert_packed_create gives NULL,
+ * which is legal everywhere, and products read the weight itself.
  */
 typedef struct moert_packed moert_packed;
-typedef enum moert_packed_for { MOERT_PACKED_FORWARD, MOERT_PACKED_DGRAD } moert_packed_for;
+typedef enum moert_packed_for {
+    MOERT_PACKED_FORWARD,
+    MOERT_PACKED_DGRAD,
+    MOERT_PACKED_USES
+} moert_packed_for;
 typedef struct moert_packed_shape {
     size_t groups, n, k;
     moert_packed_for use;
@@ -39,7 +43,7 @@ typedef struct moert_packed_shape {
 } moert_packed_shape;
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
                                  moert_packed **packed);
-/* The bytes that it would take; 0: nothing is gained from it. */
+/* The bytes that it would take; 0: nothing is gained from it, or no buffer is that large. */
 size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape);
 /* Packs weight[G,N,K], float32. */
 moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight);
@@ -58,8 +62,6 @@ typedef struct moert_coded {
 moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *coded);
 size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
 void moert_packed_destroy(moert_packed *packed);
-
-enum { MOERT_PACKED_USES = 2 };
 
 /*
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,

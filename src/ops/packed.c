@@ -20,7 +20,8 @@ static moert_status check_shape(const moert_packed_shape *shape) {
 
 size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape) {
     const moert_packing *packing = moert_backend_get()->packing;
-    return packing != NULL ? packing->bytes(device, shape) : 0;
+    const size_t bytes = packing != NULL ? packing->bytes(device, shape) : 0;
+    return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
 }
 
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
