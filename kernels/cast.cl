@@ -13,9 +13,11 @@ enum { SHARE = 4096 };
 
 #if BITS == 8
 typedef uchar code_type;
+typedef uchar16 code_vec;
 #define convert_codes convert_uchar16
 #else
 typedef ushort code_type;
+typedef ushort16 code_vec;
 #define convert_codes convert_ushort16
 #endif
 
@@ -24,8 +26,13 @@ KERNEL void cast_down(global const float *source, global code_type *target, ulon
     const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
     for (ulong i = first; i < last; i += VEC) {
         const int count = (int)min((ulong)VEC, last - i);
+        const code_vec code = convert_codes(encode(load_part(source + i, count), NUMBER));
+        if (count == VEC) {
+            vstore16(code, 0, target + i);
+            continue;
+        }
         code_type lane[VEC];
-        vstore16(convert_codes(encode(load_part(source + i, count), NUMBER)), 0, lane);
+        vstore16(code, 0, lane);
         for (int k = 0; k < count; k++)
             target[i + k] = lane[k];
     }
@@ -36,6 +43,10 @@ KERNEL void cast_up(global const code_type *source, global float *target, ulong 
     const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
     for (ulong i = first; i < last; i += VEC) {
         const int count = (int)min((ulong)VEC, last - i);
+        if (count == VEC) {
+            vstore16(decode(convert_uint16(vload16(0, source + i)), NUMBER), 0, target + i);
+            continue;
+        }
         code_type lane[VEC];
         for (int k = 0; k < VEC; k++)
             lane[k] = k < count ? source[i + k] : 0;

@@ -204,7 +204,7 @@ static inline void store_bytes_apart(uint16 x, global uchar *p, ulong stride, in
 
 /* ---- matrices whose type is known at run time: moert_number F32, F16, BF16, E4M3, E5M2 ---- */
 
-enum { F32, F16, BF16, FP8_E4M3, FP8_E5M2 };
+enum { IS_F32, IS_F16, IS_BF16, IS_E4M3, IS_E5M2 };
 
 #define NUMBER_F16  16, 10, 15, 0x7C00u, 0x7E00u, 2
 #define NUMBER_BF16 16, 7, 127, 0x7F80u, 0x7FC0u, 2
@@ -213,32 +213,32 @@ enum { F32, F16, BF16, FP8_E4M3, FP8_E5M2 };
 
 static inline uint16 encode_as(vec x, int type)
 {
-    return type == BF16       ? encode(x, NUMBER_BF16)
-           : type == F16      ? encode(x, NUMBER_F16)
-           : type == FP8_E4M3 ? encode(x, NUMBER_E4M3)
+    return type == IS_BF16       ? encode(x, NUMBER_BF16)
+           : type == IS_F16      ? encode(x, NUMBER_F16)
+           : type == IS_E4M3 ? encode(x, NUMBER_E4M3)
                               : encode(x, NUMBER_E5M2);
 }
 
 static inline vec decode_as(uint16 code, int type)
 {
-    return type == BF16       ? decode(code, NUMBER_BF16)
-           : type == F16      ? decode(code, NUMBER_F16)
-           : type == FP8_E4M3 ? decode(code, NUMBER_E4M3)
+    return type == IS_BF16       ? decode(code, NUMBER_BF16)
+           : type == IS_F16      ? decode(code, NUMBER_F16)
+           : type == IS_E4M3 ? decode(code, NUMBER_E4M3)
                               : decode(code, NUMBER_E5M2);
 }
 
 /* x as a number of the type has it. */
 static inline vec round_as(vec x, int type)
 {
-    return type == F32 ? x : decode_as(encode_as(x, type), type);
+    return type == IS_F32 ? x : decode_as(encode_as(x, type), type);
 }
 
 /* Reads elements [at, at + n), n from 1 to 16 or more; the lanes past them are zero. */
 static inline vec load_as(global const void *p, int type, ulong at, int n)
 {
-    if (type == F32)
+    if (type == IS_F32)
         return load_part((global const float *)p + at, n);
-    if (type >= FP8_E4M3)
+    if (type >= IS_E4M3)
         return decode_as(load_bytes((global const uchar *)p + at, n), type);
     global const ushort *q = (global const ushort *)p + at;
     if (n >= VEC)
@@ -252,11 +252,11 @@ static inline vec load_as(global const void *p, int type, ulong at, int n)
 /* Writes the first n lanes, rounded. */
 static inline void store_as(vec x, global void *p, int type, ulong at, int n)
 {
-    if (type == F32) {
+    if (type == IS_F32) {
         store_part(x, (global float *)p + at, n);
         return;
     }
-    if (type >= FP8_E4M3) {
+    if (type >= IS_E4M3) {
         store_bytes(encode_as(x, type), (global uchar *)p + at, n);
         return;
     }

@@ -30,17 +30,101 @@
  * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
  * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT, LINES and WIDTH, as in gemm.h.
+ * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
  */
 #define PANEL local
 #include "gemm.h"
+#include "panels.h"
 #include "gemm_glu.h"
 
 #define TILES (VEC / LINES)                         /* whose lines one vector holds */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
 
-DEFINE_PACK(pack_weight, float, load_weight)
-DEFINE_PACK(pack_factor, code, load_factor)
+KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const code *x, ulong ldx,
+                         WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
+                         int n, int k, int panels, int depth, uint split, local vec *panel, local element *turned)
+{
+    uint g = start + get_group_id(1);
+    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
+    if (part.count == 0)
+        return;
+    const matrix weight = matrix_of(w, scale, whole, axis, flipped, get_group_id(1), n, k);
+    x += part.first * ldx;
+    y += part.first * ldy + y_column + column;
+    for (int p = 0; p < k; p += depth * PER_TERM) {
+        int used = min(depth * PER_TERM, k - p);
+        bool last = p + used == k && bias != 0;
+        pack_forward(weight, flipped, column, p, columns, used, depth, panel);
+        target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
+        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0);
+    }
+}
+
+KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const code *y, ulong ldy,
+                       ulong y_column, WEIGHT_ARGUMENTS, global float *x, ulong ldx, int n, int k, int accumulate,
+                       int panels, int depth, uint split, local vec *panel, local element *turned)
+{
+    uint g = start + get_group_id(1);
+    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+    if (part.count == 0)
+        return;
+    const matrix weight = matrix_of(w, scale, whole, axis, flipped, get_group_id(1), n, k);
+    y += part.first * ldy + y_column;
+    x += part.first * ldx + column;
+    for (int p = 0; p < n; p += depth * PER_TERM) {
+        int used = min(depth * PER_TERM, n - p);
+        pack_dgrad(weight, flipped, column, p, columns, used, depth, panel);
+        target c = {x, 0, ldx, part.count, columns, false};
+        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate);
+    }
+}
+
+#if !CODED
+
+#if WIDTH % 2 == 0
+/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
+ * kept, or there is more than one block. Panels hold 16 columns of h. */
+KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
+                             global const float *w, global const float *bias, global float *v, int keep,
+                             global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
+                             float alpha, float offset, int width, int k, int panels, int depth, uint split,
+                             local element *turned, local vec *panel)
+{
+    const uint g = get_group_id(1);
+    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
+    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    if (part.count == 0)
+        return;
+    const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * width, k);
+    x += part.first * ldx;
+    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
+                          (glu_form){interleaved, limit, alpha, offset}, keep);
+    for (int p = 0; p < k; p += depth * PER_TERM) {
+        const int used = min(depth * PER_TERM, k - p);
+        pack_gated(weight, column, columns, width, interleaved, p, used, depth, panel);
+        c.fresh = p == 0;
+        c.last = p + used == k;
+        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c);
+    }
+}
+#endif
+
+/* ---- gradients of weights ---- */
+
+/* Rows of a factor. */
+typedef struct rows_of {
+    global const code *at;
+    ulong stride;
+} rows_of;
+
+static inline vec load_row(rows_of x, int row, int column, int n)
+{
+    return load_factor(x.at + row * x.stride + column, n);
+}
+
+DEFINE_PACK(pack_rows, rows_of, load_row)
 
 /* to[tile, line] at stride LINES * depth = the vector's lanes, as many as there are whole tiles. */
 static inline void store_tiles(vec term, int depth, local float *to)
@@ -110,75 +194,6 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
     }
 }
 
-KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const code *x, ulong ldx,
-                         global const float *w, global const float *bias, global float *y, ulong ldy, ulong y_column,
-                         int n, int k, int panels, int depth, uint split, local vec *panel, local element *turned)
-{
-    uint g = start + get_group_id(1);
-    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
-    if (part.count == 0)
-        return;
-    w += ((ulong)get_group_id(1) * n + column) * k;
-    x += part.first * ldx;
-    y += part.first * ldy + y_column + column;
-    for (int p = 0; p < k; p += depth * PER_TERM) {
-        int used = min(depth * PER_TERM, k - p);
-        bool last = p + used == k && bias != 0;
-        pack_transposed(w + p, k, columns, used, depth, panel);
-        target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
-        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0);
-    }
-}
-
-#if WIDTH % 2 == 0
-/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
- * kept, or there is more than one block. Panels hold 16 columns of h. */
-KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
-                             global const float *w, global const float *bias, global float *v, int keep,
-                             global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
-                             float alpha, float offset, int width, int k, int panels, int depth, uint split,
-                             local element *turned, local vec *panel)
-{
-    const uint g = get_group_id(1);
-    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
-    if (part.count == 0)
-        return;
-    w += g * 2ul * width * k;
-    x += part.first * ldx;
-    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
-                          (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM) {
-        const int used = min(depth * PER_TERM, k - p);
-        pack_gated(w + p, k, column, columns, width, interleaved, used, depth, panel);
-        c.fresh = p == 0;
-        c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c);
-    }
-}
-#endif
-
-KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const code *y, ulong ldy,
-                       ulong y_column, global const float *w, global float *x, ulong ldx, int n, int k, int accumulate,
-                       int panels, int depth, uint split, local vec *panel, local element *turned)
-{
-    uint g = start + get_group_id(1);
-    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
-    if (part.count == 0)
-        return;
-    w += (ulong)get_group_id(1) * n * k + column;
-    y += part.first * ldy + y_column;
-    x += part.first * ldx + column;
-    for (int p = 0; p < n; p += depth * PER_TERM) {
-        int used = min(depth * PER_TERM, n - p);
-        pack_weight(w + (ulong)p * k, k, columns, used, depth, panel);
-        target c = {x, 0, ldx, part.count, columns, false};
-        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate);
-    }
-}
-
 /* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64 bytes. The lock that
  * ends a work-group makes them visible. */
 KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y, ulong ldy, ulong y_column,
@@ -197,7 +212,7 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
     const bool past_cache = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count; p += depth * PER_TERM) { /* a group without rows gets zeros */
         int used = min(depth * PER_TERM, part.count - p);
-        pack_factor(x + p * ldx, ldx, columns, used, depth, panel);
+        pack_rows((rows_of){x, ldx}, p, 0, columns, used, depth, panel);
         target c = {w, 0, k, lines, columns, past_cache};
         multiply_transposed(y + p * ldy, ldy, strip, panel, used, depth, c, p == 0 && !accumulate);
     }
@@ -219,3 +234,4 @@ KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code
         sum += load_factor(y + m * ldy, columns);
     store_part(sum, bias, columns);
 }
+#endif

@@ -1,5 +1,5 @@
 /*
- * What the families of the grouped GEMM share: the tile, and the panels that it reads (picture in gemm.cl).
+ * What the families of the grouped GEMM share: the tile (picture in gemm.cl). The panels that it reads are made by panels.h.
  *
  * A term is what one step of the chain takes: with BF16 = 0 one number (float), with 1 a pair of bf16 codes that follow
  * each other in the reduction, in 32 bits, the first in the high half. Both products of a pair join the chain by a
@@ -112,81 +112,6 @@ static inline vec add_product(vec sum, spread a, vec b)
     return fma(a, b, sum);
 }
 #endif
-
-/* ---- panels ---- */
-
-/* Transposes 16x16 floats: every step turns the 8 bits (row, lane) of an element's place by one. */
-static inline void transpose(vec block[VEC])
-{
-    UNROLL for (int step = 0; step < 4; step++) {
-        vec turned[VEC];
-        UNROLL for (int i = 0; i < VEC / 2; i++) {
-            turned[2 * i].even = block[i].lo;
-            turned[2 * i].odd = block[i + VEC / 2].lo;
-            turned[2 * i + 1].even = block[i].hi;
-            turned[2 * i + 1].odd = block[i + VEC / 2].hi;
-        }
-        UNROLL for (int i = 0; i < VEC; i++)
-            block[i] = turned[i];
-    }
-}
-
-/* A vector of every row of a panel: panel[p, c] = source[c * stride + p] of a weight, p below `used`, in blocks of 16,
- * for 16 columns c; those past the end are zero. */
-static inline void pack_columns(global const float *source, ulong stride, int columns, int used, PANEL vec *panel)
-{
-    for (int p = 0; p < used; p += VEC) {
-        vec block[VEC];
-        if (used - p >= VEC && columns >= VEC) {
-            UNROLL for (int i = 0; i < VEC; i++)
-                block[i] = vload16(0, source + i * stride + p);
-        } else {
-            vec edge[VEC];
-            for (int i = 0; i < VEC; i++)
-                edge[i] = i < columns ? load_part(source + i * stride + p, used - p) : 0.0f;
-            UNROLL for (int i = 0; i < VEC; i++)
-                block[i] = edge[i];
-        }
-        transpose(block);
-        UNROLL for (int i = 0; i < VEC; i++)
-            block[i] = rounded(block[i]);
-        UNROLL for (int i = 0; i < VEC / PER_TERM; i++)
-            panel[(p / PER_TERM + i) * WIDTH] = term_of(block + i * PER_TERM);
-    }
-}
-
-/* The same for all columns. */
-static inline void pack_transposed(global const float *source, ulong stride, int columns, int used, int height,
-                                   PANEL vec *panel)
-{
-    for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC)
-        pack_columns(source + c * stride, stride, columns - c, used,
-                     panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH);
-}
-
-/* panel[p, c] = source[p * stride + c], p below `used`, by `load` from `type`. */
-#define DEFINE_PACK(name, type, load)                                                                                  \
-    static inline vec name##_term(global const type *source, ulong stride, int columns, int terms)                     \
-    {                                                                                                                  \
-        vec number[PER_TERM];                                                                                          \
-        UNROLL for (int i = 0; i < PER_TERM; i++)                                                                      \
-            number[i] = i < terms ? load(source + i * stride, columns) : 0.0f;                                         \
-        return term_of(number);                                                                                        \
-    }                                                                                                                  \
-    static inline void name(global const type *source, ulong stride, int columns, int used, int height,                \
-                            PANEL vec *panel)                                                                          \
-    {                                                                                                                  \
-        for (int p = 0; p < used; p += PER_TERM, source += PER_TERM * stride, panel += WIDTH) {                        \
-            PANEL vec *to = panel;                                                                                     \
-            for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                                           \
-                UNROLL for (int v = 0; v < WIDTH; v++) {                                                               \
-                    const int left = columns - c - v * VEC;                                                            \
-                    to[v] = left > 0 ? name##_term(source + c + v * VEC, stride, left, used - p) : 0.0f;               \
-                }                                                                                                      \
-        }                                                                                                              \
-    }
-
-#define load_weight(p, n) rounded(load_part(p, n))
 
 /* ---- tiles ---- */
 

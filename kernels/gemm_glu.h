@@ -48,14 +48,14 @@ static inline span gated_part(int j, int i, int width, int interleaved)
     return (span){pair + odd * width, min(VEC, left)};
 }
 
-/* pack_transposed for the panels of the columns [first, first + columns) of h. */
-static inline void pack_gated(global const float *source, ulong stride, int first, int columns, int width,
-                              int interleaved, int used, int height, PANEL vec *panel)
+/* pack_transposed for the panels of the columns [first, first + columns) of h, of the terms from `term` on. */
+static inline void pack_gated(matrix w, int first, int columns, int width, int interleaved, int term, int used, int height,
+                              PANEL vec *panel)
 {
     for (int j = 0; j < columns; j += PAIR_WIDTH, panel += height * WIDTH)
         for (int i = 0; i < WIDTH; i++) {
             const span part = gated_part(first + j, i, width, interleaved);
-            pack_columns(source + part.first * stride, stride, part.count, used, panel + i);
+            pack_columns(w, part.first, term, part.count, used, panel + i);
         }
 }
 

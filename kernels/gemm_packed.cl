@@ -12,42 +12,43 @@
  *
  * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
- * Required: BF16, DOT, LINES and WIDTH (the same for packing and product), as in gemm.h.
+ * Required: BF16, DOT, LINES and WIDTH (the same for packing and product), as in gemm.h; CODED, as in panels.h: with 1
+ * there are the packers alone.
  */
 #define PANEL global
 #include "gemm.h"
+#include "panels.h"
 #include "gemm_glu.h"
 
-DEFINE_PACK(pack_weight, float, load_weight)
-
 /* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
-KERNEL void gemm_pack_forward(global const float *w, global vec *panel, int n, int k, int height, int panels)
+KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)
 {
     const int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
     const ulong blocks = (n + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_transposed(w + (g * n + column) * k, k, columns, k, height, panel);
+    pack_forward(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, k, height, panel);
 }
 
 #if WIDTH % 2 == 0
-/* w[G,2I,K], gates first, I = width. Grid: (blocks of `panels` panels of 16 columns of h, groups). */
-KERNEL void gemm_pack_gated(global const float *w, global vec *panel, int width, int k, int height, int panels)
+/* w[G,2I,K], gates first, I = width; not flipped. Grid: (blocks of `panels` panels of 16 columns of h, groups). */
+KERNEL void gemm_pack_gated(WEIGHT_ARGUMENTS, global vec *panel, int width, int k, int height, int panels)
 {
     const int column = get_group_id(0) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
     const ulong blocks = (width + PAIR_WIDTH - 1) / PAIR_WIDTH, g = get_group_id(1);
     panel += (g * blocks + column / PAIR_WIDTH) * height * WIDTH;
-    pack_gated(w + g * 2 * width * k, k, column, columns, width, 0, k, height, panel);
+    pack_gated(matrix_of(w, scale, whole, axis, flipped, g, 2 * width, k), column, columns, width, 0, 0, k, height, panel);
 }
 #endif
 
-KERNEL void gemm_pack_dgrad(global const float *w, global vec *panel, int n, int k, int height, int panels)
+KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)
 {
     const int column = get_group_id(0) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     const ulong blocks = (k + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_weight(w + g * n * k + column, k, columns, n, height, panel);
+    pack_dgrad(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, n, height, panel);
 }
 
+#if !CODED
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
 KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint rows, global const code *a, ulong lda,
                         ulong a_column, global const vec *panel, global const float *bias, global float *c, ulong ldc,
@@ -96,4 +97,5 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, glo
         multiply_gated(x + p, ldx, turned, panel, used, height, depth, &c);
     }
 }
+#endif
 #endif

@@ -132,6 +132,7 @@ typedef struct moert_quantizer {
  *   BF16   to nearest even
  *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the dimension that is summed over
  *   NVFP4  likewise, TE; global scales of an expert's weight, and of an activation over all ranks
+ * In BF16 and MXFP8 factors and sums below 2^-126 may count as 0.
  */
 typedef enum moert_precision {
     MOERT_PRECISION_F32,

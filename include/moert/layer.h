@@ -93,9 +93,9 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
 /*
- * To be called when weights were written by other means than moert_layer_initialize: the next
- * forward rounds them anew, unless `precision` is F32, which needs no copies. A new layer counts as
- * changed. Not collective, no errors.
+ * To be called when weights were written by other means than moert_layer_initialize, in any
+ * `precision`: what the layer keeps beside them, rounded or in the order of its kernels, is made
+ * anew. A new layer counts as changed. Not collective, no errors.
  */
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 

@@ -30,7 +30,7 @@
  *
  * so that q * scale = x * norm. A norm of 0, below, or NaN makes all scales NaN.
  *
- * x = (q * scale) * G on the way back.
+ * x = (q * scale) * G on the way back, then rounded to x's type.
  *
  * Calls that take a description enqueue and return (the first of a kind compiles its kernels; the
  * reference backend computes before it returns); all buffers are those of one device, stay the
@@ -72,6 +72,7 @@ typedef struct moert_quantize {
     moert_groups groups;  /* ends NULL: all rows are one group */
     size_t columns;       /* N */
     moert_buffer *x;      /* float32 [M,N], see x_runs */
+    moert_number x_type;  /* dequantise: F32 (0), or BF16 for x of these codes */
     moert_buffer *q;      /* payload, see moert_quantized_shape_of() */
     moert_buffer *scale;  /* [P,N/block] and so on, see moert_axis */
     moert_buffer *global; /* NVFP4: G, float32 [1], or [groups.count] with group_scales */

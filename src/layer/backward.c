@@ -119,9 +119,8 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
                        .shared_weight = true,
                        .accumulate = true,
                        .x = dx,
-                       .weight = dense->tensor[DENSE_ROUTER].weight,
                        .y = dlogits};
-    MOERT_TRY(moert_gemm_dgrad(&gemm));
+    MOERT_TRY(moert_block_dgrad(dense, DENSE_ROUTER, &gemm));
     gemm.x = (moert_buffer *)layer->input;
     gemm.accumulate = false;
     return moert_block_dense_gradient(dense, DENSE_ROUTER, &layer->batch, &gemm,
@@ -148,9 +147,8 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
                        .y = (moert_buffer *)dy};
     MOERT_TRY(
         moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
-    gemm.weight = dense->tensor[DENSE_SHARED_W2].weight;
     gemm.x = dh;
-    MOERT_TRY(moert_gemm_dgrad(&gemm));
+    MOERT_TRY(moert_block_dgrad(dense, DENSE_SHARED_W2, &gemm));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
@@ -163,10 +161,9 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.x = (moert_buffer *)layer->input;
     MOERT_TRY(
         moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
-    gemm.weight = dense->tensor[DENSE_SHARED_W1].weight;
     gemm.x = dx;
     gemm.accumulate = true;
-    return moert_gemm_dgrad(&gemm);
+    return moert_block_dgrad(dense, DENSE_SHARED_W1, &gemm);
 }
 
 /* The received rows of dy, and room for what is made of them. All ranks of the EP group fail alike.

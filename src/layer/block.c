@@ -51,8 +51,8 @@ moert_status moert_block_create(moert_device *device, const char *what, bool rep
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
     made->count = count;
     for (size_t i = 0; i < count; i++)
-        made->tensor[i] =
-            (moert_block_tensor){elements[i], moert_block_floats(elements, i), NULL, NULL};
+        made->tensor[i] = (moert_block_tensor){.elements = elements[i],
+                                               .offset = moert_block_floats(elements, i)};
     made->floats = moert_block_floats(elements, count);
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->weight));
@@ -71,6 +71,7 @@ void moert_block_destroy(moert_block *block) {
     if (block == NULL)
         return;
     for (size_t i = 0; i < block->count; i++) {
+        moert_packings_free(&block->tensor[i].packings);
         moert_buffer_destroy(block->tensor[i].weight);
         moert_buffer_destroy(block->tensor[i].gradient);
     }
@@ -79,6 +80,37 @@ void moert_block_destroy(moert_block *block) {
     moert_buffer_destroy(block->nodes);
     free(block->tensor);
     free(block);
+}
+
+void moert_block_weights_changed(moert_block *block) {
+    for (size_t i = 0; i < block->count; i++)
+        moert_packings_changed(&block->tensor[i].packings);
+}
+
+/* `gemm` by the tensor's weight. */
+static moert_status take_weight(moert_block *block, size_t tensor, moert_packed_for use,
+                                moert_gemm *gemm) {
+    gemm->weight = block->tensor[tensor].weight;
+    return moert_packings_take(&block->tensor[tensor].packings, use, gemm);
+}
+
+moert_status moert_block_forward(moert_block *block, size_t tensor, const moert_gemm *gemm) {
+    moert_gemm product = *gemm;
+    MOERT_TRY(take_weight(block, tensor, MOERT_PACKED_FORWARD, &product));
+    return moert_gemm_forward(&product);
+}
+
+moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
+                                     const moert_gemm_glu *fused) {
+    moert_gemm_glu product = *fused;
+    MOERT_TRY(take_weight(block, tensor, moert_packed_for_glu(&fused->glu.form), &product.gemm));
+    return moert_gemm_glu_forward(&product);
+}
+
+moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm) {
+    moert_gemm product = *gemm;
+    MOERT_TRY(take_weight(block, tensor, MOERT_PACKED_DGRAD, &product));
+    return moert_gemm_dgrad(&product);
 }
 
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch) {

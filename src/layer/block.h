@@ -19,6 +19,7 @@
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* in floats; offsets are multiples of 128 */
     moert_buffer *weight, *gradient; /* views of the block's buffers */
+    moert_packings packings;         /* of the weight */
 } moert_block_tensor;
 
 typedef struct moert_block {
@@ -37,6 +38,16 @@ size_t moert_block_floats(const size_t *elements, size_t count);
 moert_status moert_block_create(moert_device *device, const char *what, bool replicated,
                                 const size_t *elements, size_t count, moert_block **block);
 void moert_block_destroy(moert_block *block);
+
+/* To be called when weights were written: packings of them are stale. */
+void moert_block_weights_changed(moert_block *block);
+
+/* moert_gemm_forward, with a GLU, and _dgrad by a tensor of the block: `weight` and `packed` of
+ * `gemm` are filled in here. */
+moert_status moert_block_forward(moert_block *block, size_t tensor, const moert_gemm *gemm);
+moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
+                                     const moert_gemm_glu *fused);
+moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
 /* Makes room for the nodes of a batch; before its gradients are collected. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch);

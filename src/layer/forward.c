@@ -25,7 +25,7 @@ static moert_status check_batch(const moert_layer *layer, const moert_batch *bat
 /* logits = x router^T, then the choice of experts. */
 static moert_status route(moert_layer *layer, const moert_buffer *x) {
     const moert_router_options *router = &layer->options.router;
-    const moert_block *dense = layer->block[BLOCK_DENSE];
+    moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, experts = router->experts, topk = router->topk;
     moert_phase_set("route");
     MOERT_TRY(moert_layer_activation(layer, tokens, experts, &layer->logits));
@@ -33,13 +33,13 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.index));
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.weight));
     MOERT_TRY(moert_layer_activation(layer, tokens, 1, &layer->routing.lse));
-    MOERT_TRY(moert_gemm_forward(
+    MOERT_TRY(moert_block_forward(
+        dense, DENSE_ROUTER,
         &(moert_gemm){.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                       .n = experts,
                       .k = layer->options.hidden,
                       .shared_weight = true,
                       .x = (moert_buffer *)x,
-                      .weight = dense->tensor[DENSE_ROUTER].weight,
                       .bias = dense->tensor[DENSE_ROUTER_BIAS].weight,
                       .y = layer->logits}));
     return moert_router_forward(layer->mesh->device, router, tokens, layer->logits,
@@ -89,7 +89,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
 /* y += the shared expert, which sees every token where it is. */
 static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x, moert_buffer *y) {
     const moert_layer_options *o = &layer->options;
-    const moert_block *dense = layer->block[BLOCK_DENSE];
+    moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_buffer *result;
     moert_glu_form form = o->glu;
@@ -103,17 +103,16 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
                        .k = o->hidden,
                        .shared_weight = true,
                        .x = (moert_buffer *)x,
-                       .weight = dense->tensor[DENSE_SHARED_W1].weight,
                        .y = layer->shared_v};
-    MOERT_TRY(moert_gemm_glu_forward(&(moert_gemm_glu){.gemm = gemm,
-                                                       .glu = {.form = form, .h = layer->shared_h},
-                                                       .drop_v = layer->batch.forward_only}));
+    MOERT_TRY(moert_block_forward_glu(dense, DENSE_SHARED_W1,
+                                      &(moert_gemm_glu){.gemm = gemm,
+                                                        .glu = {.form = form, .h = layer->shared_h},
+                                                        .drop_v = layer->batch.forward_only}));
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.x = layer->shared_h;
-    gemm.weight = dense->tensor[DENSE_SHARED_W2].weight;
     gemm.y = result;
-    MOERT_TRY(moert_gemm_forward(&gemm));
+    MOERT_TRY(moert_block_forward(dense, DENSE_SHARED_W2, &gemm));
     return moert_add(tokens * o->hidden, result, y);
 }
 

@@ -11,10 +11,12 @@ enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS };
 enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
-/* Of an expert block, when the precision is not float32. */
+/* Of an expert block, when the precision has blocks: its weight for forward, in blocks along K, and
+ * for dgrad, along N; packed or, where that gains nothing, float32. */
 typedef struct moert_rounded {
-    moert_buffer *weight[2]; /* copies in blocks along K (or without blocks) and along N */
-    float amax_x, amax_y;    /* NVFP4: of the last forward's x and backward's y, over all ranks */
+    moert_packed *packed[MOERT_PACKED_USES];
+    moert_buffer *weight[MOERT_PACKED_USES];
+    float amax_x, amax_y; /* NVFP4: of the last forward's x and backward's y, over all ranks */
 } moert_rounded;
 
 struct moert_layer {

@@ -164,6 +164,8 @@ moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
 
 void moert_layer_weights_changed(moert_layer *layer) {
     layer->weights_changed = true;
+    for (size_t i = 0; i < BLOCKS; i++)
+        moert_block_weights_changed(layer->block[i]);
 }
 
 moert_block *moert_layer_block(moert_layer *layer, size_t index) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "moert/quantize.h"
 
 /* A float32 matrix [groups.rows, columns] without gaps. */
@@ -19,41 +20,20 @@ static moert_status reserve_bytes(moert_mesh *mesh, moert_scratch which, size_t 
     return moert_mesh_scratch(mesh, which, moert_ceil_div(bytes, sizeof(float)), buffer);
 }
 
-/* ---- rounding ---- */
+/* ---- recipes ---- */
 
-static moert_status round_bf16(moert_mesh *mesh, const matrix *source, moert_buffer *target) {
-    const size_t n = source->groups.rows * source->columns;
-    moert_buffer *codes;
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, n * sizeof(uint16_t), &codes));
-    const moert_cast down = {sizeof down, MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
-                             n,           source->values,   codes};
-    const moert_cast up = {sizeof up, MOERT_NUMBER_BF16, MOERT_NUMBER_F32, n, codes, target};
-    MOERT_TRY(moert_cast_run(&down));
-    return moert_cast_run(&up);
+/* bf16 has no blocks: its weights are rounded by the products, which packs them when that pays. */
+static bool has_blocks(const moert_layer *layer) {
+    return layer->options.precision >= MOERT_PRECISION_MXFP8;
 }
 
-/* `amax`: of the tensor or the groups, for NVFP4. */
-static moert_status round_blocks(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
-                                 moert_buffer *amax, moert_buffer *target) {
-    const moert_groups *groups = &source->groups;
-    const size_t blocks =
-        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
-    const moert_quantized_shape shape =
-        moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
-    const size_t scale_bytes =
-        shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
-    moert_quantize op = {.size = sizeof op,
-                         .how = *how,
-                         .groups = *groups,
-                         .columns = source->columns,
-                         .x = source->values,
-                         .amax = amax};
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, shape.q_lines * shape.q_bytes, &op.q));
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op.scale));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op.global));
-    MOERT_TRY(moert_quantize_run(&op));
-    op.x = target;
-    return moert_dequantize_run(&op);
+/* The factors' type: bf16 holds every product of an E4M3 number and a power of two, as long as it
+ * is no smaller than 2^-126. NVFP4's global scales are no powers of two. */
+static moert_number factor_type(const moert_layer *layer) {
+    const moert_precision precision = layer->options.precision;
+    return precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8
+               ? MOERT_NUMBER_BF16
+               : MOERT_NUMBER_F32;
 }
 
 static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) {
@@ -63,50 +43,98 @@ static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) 
     return how;
 }
 
+/* Codes of a matrix in scratch buffers. `amax`: of the tensor or the groups, for NVFP4. */
+static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
+                             moert_buffer *amax, moert_quantize *op) {
+    const moert_groups *groups = &source->groups;
+    const size_t blocks =
+        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
+    const moert_quantized_shape shape =
+        moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
+    const size_t scale_bytes =
+        shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
+    *op = (moert_quantize){.size = sizeof *op,
+                           .how = *how,
+                           .groups = *groups,
+                           .columns = source->columns,
+                           .x = source->values,
+                           .amax = amax};
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, shape.q_lines * shape.q_bytes, &op->q));
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op->global));
+    return moert_quantize_run(op);
+}
+
 /* ---- weights ---- */
 
-/* Copies of weight[L,N,K]: in blocks along K for forward, along N for dgrad; one for both in
- * bf16, which has no blocks. */
-static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
+/* The ends of equal groups of `rows`. */
+static moert_status write_ends(moert_mesh *mesh, size_t groups, size_t rows, moert_buffer **ends) {
+    uint32_t *host;
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_ENDS, groups * sizeof *host, ends));
+    MOERT_TRY(moert_alloc(&host, groups, sizeof *host));
+    for (size_t g = 0; g < groups; g++)
+        host[g] = (uint32_t)((g + 1) * rows);
+    const moert_status status = moert_buffer_write(*ends, 0, host, groups * sizeof *host);
+    free(host);
+    return status;
+}
+
+/* weight[L,N,K] rounded for a use: packed from its codes or, where that gains nothing, a copy. */
+static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for use,
+                                const matrix *source, size_t n) {
     const moert_precision precision = layer->options.precision;
-    const moert_block_tensor *weight = &layer->block[block]->tensor[EXPERT_WEIGHT];
+    const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
+    const size_t experts = layer->local_experts;
     moert_rounded *rounded = &layer->rounded[block];
     moert_mesh *mesh = layer->mesh;
-    const size_t experts = layer->local_experts, bytes = weight->elements * sizeof(float);
-    matrix source = {{NULL, experts, experts * n}, k, weight->weight};
-    moert_buffer *ends, *amax;
-    uint32_t *host;
-    MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[0]));
-    if (precision == MOERT_PRECISION_BF16)
-        return round_bf16(mesh, &source, rounded->weight[0]);
-    MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[1]));
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_ENDS, experts * sizeof *host, &ends));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
-    MOERT_TRY(moert_alloc(&host, experts, sizeof *host));
-    for (size_t e = 0; e < experts; e++)
-        host[e] = (uint32_t)((e + 1) * n);
-    moert_status status = moert_buffer_write(ends, 0, host, experts * sizeof *host);
-    free(host);
-    MOERT_TRY(status);
-    source.groups.ends = ends;
-    for (int turned = 0; turned < 2; turned++) {
-        moert_quantizer how = quantizer_of(precision, turned ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-        how.group_scales = precision == MOERT_PRECISION_NVFP4;
-        if (how.group_scales)
-            MOERT_TRY(moert_quantize_amax(&(moert_quantize){.size = sizeof(moert_quantize),
-                                                            .how = how,
-                                                            .groups = source.groups,
-                                                            .columns = k,
-                                                            .x = source.values,
-                                                            .amax = amax}));
-        MOERT_TRY(round_blocks(mesh, &source, &how, amax, rounded->weight[turned]));
+    moert_buffer *amax = NULL;
+    moert_quantize op;
+    moert_quantizer how =
+        quantizer_of(precision, use == MOERT_PACKED_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
+    how.group_scales = nvfp4;
+    if (nvfp4) {
+        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
+        MOERT_TRY(moert_quantize_amax(&(moert_quantize){.size = sizeof(moert_quantize),
+                                                        .how = how,
+                                                        .groups = source->groups,
+                                                        .columns = source->columns,
+                                                        .x = source->values,
+                                                        .amax = amax}));
     }
-    return MOERT_OK;
+    MOERT_TRY(quantize(mesh, source, &how, amax, &op));
+    const moert_packed_shape shape = {experts, n, source->columns, use, factor_type(layer)};
+    if (rounded->packed[use] == NULL)
+        MOERT_TRY(moert_packed_create(mesh->device, &shape, &rounded->packed[use]));
+    if (rounded->packed[use] != NULL)
+        return moert_packed_fill_coded(
+            rounded->packed[use],
+            &(moert_coded){how.format, how.axis, false, op.q, op.scale, nvfp4 ? op.global : NULL});
+    const size_t bytes = experts * n * source->columns * sizeof(float);
+    MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[use]));
+    op.x = rounded->weight[use];
+    return moert_dequantize_run(&op);
+}
+
+/* The first projection goes through the GLU. */
+static moert_packed_for forward_use(const moert_layer *layer, int block) {
+    return block == BLOCK_EXPERT_IN ? moert_packed_for_glu(&layer->options.glu)
+                                    : MOERT_PACKED_FORWARD;
+}
+
+static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
+    const size_t experts = layer->local_experts;
+    matrix source = {
+        {NULL, experts, experts * n}, k, layer->block[block]->tensor[EXPERT_WEIGHT].weight};
+    moert_buffer *ends;
+    MOERT_TRY(write_ends(layer->mesh, experts, n, &ends));
+    source.groups.ends = ends;
+    MOERT_TRY(refresh_use(layer, block, forward_use(layer, block), &source, n));
+    return refresh_use(layer, block, MOERT_PACKED_DGRAD, &source, n);
 }
 
 moert_status moert_precision_refresh(moert_layer *layer) {
     const size_t hidden = layer->options.hidden, width = layer->options.intermediate;
-    if (layer->options.precision == MOERT_PRECISION_F32 || !layer->weights_changed)
+    if (!has_blocks(layer) || !layer->weights_changed)
         return MOERT_OK;
     MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_IN, 2 * width, hidden));
     MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_OUT, hidden, width));
@@ -116,8 +144,10 @@ moert_status moert_precision_refresh(moert_layer *layer) {
 
 void moert_precision_free(moert_layer *layer) {
     for (int i = 0; i < BLOCKS; i++)
-        for (int turned = 0; turned < 2; turned++)
-            moert_buffer_destroy(layer->rounded[i].weight[turned]);
+        for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
+            moert_packed_destroy(layer->rounded[i].packed[use]);
+            moert_buffer_destroy(layer->rounded[i].weight[use]);
+        }
 }
 
 /* ---- activations ---- */
@@ -195,19 +225,32 @@ static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
                      false,    MOERT_SCRATCH_ROUNDED_Y};
 }
 
+/* Rows without gaps: themselves, or a copy of a window's. */
+static moert_status close_gaps(moert_mesh *mesh, const operand *o, matrix *rows) {
+    const size_t row_bytes = o->columns * sizeof(float), count = rows->groups.rows;
+    if (*o->stride <= o->columns)
+        return MOERT_OK;
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, count * o->columns, &rows->values));
+    return moert_buffer_copy_rows(*o->values, *o->stride * sizeof(float), rows->values, row_bytes,
+                                  count);
+}
+
 static moert_status round_operand(moert_layer *layer, const moert_groups *groups, moert_axis axis,
                                   const operand *o) {
     const moert_precision precision = layer->options.precision;
+    const moert_number type = factor_type(layer);
+    const size_t n = groups->rows * o->columns;
     moert_mesh *mesh = layer->mesh;
     matrix rows = {*groups, o->columns, *o->values};
     moert_buffer *target, *amax = NULL;
-    MOERT_TRY(moert_mesh_scratch(mesh, o->target, groups->rows * o->columns, &target));
-    if (*o->stride > o->columns) { /* rows of a window */
-        MOERT_TRY(
-            moert_mesh_scratch(mesh, MOERT_SCRATCH_DENSE, groups->rows * o->columns, &rows.values));
-        MOERT_TRY(moert_buffer_copy_rows(*o->values, *o->stride * sizeof(float), rows.values,
-                                         o->columns * sizeof(float), groups->rows));
-    }
+    moert_quantize op;
+    MOERT_TRY(reserve_bytes(mesh, o->target, n * moert_number_bits(type) / 8, &target));
+    MOERT_TRY(close_gaps(mesh, o, &rows));
+    *o->values = target;
+    *o->stride = 0;
+    if (precision == MOERT_PRECISION_BF16)
+        return moert_cast_run(
+            &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, rows.values, target});
     if (precision == MOERT_PRECISION_NVFP4) {
         if (!o->measured) {
             MOERT_TRY(measure(mesh, &rows, o->amax));
@@ -216,47 +259,61 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
         MOERT_TRY(moert_buffer_write(amax, 0, o->amax, sizeof *o->amax));
     }
-    *o->values = target;
-    *o->stride = 0;
-    if (precision == MOERT_PRECISION_BF16)
-        return round_bf16(mesh, &rows, target);
     const moert_quantizer how = quantizer_of(precision, axis);
-    return round_blocks(mesh, &rows, &how, amax, target);
+    MOERT_TRY(quantize(mesh, &rows, &how, amax, &op));
+    op.x = target;
+    op.x_type = type;
+    return moert_dequantize_run(&op);
 }
 
 /* ---- GEMMs ---- */
 
-/* The factors of a forward product, rounded. */
-static moert_status round_forward(moert_layer *layer, int block, moert_gemm *gemm) {
+/* The product with its weight rounded; `gemm` has the weight itself. */
+static void take_rounded(const moert_layer *layer, int block, moert_packed_for use,
+                         moert_gemm *gemm) {
+    const moert_rounded *rounded = &layer->rounded[block];
+    gemm->packed = rounded->packed[use];
+    if (gemm->packed == NULL)
+        gemm->weight = rounded->weight[use];
+}
+
+/* The rows of a forward product, rounded. */
+static moert_status round_x(moert_layer *layer, int block, moert_gemm *gemm) {
+    const operand x = operand_x(layer, block, gemm);
+    gemm->type = factor_type(layer);
     if (layer->options.precision == MOERT_PRECISION_F32)
         return MOERT_OK;
-    const operand x = operand_x(layer, block, gemm);
-    MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &x));
-    gemm->weight = layer->rounded[block].weight[0];
-    return MOERT_OK;
+    return round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &x);
 }
 
 moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm) {
     moert_gemm rounded = *gemm;
-    MOERT_TRY(round_forward(layer, block, &rounded));
+    MOERT_TRY(round_x(layer, block, &rounded));
+    if (!has_blocks(layer))
+        return moert_block_forward(layer->block[block], EXPERT_WEIGHT, &rounded);
+    take_rounded(layer, block, MOERT_PACKED_FORWARD, &rounded);
     return moert_gemm_forward(&rounded);
 }
 
 moert_status moert_precision_forward_glu(moert_layer *layer, int block,
                                          const moert_gemm_glu *fused) {
     moert_gemm_glu rounded = *fused;
-    MOERT_TRY(round_forward(layer, block, &rounded.gemm));
+    MOERT_TRY(round_x(layer, block, &rounded.gemm));
+    if (!has_blocks(layer))
+        return moert_block_forward_glu(layer->block[block], EXPERT_WEIGHT, &rounded);
+    take_rounded(layer, block, moert_packed_for_glu(&fused->glu.form), &rounded.gemm);
     return moert_gemm_glu_forward(&rounded);
 }
 
 moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm) {
-    if (layer->options.precision == MOERT_PRECISION_F32)
-        return moert_gemm_dgrad(gemm);
-    const bool blocks = layer->options.precision != MOERT_PRECISION_BF16;
     moert_gemm rounded = *gemm;
     const operand y = operand_y(layer, block, &rounded);
-    MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &y));
-    rounded.weight = layer->rounded[block].weight[blocks ? 1 : 0];
+    rounded.type = factor_type(layer);
+    if (layer->options.precision != MOERT_PRECISION_F32)
+        MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &y));
+    if (!has_blocks(layer))
+        return moert_block_dgrad(layer->block[block], EXPERT_WEIGHT, &rounded);
+    take_rounded(layer, block, MOERT_PACKED_DGRAD, &rounded);
     return moert_gemm_dgrad(&rounded);
 }
 
@@ -266,6 +323,7 @@ moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_ge
     moert_gemm rounded = *gemm;
     operand x = operand_x(layer, block, &rounded), y = operand_y(layer, block, &rounded);
     x.measured = y.measured = true;
+    rounded.type = factor_type(layer);
     MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_COLUMN, &x));
     MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_COLUMN, &y));
     return moert_gemm_wgrad(&rounded);

@@ -5,11 +5,17 @@
  *   dgrad    x = q(y) q'(W)      blocks along N
  *   wgrad    W = q'(y)^T q'(x)   blocks of consecutive rows of an expert
  *
- * q and q' both start from the float32 values, never from each other's results. Operands are
- * rounded into scratch buffers as float32, so the GEMMs accumulate in float32 as ever, and biases
- * take part unrounded. The master weights stay; their rounded copies are remade by the first
- * forward after moert_layer_weights_changed(). With MOERT_PRECISION_F32 these calls are the plain
- * GEMMs and nothing is copied.
+ * q and q' both start from the float32 values, never from each other's results. The GEMMs
+ * accumulate in float32 as ever, and biases take part unrounded.
+ *
+ *   bf16   rows are cast to bf16 codes, weights rounded by the products (ops/grouped.h)
+ *   mxfp8  an E4M3 number times a power of two is a bf16 number: rows are decoded to bf16 codes
+ *   nvfp4  a global scale is no power of two: rows are decoded to float32
+ *
+ * so that bf16 and mxfp8 multiply pairs of bf16 codes, and their factors below 2^-126 may count as
+ * zero. The master weights stay; what is made of them, packed where that gains something, is
+ * remade after moert_layer_weights_changed(): by the first forward in the recipes with blocks, by
+ * the second product in the others (moert_packings).
  *
  * NVFP4: a weight has one global scale per expert, an activation one for all rows of all ranks, so
  * that the bits do not depend on who holds them. The gathering of that scale makes forward and

@@ -50,12 +50,12 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
 static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
                                         size_t n, size_t k, const moert_buffer *x,
                                         const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
-    moert_gemm gemm = moert_model_gemm(model, n, k, x, block->tensor[index].weight, dy);
+    moert_gemm gemm = moert_model_gemm(model, n, k, x, dy);
     MOERT_TRY(moert_block_dense_gradient(block, index, &model->batch, &gemm, false,
                                          partial_scratch(model)));
     gemm.x = dx;
     gemm.accumulate = accumulate;
-    return moert_gemm_dgrad(&gemm);
+    return moert_block_dgrad(block, index, &gemm);
 }
 
 /* d = gradient of the last layer's result, from that of the logits; a tied head's own gradient
@@ -64,9 +64,9 @@ static moert_status differentiate_logits(moert_model *model, const moert_buffer 
     const moert_model_config *c = &model->config;
     moert_phase_set("logits backward");
     if (c->tied_embeddings) {
-        moert_gemm gemm = moert_model_gemm(model, c->vocabulary, c->hidden, model->dn,
-                                           model->outer->tensor[OUTER_EMBED].weight, model->logits);
-        MOERT_TRY(moert_gemm_dgrad(&gemm));
+        const moert_gemm gemm =
+            moert_model_gemm(model, c->vocabulary, c->hidden, model->dn, model->logits);
+        MOERT_TRY(moert_block_dgrad(model->outer, OUTER_EMBED, &gemm));
     } else {
         MOERT_TRY(differentiate_dense(model, model->outer, OUTER_HEAD, c->vocabulary, c->hidden,
                                       model->final_normed, model->logits, model->dn, false));
@@ -141,8 +141,9 @@ static moert_status differentiate_embedding(moert_model *model) {
         MOERT_TRY(moert_embedding_backward(sequences, model->length, c->hidden, model->tokens,
                                            model->d, row, count, *partial_scratch(model)));
         if (c->tied_embeddings) {
-            moert_gemm gemm = moert_model_gemm(model, count, c->hidden, model->final_normed,
-                                               *partial_scratch(model), model->logits);
+            moert_gemm gemm =
+                moert_model_gemm(model, count, c->hidden, model->final_normed, model->logits);
+            gemm.weight = *partial_scratch(model);
             gemm.ldy = c->vocabulary;
             gemm.y_column = row;
             gemm.accumulate = true;

@@ -84,9 +84,9 @@ static moert_status project_heads(moert_model *model, const moert_model_layer *l
     const moert_block_tensor *tensor = layer->attention->tensor;
     size_t tokens = model->batch.tokens;
     moert_buffer *projected = c->qk_norm ? raw : out;
-    moert_gemm gemm = moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed,
-                                       tensor[weight].weight, projected);
-    MOERT_TRY(moert_gemm_forward(&gemm));
+    const moert_gemm gemm =
+        moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed, projected);
+    MOERT_TRY(moert_block_forward(layer->attention, weight, &gemm));
     if (c->qk_norm)
         MOERT_TRY(moert_norm_forward(tokens * heads, c->head_size, c->norm_epsilon, raw,
                                      tensor[norm].weight, out, rstd));
@@ -106,14 +106,12 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
                             layer->q_rstd, layer->q));
     MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
                             layer->k_rstd, layer->k));
-    moert_gemm gemm =
-        moert_model_gemm(model, kv, c->hidden, layer->normed, tensor[ATTN_V].weight, layer->v);
-    MOERT_TRY(moert_gemm_forward(&gemm));
+    moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, layer->v);
+    MOERT_TRY(moert_block_forward(layer->attention, ATTN_V, &gemm));
     const moert_attention attention = moert_model_attention(model, layer);
     MOERT_TRY(moert_attention_forward(&attention));
-    gemm = moert_model_gemm(model, c->hidden, q, layer->attended, tensor[ATTN_O].weight,
-                            layer->middle);
-    MOERT_TRY(moert_gemm_forward(&gemm));
+    gemm = moert_model_gemm(model, c->hidden, q, layer->attended, layer->middle);
+    MOERT_TRY(moert_block_forward(layer->attention, ATTN_O, &gemm));
     return moert_add(tokens * c->hidden, x, layer->middle);
 }
 
@@ -138,10 +136,9 @@ static moert_status project_logits(moert_model *model, const moert_buffer *x) {
     MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x,
                                  model->outer->tensor[OUTER_NORM].weight, model->final_normed,
                                  model->final_rstd));
-    moert_gemm gemm =
-        moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed,
-                         model->outer->tensor[moert_model_head(model)].weight, model->logits);
-    return moert_gemm_forward(&gemm);
+    const moert_gemm gemm =
+        moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed, model->logits);
+    return moert_block_forward(model->outer, moert_model_head(model), &gemm);
 }
 
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {

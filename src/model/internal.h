@@ -72,16 +72,14 @@ static inline moert_status moert_model_reserve(moert_model *model, size_t floats
     return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
 }
 
-/* A dense layer of `model` over its batch: y[T,n] = x[T,k] weight^T. */
+/* A dense layer of `model` over its batch, y[T,n] = x[T,k] weight^T, without the weight. */
 static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
-                                          const moert_buffer *x, moert_buffer *weight,
-                                          const moert_buffer *y) {
+                                          const moert_buffer *x, const moert_buffer *y) {
     return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
                         .n = n,
                         .k = k,
                         .shared_weight = true,
                         .x = (moert_buffer *)x,
-                        .weight = weight,
                         .y = (moert_buffer *)y};
 }
 

@@ -98,8 +98,11 @@ moert_mesh *moert_model_mesh(const moert_model *model) {
 }
 
 void moert_model_weights_changed(moert_model *model) {
-    for (size_t i = 0; i < model->config.layers; i++)
+    moert_block_weights_changed(model->outer);
+    for (size_t i = 0; i < model->config.layers; i++) {
+        moert_block_weights_changed(model->layer[i].attention);
         moert_layer_weights_changed(model->layer[i].moe);
+    }
 }
 
 moert_status moert_model_initialize(moert_model *model, uint64_t seed) {

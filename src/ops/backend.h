@@ -41,7 +41,9 @@ typedef struct moert_packing {
     /* Chooses the tile and gives the bytes of the panels; 0 if the device gains nothing from
      * them. */
     size_t (*plan)(const moert_device *device, moert_packed *packed);
-    moert_status (*fill)(const moert_packed *packed, const moert_buffer *weight);
+    /* From the weight or, if it is NULL, from its codes. */
+    moert_status (*fill)(const moert_packed *packed, const moert_buffer *weight,
+                         const moert_coded *coded);
 } moert_packing;
 extern const moert_packing moert_portable_packing;
 

@@ -161,10 +161,11 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
 static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factors) {
     const double m = (double)gemm->groups.rows, n = (double)gemm->n, k = (double)gemm->k;
     const double factor = (double)(moert_number_bits(gemm->type) / 8);
+    const double weight = gemm->packed != NULL ? factor : sizeof(float);
     const double x = factors & FACTOR_X ? factor : sizeof(float);
     const double y = factors & FACTOR_Y ? factor : sizeof(float);
     moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm", 2.0 * m * n * k,
-                       x * m * k + y * m * n + sizeof(float) * (double)weights * n * k);
+                       x * m * k + y * m * n + weight * (double)weights * n * k);
 }
 
 static size_t weights_of(const moert_gemm *gemm) {

@@ -27,15 +27,16 @@
  * A weight in the order in which the kernels of its device take it, made once and used by many
  * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
  * each, and so has forward with a GLU whose gates come first, all of them. Packings of BF16 hold
- * the weight rounded to nearest even. Devices and backends that gain nothing from it have none:
- * then moert_packed_create gives NULL, which is legal everywhere, and products read the weight
- * itself.
+ * the weight rounded to nearest even. Devices and backends that gain nothing from it, or have no
+ * buffer that large, have none: then moert_packed_create gives NULL, which is legal everywhere, and
+ * products read the weight itself.
  */
 typedef struct moert_packed moert_packed;
 typedef enum moert_packed_for {
     MOERT_PACKED_FORWARD,
     MOERT_PACKED_DGRAD,
     MOERT_PACKED_GATED,
+    MOERT_PACKED_USES
 } moert_packed_for;
 typedef struct moert_packed_shape {
     size_t groups, n, k;
@@ -44,8 +45,23 @@ typedef struct moert_packed_shape {
 } moert_packed_shape;
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
                                  moert_packed **packed);
+/* The bytes that it would take; 0: nothing is gained from it, or no buffer is that large. */
+size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape);
 /* Packs weight[G,N,K], float32. */
 moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight);
+/*
+ * The same of a block-scaled matrix whose G equal groups of rows are the weight's [N,K], or with
+ * `flipped` their transposes: the values that moert_dequantize_run gives. Blocks lie as in
+ * moert/formats.h, not transposed.
+ */
+typedef struct moert_coded {
+    moert_format format;
+    moert_axis axis;
+    bool flipped;
+    const moert_buffer *q, *scale;
+    const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
+} moert_coded;
+moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *coded);
 size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
 void moert_packed_destroy(moert_packed *packed);
 
@@ -71,6 +87,22 @@ typedef struct moert_gemm {
     size_t ldx, ldy;      /* in numbers; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
 } moert_gemm;
+
+/*
+ * The packings of a weight that changes now and then. Making one costs about what it saves a
+ * product, so it is made by the second product since the change: a weight that has one product each
+ * way between two changes, as in a plain training step, has none.
+ */
+typedef struct moert_packings {
+    moert_packed *packed[MOERT_PACKED_USES];
+    size_t products[MOERT_PACKED_USES]; /* since the change */
+} moert_packings;
+/* Starts with zeros. */
+void moert_packings_changed(moert_packings *packings);
+/* For the next product of this use: gemm->packed of gemm->weight, or NULL. */
+moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm);
+size_t moert_packings_bytes(const moert_packings *packings);
+void moert_packings_free(moert_packings *packings);
 
 /* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
 moert_status moert_gemm_forward(const moert_gemm *gemm);

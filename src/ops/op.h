@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "base/number.h"
 #include "moert/ops.h"
+#include "ops/grouped.h"
 
 typedef enum moert_op_buffer {
 #define MOERT_OP_BUFFER_ENUM(name) MOERT_OP_BUFFER_##name,
@@ -45,6 +46,7 @@ typedef struct moert_op_quantized {
 typedef struct moert_op_backend {
     const char *name;
     bool records; /* execute only launches kernels */
+    bool decodes; /* execute takes a quantised weight as it is, by op->coded */
     /* Makes op->state; frees it. */
     moert_status (*create)(moert_op *op);
     void (*destroy)(moert_op *op);
@@ -68,6 +70,7 @@ struct moert_op {
     size_t run;       /* columns of gate or up side by side: 1, 8, 32 or I */
     size_t workspace_bytes;
     const moert_buffer *acc_scale; /* DGLU: float32 [G] that multiplies acc; NULL = 1 */
+    const moert_coded *coded;      /* [1] or, discrete, [G]: the weight, instead of its buffers */
     void *state;                   /* that of `entries` */
 };
 

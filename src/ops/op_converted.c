@@ -2,7 +2,8 @@
  * Ops with quantised operands, on every backend: an inner op of float32 operands in workspace, and
  * conversions around it. Factors are dequantised without their global scales, which are folded into
  * alpha, or become one (the inner product is then not the result); results are quantised from what
- * the inner op gives.
+ * the inner op gives. A backend that decodes weights itself gets theirs with linear scales, and no
+ * float32 copy of them is made.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> inner op
  *   inner op -> quantise -> linear scales -> [ transposed ] -> tiled
@@ -12,26 +13,16 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "ops/backend.h"
-#include "ops/op.h"
-
-/* The workspace of one quantised operand; NULL what it does not need. */
-typedef struct conversion {
-    const moert_op_quantized *as;
-    moert_buffer *stored;     /* flipped: float32 as the payload lies */
-    moert_buffer *ends;       /* of equal groups */
-    moert_buffer *block_ends; /* tiled, COLUMN */
-    moert_buffer *scale;      /* tiled: linear */
-    moert_buffer *turned;     /* tiled, transposed: the transpose of `scale` */
-} conversion;
+#include "ops/op_converted.h"
 
 typedef struct converted {
     const moert_backend *by;
     moert_op inner;
-    conversion conversions[MOERT_OP_MOST_QUANTIZED];
+    moert_conversion conversions[MOERT_OP_MOST_QUANTIZED];
     size_t count;
     moert_buffer *values[MOERT_OP_BUFFERS]; /* float32 operands of the inner op */
     moert_buffer **weights;                 /* discrete: [G] */
+    moert_coded *coded;                     /* of the inner op: [1] or, discrete, [G] */
     moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
 } converted;
 
@@ -57,22 +48,37 @@ static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t e
     return MOERT_OK;
 }
 
+static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
+    return q->payload == MOERT_OP_BUFFER_weight && op->options.weight.discrete;
+}
+
+/* Whether the backend takes the operand as it is. */
+static bool is_taken(const moert_op *op, const moert_op_quantized *q) {
+    return q->payload == MOERT_OP_BUFFER_weight && op->backend->decodes;
+}
+
+static void destroy_all(moert_buffer **buffers, size_t count) {
+    for (size_t i = 0; buffers != NULL && i < count; i++)
+        moert_buffer_destroy(buffers[i]);
+    free(buffers);
+}
+
 static void destroy(moert_op *op) {
     converted *state = op->state;
     if (state->inner.state != NULL)
         state->inner.backend->destroy(&state->inner);
     for (size_t i = 0; i < state->count; i++) {
-        conversion *c = &state->conversions[i];
+        moert_conversion *c = &state->conversions[i];
         moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
             moert_buffer_destroy(all[j]);
+        destroy_all(c->scales, op->options.groups);
     }
     for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
         moert_buffer_destroy(state->values[i]);
-    for (size_t g = 0; state->weights != NULL && g < op->options.groups; g++)
-        moert_buffer_destroy(state->weights[g]);
+    destroy_all(state->weights, op->options.groups);
     moert_buffer_destroy(state->factors);
-    free(state->weights);
+    free(state->coded);
     free(state);
 }
 
@@ -94,7 +100,9 @@ static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
     const size_t elements = q->rows * q->columns;
     if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
         return MOERT_OK;
-    if (q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete)
+    if (is_taken(op, q))
+        return MOERT_NEW_ARRAY(&state->coded, is_discrete(op, q) ? op->options.groups : 1);
+    if (!is_discrete(op, q))
         return add_part(op, q, elements, sizeof(float), &state->values[q->payload]);
     MOERT_TRY(MOERT_NEW_ARRAY(&state->weights, op->options.groups));
     for (size_t g = 0; g < op->options.groups; g++)
@@ -102,18 +110,32 @@ static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
     return MOERT_OK;
 }
 
-static moert_status make_conversion(moert_op *op, const moert_op_quantized *q, conversion *c) {
+/* Linear scales. */
+static moert_status make_scales(moert_op *op, const moert_op_quantized *q, size_t scales,
+                                moert_conversion *c) {
+    if (!is_taken(op, q) || !is_discrete(op, q))
+        return add_part(op, q, scales, 1, &c->scale);
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(add_buffer(op, scales, 1, &c->scales[g]));
+    return MOERT_OK;
+}
+
+static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
+                                    moert_conversion *c) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->as = q;
     MOERT_TRY(make_values(op, q));
-    if (q->flipped)
+    if (is_taken(op, q) && q->scales == MOERT_SCALES_LINEAR)
+        return MOERT_OK;
+    if (q->flipped && !is_taken(op, q))
         MOERT_TRY(add_buffer(op, q->rows * q->columns, sizeof(float), &c->stored));
     if (!q->by_ends && q->groups > 0)
         MOERT_TRY(make_ends(op, q, &c->ends));
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    MOERT_TRY(add_part(op, q, scales, 1, &c->scale));
+    MOERT_TRY(make_scales(op, q, scales, c));
     if (column)
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
     if (q->how.transposed)
@@ -138,6 +160,7 @@ static moert_status make_inner(moert_op *op, bool folds) {
                 (moert_operand){.type = MOERT_NUMBER_F32, .stride = (ptrdiff_t)widths[i]};
     o->weight.discrete = discrete;
     o->column = (moert_operand){.type = MOERT_NUMBER_F32};
+    inner->coded = state->coded;
     if (folds && o->kind == MOERT_OP_DGLU)
         inner->acc_scale = state->factors;
     else
@@ -172,90 +195,42 @@ undo:
     return status;
 }
 
-/* ---- conversions ---- */
-
-static moert_groups groups_of(const moert_op_buffers *b, const conversion *c) {
-    return (moert_groups){c->as->by_ends ? b->ends : c->ends, c->as->groups, c->as->rows};
-}
-
-/* Tiled scales to linear ones or back. */
-static moert_status move_scales(const converted *state, const moert_op_buffers *b,
-                                const conversion *c, moert_buffer *tiled, bool to_tiles) {
-    const moert_op_quantized *q = c->as;
-    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
-    moert_scale_tiles tiles = {.groups = groups_of(b, c),
-                               .width = q->width,
-                               .transposed = column,
-                               .whole = q->scales == MOERT_SCALES_TILED_WHOLE,
-                               .linear = c->scale,
-                               .swizzled = tiled,
-                               .tiles = q->tiles};
-    if (column) {
-        MOERT_TRY(state->by->block_ends(&(moert_block_ends){
-            tiles.groups, moert_format_block(q->how.format), q->blocks, c->block_ends}));
-        tiles.groups = (moert_groups){c->block_ends, q->groups, q->blocks};
-    }
-    MOERT_TRY(to_tiles ? state->by->swizzle(&tiles) : state->by->unswizzle(&tiles));
-    return MOERT_OK;
-}
-
-/* What the quantisers take and give. */
-static moert_quantize describe(const moert_op_buffers *b, const conversion *c, moert_buffer *values,
-                               moert_buffer *payload, moert_buffer *scale) {
-    return (moert_quantize){.how = c->as->how,
-                            .groups = groups_of(b, c),
-                            .columns = c->as->columns,
-                            .x = c->stored != NULL ? c->stored : values,
-                            .q = payload,
-                            .scale = c->turned != NULL  ? c->turned
-                                     : c->scale != NULL ? c->scale
-                                                        : scale,
-                            .blocks = c->as->blocks};
-}
-
-/* float32 `values` of a factor, without the global scale. */
-static moert_status load(const converted *state, const moert_op_buffers *b, const conversion *c,
-                         moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
-    const moert_op_quantized *q = c->as;
-    moert_quantize job = describe(b, c, values, payload, scale);
-    job.how.group_scales = false;
-    if (c->scale != NULL)
-        MOERT_TRY(move_scales(state, b, c, scale, false));
-    if (c->turned != NULL)
-        MOERT_TRY(state->by->transpose(
-            &(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
-    MOERT_TRY(state->by->dequantize(&job));
-    if (q->flipped)
-        MOERT_TRY(state->by->transpose(&(moert_transpose){
-            q->groups, q->rows / q->groups, q->columns, sizeof(float), c->stored, values}));
-    return MOERT_OK;
-}
-
-/* Payload and scales of a result. */
-static moert_status store(const converted *state, const moert_op_buffers *b, const conversion *c,
-                          moert_buffer *payload, moert_buffer *scale, moert_buffer *values) {
-    const moert_op_quantized *q = c->as;
-    moert_quantize job = describe(b, c, values, payload, scale);
-    job.norm = b->norm;
-    MOERT_TRY(state->by->quantize(&job));
-    if (c->turned != NULL)
-        MOERT_TRY(state->by->transpose(
-            &(moert_transpose){1, q->width, q->blocks, 1, c->turned, c->scale}));
-    return c->scale != NULL ? move_scales(state, b, c, scale, true) : MOERT_OK;
-}
-
 /* ---- execute ---- */
 
+/* A weight as the backend takes it: payload, and scales in lines. */
+static moert_status take_weight(const moert_op *op, const moert_op_buffers *b,
+                                const moert_conversion *c) {
+    const converted *state = op->state;
+    const moert_op_quantized *q = c->as;
+    const bool discrete = is_discrete(op, q);
+    for (size_t g = 0; g < (discrete ? op->options.groups : 1); g++) {
+        moert_buffer *given = discrete ? b->weight_scales[g] : b->weight_scale;
+        moert_buffer *linear = c->scales != NULL ? c->scales[g] : c->scale;
+        if (linear != NULL)
+            MOERT_TRY(moert_conversion_move_scales(state->by, b, c, linear, given, false));
+        state->coded[g] = (moert_coded){.format = q->how.format,
+                                        .axis = q->how.axis,
+                                        .flipped = q->flipped,
+                                        .q = discrete ? b->weights[g] : b->weight,
+                                        .scale = linear != NULL ? linear : given};
+    }
+    return MOERT_OK;
+}
+
 static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
-                                const conversion *c) {
+                                const moert_conversion *c) {
     const converted *state = op->state;
     const moert_op_quantized *q = c->as;
     moert_op_buffers given = *b;
-    if (q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete)
-        return load(state, b, c, *moert_op_buffer_at(&given, q->payload),
-                    *moert_op_buffer_at(&given, q->scale), state->values[q->payload]);
+    if (is_taken(op, q))
+        return take_weight(op, b, c);
+    if (!is_discrete(op, q))
+        return moert_conversion_load(state->by, b, c, *moert_op_buffer_at(&given, q->payload),
+                                     *moert_op_buffer_at(&given, q->scale),
+                                     state->values[q->payload]);
     for (size_t g = 0; g < op->options.groups; g++)
-        MOERT_TRY(load(state, b, c, b->weights[g], b->weight_scales[g], state->weights[g]));
+        MOERT_TRY(moert_conversion_load(state->by, b, c, b->weights[g], b->weight_scales[g],
+                                        state->weights[g]));
     return MOERT_OK;
 }
 
@@ -312,12 +287,13 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
                                    : op->x.output       ? MOERT_OP_BUFFER_x
                                                         : MOERT_OP_BUFFER_y;
     for (size_t i = 0; i < state->count; i++) {
-        const conversion *c = &state->conversions[i];
+        const moert_conversion *c = &state->conversions[i];
         if (c->as->result)
-            MOERT_TRY(store(state, b, c, *moert_op_buffer_at(&given, c->as->payload),
-                            *moert_op_buffer_at(&given, c->as->scale), state->values[result]));
+            MOERT_TRY(moert_conversion_store(
+                state->by, b, c, *moert_op_buffer_at(&given, c->as->payload),
+                *moert_op_buffer_at(&given, c->as->scale), state->values[result]));
     }
     return MOERT_OK;
 }
 
-const moert_op_backend moert_op_converted = {"converted", false, create, destroy, execute};
+const moert_op_backend moert_op_converted = {"converted", false, false, create, destroy, execute};

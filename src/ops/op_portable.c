@@ -182,6 +182,7 @@ static moert_status multiply_batch(const moert_op *op, const moert_op_buffers *b
     const moert_op_workspace *work = op->state;
     const size_t count = gemm->groups.count;
     const bool discrete = op->options.weight.discrete, converts = work->weight != NULL;
+    const moert_coded *coded = op->coded != NULL ? &op->coded[discrete ? start : 0] : NULL;
     gemm->weight = converts ? work->weight : discrete ? b->weights[start] : b->weight;
     if (op->options.kind == MOERT_OP_GEMM_WGRAD) {
         MOERT_TRY(moert_portable_wgrad_from(gemm, start));
@@ -189,8 +190,8 @@ static moert_status multiply_batch(const moert_op *op, const moert_op_buffers *b
     }
     if (converts)
         MOERT_TRY(move_weights(op, b, start, count, load_weights));
-    return op->y.input ? moert_portable_dgrad_from(gemm, start)
-                       : moert_portable_forward_from(gemm, start);
+    return op->y.input ? moert_portable_dgrad_from(gemm, start, coded)
+                       : moert_portable_forward_from(gemm, start, coded);
 }
 
 static moert_status execute(moert_op *op, const moert_op_buffers *b) {
@@ -220,4 +221,5 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     return store_rows(op, b);
 }
 
-const moert_op_backend moert_op_backend_portable = {"portable", true, create, destroy, execute};
+const moert_op_backend moert_op_backend_portable = {"portable", true,    true,
+                                                    create,     destroy, execute};

@@ -93,12 +93,18 @@ static unsigned shared_groups(const moert_gemm *gemm) {
 }
 
 void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
-                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
-    const bool bf16 = type == MOERT_NUMBER_BF16;
-    const bool dot = bf16 && moert_device_describe(device)->has_bf16_dot &&
+                        const moert_coded *coded, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]) {
+    const bool pairs = type == MOERT_NUMBER_BF16;
+    const bool dot = pairs && moert_device_describe(device)->has_bf16_dot &&
                      moert_config_get()->bf16 == MOERT_BF16_AUTO;
-    snprintf(spec, MOERT_SPEC_BYTES, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u",
-             packed ? "gemm_packed" : "gemm", bf16, dot, tile->lines, tile->width);
+    char family[96];
+    snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+             packed ? "gemm_packed" : "gemm", pairs, dot, tile->lines, tile->width, coded != NULL);
+    if (coded != NULL)
+        moert_format_program(family, coded->format, spec);
+    else
+        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
@@ -110,7 +116,7 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     const share s =
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, true, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, true, NULL, &s.tile, spec);
     return MOERT_RUN(
         device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
         MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
@@ -122,39 +128,43 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes));
 }
 
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, false, coded, &s.tile, spec);
     return MOERT_RUN(
         device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
         MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
-        MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+        MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
         MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
         MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
         moert_argument_local(s.local_bytes), moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
-    return moert_portable_forward_from(gemm, 0);
+    return moert_portable_forward_from(gemm, 0, NULL);
 }
 
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, false, coded, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
                      MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
                      MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
@@ -162,7 +172,7 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
 }
 
 moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
-    return moert_portable_dgrad_from(gemm, 0);
+    return moert_portable_dgrad_from(gemm, 0, NULL);
 }
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
@@ -173,7 +183,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, false, NULL, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
@@ -196,7 +206,7 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     char spec[MOERT_SPEC_BYTES];
     bool measured;
     const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
-    moert_gemm_program(device, gemm->type, false, &tile, spec);
+    moert_gemm_program(device, gemm->type, false, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
@@ -260,7 +270,7 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     }
     const share s = choose_gated(gemm, glu->width);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, packed, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, packed, NULL, &s.tile, spec);
     return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_ARG(shared_groups(gemm)),
                      MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),

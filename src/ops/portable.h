@@ -10,18 +10,43 @@
 #include "ops/grouped.h"
 #include "ops/tuning.h"
 
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
+/* `coded`: the weight instead of gemm->weight, or NULL. */
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded);
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
 enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
 
-/* The program of the products of a type by a tile, by packed weights or native ones. */
+/* The program of a family (with options) for a block-scaled format. */
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]);
+/* WEIGHT_ARGUMENTS of kernels/gemm.h. */
+typedef struct moert_weight_source {
+    const moert_buffer *values, *scale, *global;
+    moert_axis axis;
+    bool flipped;
+} moert_weight_source;
+#define MOERT_WEIGHT_ARGS(w)                                                                       \
+    MOERT_ARG((w).values), MOERT_ARG((w).scale), MOERT_ARG((w).global), MOERT_ARG((int)(w).axis),  \
+        MOERT_ARG((int)(w).flipped)
+
+static inline moert_weight_source moert_weight_source_of(const moert_buffer *weight,
+                                                         const moert_coded *coded) {
+    if (coded == NULL)
+        return (moert_weight_source){.values = weight};
+    return (moert_weight_source){coded->q, coded->scale, coded->global, coded->axis,
+                                 coded->flipped};
+}
+
+/* The program of the products of a type by a tile, by packed weights or native ones, coded ones
+ * unless NULL. */
 void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
-                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
+                        const moert_coded *coded, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]);
 
 /* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
- * measured first, for which the product is run. */
+ * measured first, for which the product is run, unless its weight is coded. */
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start);
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/common.h */

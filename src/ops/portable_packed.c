@@ -39,7 +39,8 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
            sizeof(float);
 }
 
-static moert_status fill(const moert_packed *packed, const moert_buffer *weight) {
+static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
+                         const moert_coded *coded) {
     static const char *const kernels[] = {"gemm_pack_forward", "gemm_pack_dgrad",
                                           "gemm_pack_gated"};
     const moert_packed_shape *shape = &packed->shape;
@@ -47,9 +48,10 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight)
     const moert_grid grid = {moert_ceil_div(width_of(packed), PANELS * columns_of(packed)),
                              shape->groups, 1};
     const size_t n = shape->use == MOERT_PACKED_GATED ? shape->n / 2 : shape->n;
+    const moert_weight_source w = moert_weight_source_of(weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, true, &packed->tile, spec);
-    return MOERT_RUN(device, spec, kernels[shape->use], grid, MOERT_ARG(weight),
+    moert_gemm_program(device, shape->type, true, coded, &packed->tile, spec);
+    return MOERT_RUN(device, spec, kernels[shape->use], grid, MOERT_WEIGHT_ARGS(w),
                      MOERT_ARG(packed->panels), MOERT_ARG((int)n), MOERT_ARG((int)shape->k),
                      MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }

@@ -5,12 +5,12 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "ops/backend.h"
+#include "ops/portable.h"
 
 enum {
     STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
     CAST_SHARE = 4096, /* SHARE in kernels/cast.cl */
     AMAX_ROWS = 16,    /* HEIGHT in kernels/amax.cl */
-    SPEC_BYTES = 512,
 };
 
 /* Division must round as the host's does. */
@@ -38,14 +38,13 @@ static const int scale_kind[] = {
 #undef SCALE_KIND
 };
 
-/* The program of a family for a format. */
-static void make_spec(const char *family, moert_format format, char spec[SPEC_BYTES]) {
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
     const moert_number element = moert_format_element(format);
     const float largest = moert_number_largest(element);
     int exponent = -1;
     for (float power = 1.0f; power <= largest; power *= 2.0f)
         exponent++;
-    snprintf(spec, SPEC_BYTES,
+    snprintf(spec, MOERT_SPEC_BYTES,
              "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
              "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
              family, moert_format_block(format), number_text[element], number_special[element],
@@ -95,7 +94,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     const moert_groups *groups = &op->groups;
     const moert_quantized_shape shape = moert_quantized_layout(op);
     const size_t scales = how->group_scales ? groups->count : 1;
-    char spec[SPEC_BYTES];
+    char spec[MOERT_SPEC_BYTES];
     moert_device *device = device_of(op);
     if (op->amax != NULL)
         MOERT_TRY(MOERT_RUN(device, "amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
@@ -103,7 +102,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                             MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG(op->global)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
-    make_spec("quantize", how->format, spec);
+    moert_format_program("quantize", how->format, spec);
     MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(op), MOERT_ARG(groups->ends),
                         MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
                         MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP), MOERT_ARG(op->x),
@@ -121,22 +120,22 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     const moert_quantizer *how = &op->how;
     const moert_groups *groups = &op->groups;
     const moert_quantized_shape shape = moert_quantized_layout(op);
-    char spec[SPEC_BYTES];
-    make_spec("dequantize", how->format, spec);
+    char spec[MOERT_SPEC_BYTES];
+    moert_format_program("dequantize", how->format, spec);
     MOERT_TRY(MOERT_RUN(
         moert_buffer_device(op->x), spec, "dequantize", tiles_of(op), MOERT_ARG((int)how->axis),
         MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
         MOERT_ARG((unsigned)groups->rows), MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP),
         MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale), MOERT_ARG(shape.scales),
         MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->transposed),
-        MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x)));
+        MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
     return MOERT_OK;
 }
 
 moert_status moert_portable_cast(const moert_cast *cast) {
     const bool down = cast->from == MOERT_NUMBER_F32;
     const moert_number small = down ? cast->to : cast->from;
-    char spec[SPEC_BYTES];
+    char spec[MOERT_SPEC_BYTES];
     snprintf(spec, sizeof spec, "cast -DNUMBER=%s,%d -DBITS=%zu", number_text[small],
              number_special[small], moert_number_bits(small));
     const moert_grid grid = {moert_ceil_div(cast->n, CAST_SHARE), 1, 1};

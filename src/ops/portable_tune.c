@@ -21,6 +21,14 @@ typedef struct attempt {
     moert_status (*run)(const moert_gemm *gemm, size_t start);
 } attempt;
 
+static moert_status run_forward(const moert_gemm *gemm, size_t start) {
+    return moert_portable_forward_from(gemm, start, NULL);
+}
+
+static moert_status run_dgrad(const moert_gemm *gemm, size_t start) {
+    return moert_portable_dgrad_from(gemm, start, NULL);
+}
+
 static moert_status run_attempt(void *what) {
     const attempt *a = what;
     return a->run(&a->gemm, a->start);
@@ -58,12 +66,12 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
 /* Never fails: the product that follows reports what is wrong with it. */
 static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key *key,
                     moert_choices *choices) {
-    static moert_status (*const runs[])(const moert_gemm *, size_t) = {
-        [MOERT_TUNED_FORWARD] = moert_portable_forward_from,
-        [MOERT_TUNED_DGRAD] = moert_portable_dgrad_from,
-        [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
-        [MOERT_TUNED_PACKED_FORWARD] = moert_portable_forward_from,
-        [MOERT_TUNED_PACKED_DGRAD] = moert_portable_dgrad_from};
+    static moert_status (*const runs[])(const moert_gemm *,
+                                        size_t) = {[MOERT_TUNED_FORWARD] = run_forward,
+                                                   [MOERT_TUNED_DGRAD] = run_dgrad,
+                                                   [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
+                                                   [MOERT_TUNED_PACKED_FORWARD] = run_forward,
+                                                   [MOERT_TUNED_PACKED_DGRAD] = run_dgrad};
     moert_device *device = moert_buffer_device(gemm->x);
     attempt a = {*gemm, start, runs[key->operation]};
     const moert_trial trial = {device, &a, NULL, run_attempt};
@@ -96,7 +104,7 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
         choices.width = gemm->packed->tile.width;
     }
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
-        !moert_recording_is_open(device))
+        (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
         measure(gemm, start, &key, &choices);
     return choices;
 }

@@ -60,8 +60,19 @@ static moert_status check_shape(const moert_quantize *op, moert_quantize *full) 
     if (op->x_runs > 0 && op->columns % op->x_runs != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu columns are no multiple of the runs of %zu",
                           op->columns, op->x_runs);
+    if (op->x_type != MOERT_NUMBER_F32 && op->x_type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "x of a quantiser is f32 or bf16, not type %u",
+                          (unsigned)op->x_type);
     const size_t width = (op->x_runs > 0 ? 2 : 1) * op->columns;
-    return moert_check_buffer("x", op->x, groups->rows, width, width, sizeof(float));
+    return moert_check_buffer("x", op->x, groups->rows, width, width,
+                              moert_number_bits(op->x_type) / 8);
+}
+
+static moert_status check_floats(const moert_quantize *op) {
+    if (op->x_type != MOERT_NUMBER_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "x is quantised from f32 only, not from %s",
+                          moert_number_name(op->x_type));
+    return MOERT_OK;
 }
 
 static moert_status check_norm(moert_quantize *op) {
@@ -111,7 +122,7 @@ static void tell_work(const moert_quantize *op, double bytes) {
 static void tell_quantized(const moert_quantize *op) {
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
-    tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns) +
+    tell_work(op, (double)(op->groups.rows * op->columns * moert_number_bits(op->x_type) / 8) +
                       (double)(shape.q_lines * shape.q_bytes) +
                       (double)(shape.scale_lines * shape.scales *
                                moert_format_scale_bytes(op->how.format)));
@@ -120,6 +131,7 @@ static void tell_quantized(const moert_quantize *op) {
 moert_status moert_quantize_amax(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
+    MOERT_TRY(check_floats(op));
     const size_t scales = op->how.group_scales ? full.groups.count : 1;
     MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
     if (scales == 0)
@@ -133,6 +145,7 @@ moert_status moert_quantize_amax(const moert_quantize *op) {
 moert_status moert_quantize_run(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
+    MOERT_TRY(check_floats(op));
     MOERT_TRY(check_norm(&full));
     full.how = moert_quantizer_settled(&full.how, full.norm != NULL);
     MOERT_TRY(check_quantized(&full));

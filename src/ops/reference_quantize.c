@@ -193,7 +193,12 @@ static void dequantize_tile(const job *j, const tile *t) {
             float x = moert_number_decode(j->element, code) * scale;
             if (format == MOERT_FORMAT_NVFP4 && j->global != NULL)
                 x *= j->global[j->op->how.group_scales ? t->group : 0];
-            *x_at(j, t->row + r, t->column + c) = moert_number_quiet(x);
+            x = moert_number_quiet(x);
+            const size_t to = (t->row + r) * j->op->columns + t->column + c;
+            if (j->op->x_type == MOERT_NUMBER_F32)
+                j->x[to] = x;
+            else
+                ((uint16_t *)(void *)j->x)[to] = (uint16_t)moert_number_encode(j->op->x_type, x);
         }
     }
 }

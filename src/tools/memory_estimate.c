@@ -1,27 +1,17 @@
 /* What a rank allocates; each function names the code whose sum it is. Sums are in floats
  * unless their name says bytes. */
-#include "tools/memory_estimate.h"
+#include "tools/memory_parts.h"
 
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/tree.h"
 #include "layer/block.h"
+#include "layer/wire.h"
+#include "model/layer_files.h"
 #include "model/model.h"
 #include "moert/plan.h"
 
-enum {
-    PARTIAL_FLOATS = 16 * 1024 * 1024, /* of block.c and model/backward.c */
-    ROW_FLOATS = 16,                   /* of exchange_window.c */
-};
-
-/* What the sums are made of. */
-typedef struct shape {
-    const moert_model_config *config;
-    size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
-    size_t length, experts;                                    /* S, L of this rank */
-    size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
-    size_t q, kv;                             /* columns of the projections of attention */
-} shape;
+enum { PARTIAL_FLOATS = 16 * 1024 * 1024 }; /* of block.c and model/backward.c */
 
 /* A quarter of room to grow: windows, and reserve_block of engine_staged.c. */
 static size_t with_room(size_t count) {
@@ -46,11 +36,12 @@ static moert_status check(const moert_memory_setting *setting) {
     return MOERT_OK;
 }
 
-static shape make_shape(const moert_memory_setting *setting, size_t rank) {
+static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
     const size_t group = rank - rank % setting->ep;
-    shape s = {.config = c, .total_sequences = setting->batch, .length = setting->length};
+    moert_memory_shape s = {
+        .config = c, .total_sequences = setting->batch, .length = setting->length};
     size_t first, most, last, tokens;
     moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
@@ -69,7 +60,7 @@ static shape make_shape(const moert_memory_setting *setting, size_t rank) {
 }
 
 /* create_parts and create_attention of model.c, create_blocks of layer.c. */
-static void count_parameters(const shape *s, size_t *replicated, size_t *owned) {
+static void count_parameters(const moert_memory_shape *s, size_t *replicated, size_t *owned) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
     const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
@@ -87,14 +78,14 @@ static void count_parameters(const shape *s, size_t *replicated, size_t *owned) 
 }
 
 /* moert_block_begin */
-static size_t count_nodes(const shape *s) {
+static size_t count_nodes(const moert_memory_shape *s) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
     return moert_max(moert_tree_nodes(span, nodes), 1);
 }
 
 /* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
-static size_t layer_bytes(const shape *s, bool packs) {
+static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     size_t floats = t * (4 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
@@ -120,20 +111,20 @@ static size_t layer_bytes(const shape *s, bool packs) {
 }
 
 /* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
-static size_t outer_activations(const shape *s) {
+static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t per_token = 2 + 2 * c->hidden + 1 + c->vocabulary + 1;
     return s->sequences + s->length * c->head_size + s->tokens * per_token;
 }
 
 /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
-static size_t dense_partial(const shape *s, size_t n, size_t k) {
+static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     const size_t row = s->sequences * k;
     return row > 0 ? row * moert_min(n, moert_max(1, PARTIAL_FLOATS / row)) : 0;
 }
 
 /* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
-static size_t largest_partial(const shape *s) {
+static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const size_t dense[][2] = {
@@ -147,19 +138,20 @@ static size_t largest_partial(const shape *s) {
 }
 
 /* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
-static size_t count_scratch(const shape *s) {
+static size_t count_scratch(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
     size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
     floats += c->shared_intermediate > 0 ? t * c->hidden : 0;
-    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv);
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(s);
 }
 
 /* ---- the exchange ---- */
 
 /* moert_window_reserve, for rows of `stride` floats. */
-static size_t window_rows(const moert_memory_setting *setting, const shape *s, size_t stride) {
+static size_t window_rows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t stride) {
     const size_t needed = moert_max(s->largest_rows, 1);
     const size_t limit = setting->largest_bytes / (stride * sizeof(float));
     if (setting->engine == MOERT_EXCHANGE_WINDOW)
@@ -167,29 +159,37 @@ static size_t window_rows(const moert_memory_setting *setting, const shape *s, s
     return moert_min(with_room(needed), limit);
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: of width H and of width 1. */
-static void count_windows(const moert_memory_setting *setting, const shape *s, size_t *used,
-                          size_t *reserved) {
-    const size_t layers = s->config->layers;
-    const size_t wide = moert_round_up(s->config->hidden, ROW_FLOATS), narrow = ROW_FLOATS;
-    *used = s->rows * ((layers + 2) * wide + (layers + 1) * narrow);
-    *reserved = (layers + 2) * wide * window_rows(setting, s, wide) +
-                (layers + 1) * narrow * window_rows(setting, s, narrow);
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows, of which
+ * only results lie in float32 whatever the dispatch. */
+static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t *used, size_t *reserved) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const struct {
+        size_t count, width;
+    } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
+                   {1, s->config->hidden},
+                   {s->config->layers + 1, 1}};
+    *used = *reserved = 0;
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+        const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
+        *used += s->rows * windows[i].count * stride;
+        *reserved += windows[i].count * stride * window_rows(setting, s, stride);
+    }
 }
 
 /* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
-static size_t count_staging(const shape *s, size_t *arrived) {
+static size_t count_staging(const moert_memory_shape *s, size_t *arrived) {
     const size_t slots = s->tokens * s->config->router.topk, rows = moert_max(slots, s->rows);
-    const size_t width = s->config->hidden, wide = moert_round_up(width, ROW_FLOATS);
+    const size_t width = s->config->hidden, wide = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
     *arrived = slots * wide;
     return 2 * with_room(rows * width) + with_room(rows * wide) + 2 * with_room(rows) +
-           with_room(rows * ROW_FLOATS);
+           with_room(rows * MOERT_WINDOW_ROW_FLOATS);
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory) {
     MOERT_TRY(check(setting));
-    const shape s = make_shape(setting, rank);
+    const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
     size_t replicated, owned, used, reserved, staging = 0, arrived = 0;
     count_parameters(&s, &replicated, &owned);
@@ -201,6 +201,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .weights = parameters,
         .gradients = parameters,
         .moments = 2 * parameters,
+        .copies = moert_memory_copies(setting, &s),
         .sums = count_nodes(&s) * replicated * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
@@ -209,8 +210,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
-    memory->total = 4 * parameters + memory->sums + memory->activations + memory->scratch +
-                    memory->staging +
+    memory->total = 4 * parameters + memory->copies + memory->sums + memory->activations +
+                    memory->scratch + memory->staging +
                     (setting->engine == MOERT_EXCHANGE_WINDOW ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

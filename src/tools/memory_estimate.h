@@ -7,6 +7,7 @@
 #ifndef MOERT_TOOLS_MEMORY_ESTIMATE_H
 #define MOERT_TOOLS_MEMORY_ESTIMATE_H
 
+#include "device/device.h"
 #include "io/model_config.h"
 
 typedef struct moert_memory_setting {
@@ -15,6 +16,8 @@ typedef struct moert_memory_setting {
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
     unsigned engine;      /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes; /* largest allocation that every rank's device takes */
+    size_t micro_batches; /* of a step */
+    const moert_device *device; /* that the backend packs weights for; NULL: it packs none */
 } moert_memory_setting;
 
 /*
@@ -25,6 +28,7 @@ typedef struct moert_memory_setting {
     X(weights, "weights", "parameters, each tensor padded to 512 bytes")                           \
     X(gradients, "gradients", "as many again")                                                     \
     X(moments, "moments", "of AdamW, twice as many")                                               \
+    X(copies, "copies", "of weights: rounded, or packed for further micro-batches")                \
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \

@@ -9,7 +9,8 @@
 #include "tools/table.h"
 
 static const char *model_path;
-static size_t batch, length, ep;
+static size_t batch, length, micro_batches, ep;
+static unsigned precision, dispatch;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -18,6 +19,11 @@ static const moert_option options[] = {
     {"batch", MOERT_OPTION_UINT, &batch, "16", "1..1000000",
      "sequences of one micro-batch, over all ranks"},
     {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
+    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000", "of a step"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "operands of the experts' GEMMs"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "rows of x and dy on their way to the experts"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
@@ -75,14 +81,16 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
     moert_table_print(stdout, (rows), (columns), sizeof(columns) / sizeof(columns)[0])
 
 static moert_status print_memory(const json_t *memory) {
-    json_int_t shown_batch, shown_length;
-    const char *path, *weights, *engine;
-    json_unpack((json_t *)memory, "{ss ss sI sI ss}", "path", &path, "weights", &weights, "batch",
-                &shown_batch, "length", &shown_length, "engine", &engine);
+    json_int_t shown_batch, shown_length, pieces;
+    const char *path, *weights, *engine, *shown_precision, *shown_dispatch;
+    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss}", "path", &path, "weights", &weights,
+                "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
+                "precision", &shown_precision, "dispatch", &shown_dispatch, "engine", &engine);
     printf(
-        "\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, f32, "
-        "%s exchange\n",
-        path, weights, (long long)shown_batch, (long long)shown_length, engine);
+        "\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, %s, "
+        "%s exchange of rows in %s, micro-batches in a step: %lld\n",
+        path, weights, (long long)shown_batch, (long long)shown_length, shown_precision, engine,
+        shown_dispatch, (long long)pieces);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
@@ -137,11 +145,13 @@ static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_model_config config = {.text = NULL};
     const moert_survey_model model = {model_path, model_path != NULL ? &config : NULL, batch,
-                                      length};
+                                      length, micro_batches};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
+    config.precision = (moert_precision)precision;
+    config.dispatch = (moert_dispatch)dispatch;
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);
@@ -156,8 +166,8 @@ done:
 
 int main(int argc, char **argv) {
     const moert_program program = {
-        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S]] [--ep N] "
-                    "[--json]",
+        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
+                    "[--micro-batches N] [--precision P] [--dispatch D]] [--ep N] [--json]",
         .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
                  "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
                  "the memory that training the model would take.",

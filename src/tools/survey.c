@@ -11,6 +11,7 @@
 #include "layer/mesh.h"
 #include "ops/grouped.h"
 #include "tools/memory_estimate.h"
+#include "tools/options.h"
 
 /* What a rank tells of itself. */
 typedef struct rank_report {
@@ -236,6 +237,13 @@ static unsigned chosen_engine(const survey *s) {
     return engine;
 }
 
+/* Word number `index` of "one|two|three". */
+static json_t *word(const char *words, unsigned index) {
+    for (; index > 0; index--)
+        words += strcspn(words, "|") + 1;
+    return json_stringn(words, strcspn(words, "|"));
+}
+
 static json_t *memory_row(size_t rank, const moert_memory *memory) {
     json_t *row = json_pack("{sI}", "rank", number(rank));
 #define PUT(field, title, help)                                                                    \
@@ -252,14 +260,19 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .ranks = moert_comm_size(s->world),
                                     .ep = s->group,
                                     .engine = chosen_engine(s),
-                                    .largest_bytes = SIZE_MAX};
+                                    .largest_bytes = SIZE_MAX,
+                                    .micro_batches = model->micro_batches,
+                                    .device = s->device};
     for (size_t r = 0; r < setting.ranks; r++)
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;
-    json_t *part = json_pack("{so ss sI sI ss}", "path", text(model->path), "weights",
-                             method != NULL ? method : "plain", "batch", number(model->batch),
-                             "length", number(model->length), "engine",
-                             moert_config_choice("MOERT_EXCHANGE", setting.engine));
+    json_t *part =
+        json_pack("{so ss sI sI sI so so ss}", "path", text(model->path), "weights",
+                  method != NULL ? method : "plain", "batch", number(model->batch), "length",
+                  number(model->length), "micro_batches", number(model->micro_batches), "precision",
+                  word(MOERT_PRECISION_WORDS, model->config->precision), "dispatch",
+                  word(MOERT_DISPATCH_WORDS, model->config->dispatch), "engine",
+                  moert_config_choice("MOERT_EXCHANGE", setting.engine));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();
     json_t *rows = new_array(part, "ranks");

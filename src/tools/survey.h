@@ -10,8 +10,8 @@
 /* A model to estimate the memory of. */
 typedef struct moert_survey_model {
     const char *path;
-    const moert_model_config *config; /* NULL = no estimate */
-    size_t batch, length;
+    const moert_model_config *config;    /* NULL = no estimate */
+    size_t batch, length, micro_batches; /* batch: of one micro-batch */
 } moert_survey_model;
 
 /*
@@ -29,8 +29,9 @@ typedef struct moert_survey_model {
  *                0's device), from (the rows that name them)
  *   measured     file ("" = none) and rows of it
  *   variables[]  name, value, set, default, type, limits, help
- *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length, engine,
- *                ranks[]: rank and the fields of memory_estimate.h
+ *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
+ *                micro_batches, precision, dispatch, engine, ranks[]: rank and the fields of
+ * memory_estimate.h
  *
  * ep as in moert_mesh_create. Collective; all ranks get the same object. Errors: ERROR_USAGE,
  * ERROR_MEMORY and those of the modules asked.

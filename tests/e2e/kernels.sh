@@ -36,10 +36,13 @@ formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLA
 options() { # FAMILY: the options of its programs, one a line
     case $1 in
     gemm | gemm_packed)
-        local tile number
+        local tile number format
         while read -r tile; do
-            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number $tile"; done
+            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number $tile -DCODED=0"; done
         done <<<"$tiles"
+        while read -r format; do # by the default tile
+            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
+        done <<<"$formats"
         ;;
     quantize | dequantize) echo "$formats" ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8" ;;
@@ -89,7 +92,7 @@ done
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
     : >"$failed.$form"
-    compile "$form" gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2
+    compile "$form" gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
     grep -q 'LINES must be 1 to 16' "$failed.$form"
     verdict $? "$form: a tile out of bounds is refused"
 done

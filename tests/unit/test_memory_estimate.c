@@ -39,6 +39,22 @@ static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
 
 /* ---- what is allocated ---- */
 
+static size_t packed_bytes(const moert_block *block) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < block->count; i++)
+        bytes += moert_packings_bytes(&block->tensor[i].packings);
+    return bytes;
+}
+
+static size_t rounded_bytes(const moert_layer *layer) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < BLOCKS; i++)
+        for (size_t use = 0; use < MOERT_PACKED_USES; use++)
+            bytes += moert_packed_bytes(layer->rounded[i].packed[use]) +
+                     SUM(layer->rounded[i].weight[use]);
+    return bytes;
+}
+
 static moert_memory measure_blocks(moert_model *model, const moert_optimizer *optimizer) {
     moert_memory found = {0};
     for (size_t i = 0; i < moert_model_block_count(model); i++) {
@@ -47,6 +63,7 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
         found.gradients += SUM(block->gradient);
         found.moments += SUM(moments->weight, moments->gradient);
         found.sums += SUM(block->nodes);
+        found.copies += packed_bytes(block);
     }
     return found;
 }
@@ -76,6 +93,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_layer *moe = model->layer[i].moe;
         found.activations += layer_activations(&model->layer[i]);
+        found.copies += rounded_bytes(moe);
         measure_window(moe->x, moe->plan->plan->rows, &found);
         measure_window(moe->prob, moe->plan->plan->rows, &found);
     }
@@ -86,7 +104,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 
 /* ---- a step ---- */
 
-static moert_status train(moert_model *model, size_t batch) {
+static moert_status train(moert_model *model, size_t batch, size_t micro_batches) {
     size_t ranks = test_ranks, first, count;
     moert_model_share(batch, test_rank, ranks, &first, &count);
     int32_t *tokens;
@@ -96,11 +114,14 @@ static moert_status train(moert_model *model, size_t batch) {
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % 251);
     moert_status status;
     MOERT_TRY_OR(done, moert_model_initialize(model, 1));
-    MOERT_TRY_OR(done, moert_model_forward(
-                           model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false}));
-    MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
-                                        1.0, &result));
-    MOERT_TRY_OR(done, moert_model_backward(model, 0, 1));
+    for (size_t i = 0; i < micro_batches; i++) {
+        MOERT_TRY_OR(done, moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens,
+                                                                           tokens, false}));
+        MOERT_TRY_OR(done,
+                     moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
+                                      1.0, &result));
+        MOERT_TRY_OR(done, moert_model_backward(model, i, micro_batches));
+    }
 done:
     free(tokens);
     return status;
@@ -119,6 +140,7 @@ static void compare(const moert_memory *want, const moert_memory *got, bool any_
     expect_equal("moments", want->moments, got->moments);
     expect_equal("sums", want->sums, got->sums);
     if (any_routing) {
+        expect_equal("copies", want->copies, got->copies);
         expect_equal("activations", want->activations, got->activations);
         expect_equal("scratch", want->scratch, got->scratch);
         expect_equal("windows", want->windows, got->windows);
@@ -126,8 +148,16 @@ static void compare(const moert_memory *want, const moert_memory *got, bool any_
     }
 }
 
+typedef struct recipe {
+    moert_precision precision;
+    moert_dispatch dispatch;
+    size_t micro_batches, hidden; /* 0: the model's */
+} recipe;
+
+static const recipe plain = {MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0};
+
 /* With one rank per group every row stays where it is, whatever the routing. */
-static void run_model(const char *name, size_t ep, size_t batch) {
+static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
     char path[64];
     moert_model_config config;
     moert_mesh *mesh;
@@ -136,11 +166,14 @@ static void run_model(const char *name, size_t ep, size_t batch) {
     moert_memory want;
     snprintf(path, sizeof path, "tests/golden/model/%s", name);
     ASSERT_OK_ON_ALL(moert_model_config_read(path, &config));
+    config.precision = how->precision;
+    config.dispatch = how->dispatch;
+    config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
     ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
     ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
-    ASSERT_OK_ON_ALL(train(model, batch));
+    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches));
     const moert_memory_setting setting = {
         .config = &config,
         .batch = batch,
@@ -149,6 +182,8 @@ static void run_model(const char *name, size_t ep, size_t batch) {
         .ep = ep,
         .engine = engine_of(mesh),
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
+        .micro_batches = how->micro_batches,
+        .device = moert_context_device(test_context),
     };
     ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     const moert_memory got = measure(model, optimizer);
@@ -164,13 +199,29 @@ static void run_model(const char *name, size_t ep, size_t batch) {
 static void test_estimate_equals_what_a_step_allocates(void **state) {
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
-        run_model(models[m], test_ranks, 5);
+        run_model(models[m], &plain, test_ranks, 5);
 }
 
 static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void **state) {
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
-        run_model(models[m], 1, test_ranks > 1 ? test_ranks - 1 : 1);
+        run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1);
+}
+
+static void test_estimate_counts_what_low_precision_and_micro_batches_add(void **state) {
+    (void)state;
+    static const recipe recipes[] = {
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
+        {MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 72},
+        {MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 3, 0},
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_F32, 1, 72},
+        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 2, 0},
+        {MOERT_PRECISION_NVFP4, MOERT_DISPATCH_F32, 2, 0},
+        {MOERT_PRECISION_NVFP4, MOERT_DISPATCH_MXFP8, 1, 72},
+    };
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
+        run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
 }
 
 /* ---- arithmetic alone ---- */
@@ -223,6 +274,7 @@ int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_estimate_equals_what_a_step_allocates),
         cmocka_unit_test(test_estimate_holds_for_replicas_and_a_rank_without_sequences),
+        cmocka_unit_test(test_estimate_counts_what_low_precision_and_micro_batches_add),
         cmocka_unit_test(test_balanced_rows_of_all_ranks_cover_all_slots),
         cmocka_unit_test(test_estimate_refuses_what_a_run_would_refuse),
     };

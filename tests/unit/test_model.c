@@ -187,6 +187,55 @@ static void test_a_tied_embedding_has_the_gradients_of_both_its_uses(void **stat
     golden_close(&g);
 }
 
+/* This rank's logits of a batch, forwarded `times` times; to be freed. */
+static float *forward(moert_model *model, const moert_model_batch *batch, size_t tokens,
+                      size_t times) {
+    const size_t vocabulary = moert_model_describe(model)->vocabulary;
+    float *logits = test_alloc(tokens * vocabulary * sizeof *logits);
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(moert_model_forward(model, batch));
+    for (size_t t = 0; t < tokens; t++)
+        ASSERT_OK(moert_model_logits(model, t, logits + t * vocabulary));
+    return logits;
+}
+
+/* The same logits as of a model that has packed nothing, before and after a block is cleared. */
+static void check_block(const golden *g, size_t index) {
+    size_t first, count;
+    const moert_model_batch batch = share(g, &first, &count);
+    moert_model *models[] = {open_model(MODELS "qwen3-tiny", false),
+                             open_model(MODELS "qwen3-tiny", false)};
+    const size_t tokens = count * g->length, bytes = tokens * g->vocabulary * sizeof(float);
+    bool same = true;
+    for (size_t change = 0; change < 2; change++) {
+        for (size_t m = 0; m < 2 && change == 1; m++) {
+            moert_buffer *weight = moert_model_block(models[m], index)->weight;
+            ASSERT_OK(moert_buffer_clear(weight, 0, moert_buffer_bytes(weight)));
+            moert_model_weights_changed(models[m]);
+        }
+        float *packed = forward(models[0], &batch, tokens, 2);
+        float *plain = forward(models[1], &batch, tokens, 1);
+        same &= memcmp(packed, plain, bytes) == 0;
+        free(packed);
+        free(plain);
+    }
+    moert_model_destroy(models[0]);
+    moert_model_destroy(models[1]);
+    ASSERT_ON_ALL(same);
+}
+
+static void test_packed_weights_give_the_bits_of_plain_ones_and_follow_them(void **state) {
+    (void)state;
+    golden g;
+    golden_open(MODELS "qwen3-tiny", &g);
+    moert_model *model = open_model(MODELS "qwen3-tiny", false);
+    const size_t blocks = moert_model_block_count(model);
+    moert_model_destroy(model);
+    for (size_t i = 0; i < blocks; i++)
+        check_block(&g, i);
+    golden_close(&g);
+}
+
 static void test_sequences_that_are_too_long_are_refused(void **state) {
     (void)state;
     moert_model *model = open_model(MODELS "mixtral-tiny", false);
@@ -204,6 +253,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_logits_of_mixtral_are_the_golden_ones),
         cmocka_unit_test(test_logits_of_qwen3_are_the_golden_ones),
         cmocka_unit_test(test_a_tied_embedding_has_the_gradients_of_both_its_uses),
+        cmocka_unit_test(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them),
         cmocka_unit_test(test_sequences_that_are_too_long_are_refused),
     };
     if (!mpi_tests_begin(count, arguments))

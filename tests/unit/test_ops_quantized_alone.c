@@ -200,9 +200,41 @@ static void test_padding_rows_of_prob_0_change_nothing(void **state) {
     }
 }
 
+/* ---- workspace ---- */
+
+/* The portable backend decodes weights where it multiplies them: it needs room for no more than
+ * their scales, out of tiles. */
+static void test_a_quantised_weight_is_not_copied(void **state) {
+    (void)state;
+    enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
+    for (unsigned i = 0; i < 5 * 3 * 2 * 2 * 2; i++) {
+        const moert_format format = (moert_format)(i % 5);
+        const moert_axis axis = (moert_axis)(i / 5 % 3);
+        const bool tiled = i / 30 % 2 == 1 && format != MOERT_FORMAT_FP8_BLOCK;
+        moert_op_options o = MOERT_OP_OPTIONS_INIT;
+        moert_op *op;
+        o.kind = i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD;
+        o.groups = G, o.rows = 8, o.n = N, o.k = K;
+        o.weight.how = (moert_quantizer){.size = sizeof o.weight.how, .format = format};
+        o.weight.how.axis = axis;
+        o.weight.how.transposed = i / 15 % 2 == 1 && axis != MOERT_AXIS_TILE;
+        o.weight.discrete = i % 7 == 0;
+        o.weight.scales = tiled ? MOERT_SCALES_TILED : MOERT_SCALES_LINEAR;
+        set_variable("MOERT_BACKEND", "portable");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        assert_in_range(moert_op_workspace_bytes(op), 0, tiled ? WEIGHT_BYTES / 8 : 0);
+        moert_op_destroy(op);
+        set_variable("MOERT_BACKEND", "reference");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
+        moert_op_destroy(op);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_group_alone_has_the_bytes_that_it_has_among_others),
+        cmocka_unit_test(test_a_quantised_weight_is_not_copied),
         cmocka_unit_test(test_padding_rows_of_prob_0_change_nothing),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "support/quantized.h"
 
 #define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
@@ -198,11 +199,65 @@ static void test_every_second_run_of_columns_is_quantised(void **state) {
         }
 }
 
+/* ---- bf16 ---- */
+
+/* The codes of the values that come back: exact ones in MXFP8, rounded ones in NVFP4. */
+static void check_codes(const char *backend, const moert_quantizer *how, const matrix *m) {
+    quantized z = quantize(backend, how, m);
+    const size_t bytes = z.elements * sizeof(uint16_t);
+    uint16_t *unset = test_alloc(bytes);
+    memset(unset, QUANTIZED_UNSET, bytes);
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = *how,
+                         .groups = {.rows = m->rows},
+                         .columns = m->columns,
+                         .x = upload(unset, bytes),
+                         .x_type = MOERT_NUMBER_BF16,
+                         .q = upload(z.q, z.q_bytes),
+                         .scale = upload(z.scale, z.scale_bytes),
+                         .global = upload(z.global, z.globals * sizeof(float))};
+    ASSERT_OK(moert_dequantize_run(&op));
+    uint16_t *codes = download(op.x, bytes);
+    for (size_t i = 0; i < z.elements; i++) {
+        assert_int_equal(codes[i], moert_number_encode(MOERT_NUMBER_BF16, z.back[i]));
+        if (how->format == MOERT_FORMAT_MXFP8_E4M3)
+            assert_true(moert_number_decode(MOERT_NUMBER_BF16, codes[i]) == z.back[i]);
+    }
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "not from bf16");
+    op.x_type = MOERT_NUMBER_F16;
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
+    op.x_type = MOERT_NUMBER_F32;
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "too few");
+    moert_buffer *const buffers[] = {op.x, op.q, op.scale, op.global};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    free(codes);
+    free(unset);
+    free_quantized(&z);
+}
+
+static void test_values_come_back_as_bf16(void **state) {
+    (void)state;
+    enum { M = 37, N = 75 };
+    float *x = random_floats((size_t)M * N, 1.0f, 3);
+    const matrix m = {.x = x, .rows = M, .columns = N};
+    for (size_t i = 0; i < (size_t)M * N; i++)
+        x[i] = ldexpf(x[i], (int)(i / 50 % 200) - 100);
+    for (size_t b = 0; b < BACKENDS; b++)
+        for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++) {
+            check_codes(backends[b], &HOW(.axis = (moert_axis)axis), &m);
+            check_codes(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4, .axis = (moert_axis)axis),
+                        &m);
+        }
+    free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backends_give_the_same_bytes_on_hostile_data_and_shapes),
         cmocka_unit_test(test_columns_are_the_rows_of_the_transpose_group_by_group),
         cmocka_unit_test(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay),
+        cmocka_unit_test(test_values_come_back_as_bf16),
         cmocka_unit_test(test_every_second_run_of_columns_is_quantised),
     };
     return cmocka_run_group_tests_name("quantize_shapes", tests, open_test_device,

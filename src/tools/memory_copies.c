@@ -1,0 +1,120 @@
+/* What low precision and packed weights add to the memory of a rank. */
+#include "base/memory.h"
+#include "layer/wire.h"
+#include "model/layer_files.h"
+#include "moert/quantize.h"
+#include "tools/memory_parts.h"
+
+/* ---- copies of weights ---- */
+
+typedef struct projection {
+    size_t groups, n, k;
+    moert_packed_for forward; /* the use of its forward product */
+} projection;
+
+enum { USES = 2 };
+
+/* Of a packing for forward or, use 1, for dgrad. */
+static size_t packed_bytes(const moert_device *device, projection p, moert_number type,
+                           size_t use) {
+    const moert_packed_shape packed = {p.groups, p.n, p.k,
+                                       use == 0 ? p.forward : MOERT_PACKED_DGRAD, type};
+    return device != NULL ? moert_packed_need(device, &packed) : 0;
+}
+
+/* The experts' weights, of one layer: rounded (refresh_use of layer/precision.c), or packed when
+ * they are used again. */
+static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_precision precision = c->precision;
+    const bool blocks = precision >= MOERT_PRECISION_MXFP8;
+    const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
+    const moert_layer_options options = moert_layer_options_of(c);
+    const projection experts[] = {
+        {s->experts, 2 * c->intermediate, c->hidden, moert_packed_for_glu(&options.glu)},
+        {s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD}};
+    size_t bytes = 0;
+    if (!blocks && (setting->micro_batches < 2 || s->rows == 0))
+        return 0;
+    for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
+        for (size_t use = 0; use < USES; use++) {
+            const projection p = experts[i];
+            const size_t packed =
+                packed_bytes(setting->device, p, pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, use);
+            bytes += packed > 0 || !blocks ? packed : p.groups * p.n * p.k * sizeof(float);
+        }
+    return bytes;
+}
+
+/* moert_packings of the projections that all ranks hold. */
+static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const projection dense[] = {{1, s->q, h, MOERT_PACKED_FORWARD},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD},
+                                {1, h, s->q, MOERT_PACKED_FORWARD},
+                                {1, c->router.experts, h, MOERT_PACKED_FORWARD},
+                                {shared > 0, 2 * shared, h, MOERT_PACKED_GATED},
+                                {shared > 0, h, shared, MOERT_PACKED_FORWARD}};
+    size_t bytes = 0;
+    if (setting->micro_batches < 2 || s->tokens == 0)
+        return 0;
+    for (size_t use = 0; use < USES; use++) {
+        bytes +=
+            packed_bytes(setting->device, (projection){1, c->vocabulary, h, MOERT_PACKED_FORWARD},
+                         MOERT_NUMBER_F32, use);
+        for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+            bytes += c->layers * packed_bytes(setting->device, dense[i], MOERT_NUMBER_F32, use);
+    }
+    return bytes;
+}
+
+size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    return s->config->layers * expert_copies(setting, s) + dense_copies(setting, s);
+}
+
+/* ---- scratch ---- */
+
+/* The largest payload and scales that layer/precision.c quantises: rows of a GEMM's operands, in
+ * the layouts of forward and dgrad and of wgrad, and the weights. */
+static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *scales) {
+    const moert_model_config *c = s->config;
+    const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
+    const size_t matrices[][2] = {
+        {s->rows, widest}, {l * 2 * c->intermediate, c->hidden}, {l * c->hidden, c->intermediate}};
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format =
+        c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+        for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
+            const size_t rows = matrices[i][0];
+            const moert_quantized_shape q = moert_quantized_shape_of(
+                &how, rows, matrices[i][1],
+                moert_row_blocks_most(rows, l, moert_format_block(how.format)));
+            *codes = moert_max(*codes, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
+            *scales = moert_max(*scales, moert_ceil_div(q.scale_lines * q.scales, sizeof(float)));
+        }
+}
+
+size_t moert_memory_rounding(const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_layer_options options = moert_layer_options_of(c);
+    const moert_precision precision = c->precision;
+    const bool rounds = precision != MOERT_PRECISION_F32, travels = c->dispatch != 0;
+    const size_t h = c->hidden, i = c->intermediate;
+    const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
+    size_t floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0, scales = 0;
+    if (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0))
+        floats += s->rows * h; /* rows of windows without gaps */
+    if (rounds)
+        floats += moert_ceil_div(s->rows * moert_max(h, i) * factor, sizeof(float)) +
+                  moert_ceil_div(s->rows * moert_max(h, 2 * i) * factor, sizeof(float));
+    if (precision >= MOERT_PRECISION_MXFP8) {
+        largest_codes(s, &codes, &scales);
+        floats += 2 * s->experts; /* ends, global scales */
+    }
+    if (precision == MOERT_PRECISION_NVFP4)
+        floats += s->experts; /* amax */
+    return floats + codes + scales;
+}
