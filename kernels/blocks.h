@@ -59,7 +59,7 @@ static inline vec load_scales(global const uchar *scale, ulong at, ulong stride,
  * anything. `column` is a multiple of 16. */
 static inline vec load_values(const blocks *b, block_row at, int column, int n)
 {
-    const ulong line = b->axis == TILE && SCALE == 2 ? at.slot : at.row;
+    const ulong line = SCALE == 2 && b->axis == TILE ? at.slot : at.row;
     const ulong scale = b->axis != COLUMN ? line * b->scales + column / BLOCK
                         : b->transposed   ? column * b->scales + at.slot
                                           : at.slot * b->scales + column;

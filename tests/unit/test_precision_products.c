@@ -137,7 +137,8 @@ static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t byt
     ASSERT_ON_ALL(same);
 }
 
-/* The three products of the first projection, over the same rows x and dv on every rank. */
+/* The three products of the first projection, forward with its GLU, over the same rows x and dv on
+ * every rank. */
 static void check_products(layer_run *run, moert_precision precision) {
     moert_layer *layer = run->layer;
     const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
@@ -152,6 +153,7 @@ static void check_products(layer_run *run, moert_precision precision) {
                  *y = upload_on_all(values + ROWS * h, ROWS * n * sizeof *values),
                  *got_x = upload_on_all(values, ROWS * h * sizeof *values),
                  *got_y = upload_on_all(values, ROWS * n * sizeof *values),
+                 *got_h = upload_on_all(values, ROWS * n / 2 * sizeof *values),
                  *want_x = upload_on_all(values, ROWS * h * sizeof *values),
                  *want_y = upload_on_all(values, ROWS * n * sizeof *values),
                  *row_ends = upload_on_all(ends, experts * sizeof *ends),
@@ -172,6 +174,7 @@ static void check_products(layer_run *run, moert_precision precision) {
                            y,
                            got_x,
                            got_y,
+                           got_h,
                            want_x,
                            want_y,
                            row_ends,
@@ -184,8 +187,10 @@ static void check_products(layer_run *run, moert_precision precision) {
     ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_precision_begin(layer);
-        ASSERT_OK_ON_ALL(
-            PRODUCT(moert_precision_forward, x, weight, got_y, layer, BLOCK_EXPERT_IN, ));
+        const moert_gemm_glu first = {
+            .gemm = {.groups = rows, .n = n, .k = h, .x = x, .weight = weight, .y = got_y},
+            .glu = {.form = layer->options.glu, .h = got_h}};
+        ASSERT_OK_ON_ALL(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
             PRODUCT(moert_precision_dgrad, got_x, weight, y, layer, BLOCK_EXPERT_IN, ));
