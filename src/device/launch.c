@@ -14,6 +14,9 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
     case MOERT_ARGUMENT_LOCAL:
         code = clSetKernelArg(handle, index, argument->bytes, NULL);
         break;
+    case MOERT_ARGUMENT_STRUCT:
+        code = clSetKernelArg(handle, index, argument->bytes, argument->value.data);
+        break;
     default:
         code = clSetKernelArg(handle, index, argument->bytes, &argument->value);
     }
@@ -51,11 +54,13 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         MOERT_TRY(moert_recording_kernel(device->recording, kernel, &handle));
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(set_argument(kernel, handle, (cl_uint)i, &arguments[i]));
-    const size_t groups[3] = {grid.x, grid.y, grid.z}, one[3] = {1, 1, 1};
+    const size_t groups[3] = {grid.x, grid.y, grid.z};
     if (device->recording != NULL)
         return moert_recording_add(device->recording, handle, kernel_name, groups);
+    const size_t *items = kernel->items;
+    const size_t all[3] = {grid.x * items[0], grid.y * items[1], grid.z * items[2]};
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
-    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL,
+    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, all, items, 0, NULL,
                                          moert_profile_event(device, program));
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
