@@ -30,7 +30,9 @@
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. Groups without rows are left alone, except that GEMM_WGRAD
+ * touches differs between backends. The nvidia backend (16-bit gemm_* on Hopper's tensor cores) is
+ * the exception: its sums are the hardware's, the same in every run, but equal to the others' only
+ * within float32 rounding. Groups without rows are left alone, except that GEMM_WGRAD
  * gives them 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a
  * beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
@@ -136,9 +138,10 @@ typedef struct moert_operand {
 typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
-    const char *backend;        /* "reference", "portable"; NULL or "auto" = MOERT_BACKEND */
-    bool fallback;              /* take another backend if this one refuses, and log it */
-    size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
+    const char *backend;       /* "reference", "portable", "nvidia"; NULL or "auto" = MOERT_BACKEND,
+                                  whose auto is the first that takes the description */
+    bool fallback;             /* take another backend if this one refuses, and log it */
+    size_t groups, rows, n, k; /* G and M (the most rows), which may be 0; N; K */
     moert_operand x, weight, y; /* the two that are multiplied are each plain or quantised; if both
                                    are plain, of one type */
     moert_operand c, d;         /* GLU, DGLU; c is plain */
@@ -269,7 +272,8 @@ MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NUL
  * "weight_scales": of each. 0 if the op does not take it. */
 MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 
-/* The backend that computes it, "reference" or "portable"; bytes of device or host workspace. */
+/* The backend that computes it, "reference", "portable" or "nvidia"; bytes of device or host
+ * workspace. */
 MOERT_API const char *moert_op_backend_name(const moert_op *op);
 MOERT_API size_t moert_op_workspace_bytes(const moert_op *op);
 

@@ -15,7 +15,7 @@ static moert_status adopt_memory(moert_device *device, cl_mem memory, size_t byt
         clReleaseMemObject(memory);
         return status;
     }
-    **buffer = (moert_buffer){device, memory, bytes};
+    **buffer = (moert_buffer){.device = device, .memory = memory, .bytes = bytes};
     return MOERT_OK;
 }
 
@@ -176,4 +176,20 @@ moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
     MOERT_CL(buffer->device, clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory,
                                                      0, NULL, copied(buffer, 0)));
     return moert_device_finish(buffer->device);
+}
+
+moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address) {
+    if (buffer->address == 0) {
+        moert_buffer *result;
+        MOERT_TRY(moert_buffer_create(buffer->device, sizeof *address, &result));
+        moert_status status =
+            MOERT_RUN(buffer->device, "address", "address_of",
+                      ((moert_grid){.x = 1, .y = 1, .z = 1}), MOERT_ARG(buffer), MOERT_ARG(result));
+        if (status == MOERT_OK)
+            status = moert_buffer_read(result, 0, &buffer->address, sizeof buffer->address);
+        moert_buffer_destroy(result);
+        MOERT_TRY(status);
+    }
+    *address = buffer->address;
+    return MOERT_OK;
 }

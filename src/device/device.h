@@ -7,7 +7,8 @@
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
  * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
  * preceded by kernels/common.h. CPU devices run work-groups of one work-item that owns a whole tile
- * (explicit float16 vectors): launches give the number of work-groups only.
+ * (explicit float16 vectors): launches give the number of work-groups only, the kernel the size of
+ * one. Families called nvidia_* are for sm_90a (device/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -25,6 +26,7 @@ typedef struct moert_device_info {
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
     bool has_bf16_dot; /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
+    unsigned nvidia;   /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
 } moert_device_info;
@@ -51,7 +53,12 @@ const moert_device_info *moert_device_describe(const moert_device *device);
 /* ---- launches ---- */
 
 typedef struct moert_argument {
-    enum { MOERT_ARGUMENT_BUFFER, MOERT_ARGUMENT_VALUE, MOERT_ARGUMENT_LOCAL } kind;
+    enum {
+        MOERT_ARGUMENT_BUFFER,
+        MOERT_ARGUMENT_VALUE,
+        MOERT_ARGUMENT_LOCAL,
+        MOERT_ARGUMENT_STRUCT
+    } kind;
     const moert_buffer *buffer; /* NULL passes a null pointer */
     size_t bytes;               /* size of the value, or of local memory */
     union {
@@ -59,6 +66,7 @@ typedef struct moert_argument {
         uint32_t u32;
         uint64_t u64;
         float f32;
+        const void *data; /* of a struct, read by the launch */
     } value;
 } moert_argument;
 
@@ -81,6 +89,10 @@ static inline moert_argument moert_argument_float(float value) {
  */
 static inline moert_argument moert_argument_local(size_t bytes) {
     return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
+}
+
+static inline moert_argument moert_argument_struct(const void *data, size_t bytes) {
+    return (moert_argument){.kind = MOERT_ARGUMENT_STRUCT, .bytes = bytes, .value.data = data};
 }
 
 /* One kernel argument by its C type: buffers; int, unsigned and float as such; size_t as ulong. */
@@ -106,6 +118,27 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
+
+/* ---- tensors for TMA, on NVIDIA GPUs from sm_90 on ---- */
+
+/*
+ * A tensor [groups, rows, columns] of 16-bit numbers whose rows lie `stride` numbers apart, loaded
+ * in boxes of 64 columns (128 bytes, swizzled) by box_rows rows of one group; zeros past its end.
+ * The address and the strides in bytes must be multiples of 16.
+ */
+typedef struct moert_tensor_layout {
+    size_t groups, rows, columns, stride;
+    uint32_t box_rows; /* up to 256 */
+    bool f16;          /* not bf16 */
+} moert_tensor_layout;
+typedef struct moert_tensor_map {
+    _Alignas(64) unsigned char bytes[128];
+} moert_tensor_map;
+/* Whether maps can be made: ERROR_UNSUPPORTED says why not. */
+moert_status moert_tensor_map_ready(const moert_device *device);
+/* Blocks once per buffer, for its address. Errors: ERROR_UNSUPPORTED, ERROR_DEVICE. */
+moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
+                                   moert_tensor_map *map);
 
 /* ---- recorded launches ---- */
 

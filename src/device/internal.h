@@ -11,7 +11,8 @@ typedef struct moert_kernel {
     char *name;
     cl_kernel handle;
     cl_uint arguments;
-    char *key; /* in the cache, until the first launch; NULL when that compiles nothing */
+    size_t items[3]; /* of a work-group: its reqd_work_group_size */
+    char *key;       /* in the cache, until the first launch; NULL when that compiles nothing */
     struct moert_kernel *next;
 } moert_kernel;
 
@@ -42,7 +43,11 @@ struct moert_buffer {
     moert_device *device;
     cl_mem memory;
     size_t bytes;
+    uint64_t address; /* on the device, or 0 if nobody has asked */
 };
+
+/* The address of a buffer in kernels on its device; blocks for the first time. */
+moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);

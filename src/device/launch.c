@@ -17,6 +17,9 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
     case MOERT_ARGUMENT_LOCAL:
         code = clSetKernelArg(handle, index, argument->bytes, NULL);
         break;
+    case MOERT_ARGUMENT_STRUCT:
+        code = clSetKernelArg(handle, index, argument->bytes, argument->value.data);
+        break;
     default:
         code = clSetKernelArg(handle, index, argument->bytes, &argument->value);
     }
@@ -39,10 +42,11 @@ static moert_status check_local(const moert_device *device, const moert_kernel *
     return MOERT_OK;
 }
 
-static cl_int enqueue(moert_device *device, const char *program, cl_kernel handle,
-                      const size_t groups[3]) {
-    const size_t one[3] = {1, 1, 1};
-    return clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, groups, one, 0, NULL,
+static cl_int enqueue(moert_device *device, const char *program, const moert_kernel *kernel,
+                      cl_kernel handle, const size_t groups[3]) {
+    const size_t *items = kernel->items;
+    const size_t all[3] = {groups[0] * items[0], groups[1] * items[1], groups[2] * items[2]};
+    return clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, all, items, 0, NULL,
                                   moert_profile_event(device, program));
 }
 
@@ -53,7 +57,7 @@ static cl_int enqueue_first(moert_device *device, const char *program, moert_ker
     moert_cache_entry entry;
     moert_cache_begin(kernel->key, &entry);
     uint64_t start = moert_clock_ns();
-    cl_int code = enqueue(device, program, kernel->handle, groups);
+    cl_int code = enqueue(device, program, kernel, kernel->handle, groups);
     if (code == CL_SUCCESS && entry.lock >= 0) {
         code = clFinish(device->queue);
         MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
@@ -85,7 +89,7 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         return moert_recording_add(device->recording, handle, kernel_name, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
-                                      : enqueue(device, program, handle, groups);
+                                      : enqueue(device, program, kernel, handle, groups);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;

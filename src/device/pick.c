@@ -13,6 +13,11 @@
 #define CL_DEVICE_PCI_BUS_INFO_KHR 0x410F
 #endif
 
+#ifndef CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV
+#define CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV 0x4000
+#define CL_DEVICE_COMPUTE_CAPABILITY_MINOR_NV 0x4001
+#endif
+
 enum { MAX_PLATFORMS = 32, MAX_DEVICES = 64 };
 
 typedef struct device_table {
@@ -67,6 +72,13 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->local_bytes = local;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
     info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
+    cl_uint major, minor;
+    if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&
+        clGetDeviceInfo(id, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV, sizeof major, &major, NULL) ==
+            CL_SUCCESS &&
+        clGetDeviceInfo(id, CL_DEVICE_COMPUTE_CAPABILITY_MINOR_NV, sizeof minor, &minor, NULL) ==
+            CL_SUCCESS)
+        info->nvidia = 10 * major + minor;
     cl_uint bus[4]; /* domain, bus, device, function */
     if (strstr(extensions, "cl_khr_pci_bus_info") != NULL &&
         clGetDeviceInfo(id, CL_DEVICE_PCI_BUS_INFO_KHR, sizeof bus, bus, NULL) == CL_SUCCESS)

@@ -12,8 +12,12 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "device/internal.h"
+#include "device/ptx.h"
 
 #define CACHE_FORMAT "3"
+
+/* Registers of a work-item at entry, from which setmaxnreg starts: 384 of them fill an SM. */
+#define NVIDIA_OPTIONS "-cl-nv-maxrregcount=168"
 
 extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];
@@ -100,10 +104,16 @@ static moert_status program_source(const char *spec, char **source) {
     return status;
 }
 
+/* Whether the family needs sm_90a. */
+static bool is_nvidia(const char *spec) {
+    return strncmp(spec, "nvidia_", 7) == 0;
+}
+
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
     *options =
-        moert_text_format("-cl-std=CL1.2 -DMOERT_CPU=%d -DMOERT_FP64=%d%s", device->info.is_cpu,
-                          device->info.has_fp64, spec + strcspn(spec, " "));
+        moert_text_format("%s -DMOERT_CPU=%d -DMOERT_FP64=%d%s",
+                          is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2",
+                          device->info.is_cpu, device->info.has_fp64, spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
@@ -154,14 +164,16 @@ static moert_status build_source(moert_device *device, const char *spec, const c
 }
 
 /* A program from stored machine code; NULL when the driver does not take it. */
-static cl_program load_binary(moert_device *device, const unsigned char *data, size_t bytes) {
+static cl_program load_binary(moert_device *device, const char *spec, const unsigned char *data,
+                              size_t bytes) {
     cl_int code, binary_code;
     cl_program program = clCreateProgramWithBinary(device->context, 1, &device->id, &bytes, &data,
                                                    &binary_code, &code);
     if (code != CL_SUCCESS)
         return NULL;
     if (binary_code == CL_SUCCESS &&
-        clBuildProgram(program, 1, &device->id, NULL, NULL, NULL) == CL_SUCCESS)
+        clBuildProgram(program, 1, &device->id, is_nvidia(spec) ? NVIDIA_OPTIONS : NULL, NULL,
+                       NULL) == CL_SUCCESS)
         return program;
     clReleaseProgram(program);
     return NULL;
@@ -180,6 +192,42 @@ static moert_status read_binary(moert_device *device, cl_program program, unsign
     return MOERT_CL_FAIL(device, code, "clGetProgramInfo");
 }
 
+/* Makes sm_90a of a binary, which is PTX with this driver; the spec says -DARENA=bytes. */
+static moert_status transform_ptx(const char *spec, unsigned char **data, size_t *bytes) {
+    static const char option[] = "-DARENA=";
+    const char *arena = strstr(spec, option);
+    char *text = NULL, *transformed;
+    if (arena == NULL)
+        return MOERT_FAIL(ERROR_INTERNAL, "'%s' lacks %s", spec, option);
+    MOERT_TRY(moert_alloc(&text, *bytes + 1, 1));
+    memcpy(text, *data, *bytes);
+    moert_status status =
+        moert_ptx_transform(text, strtoul(arena + sizeof option - 1, NULL, 10), &transformed);
+    free(text);
+    MOERT_TRY(status);
+    free(*data);
+    *data = (unsigned char *)transformed;
+    *bytes = strlen(transformed);
+    return MOERT_OK;
+}
+
+/* Replaces a program that was built by what its binary, to be stored, is loaded as: this spares a
+ * second compilation, and NVIDIA families work only then. */
+static moert_status reload(moert_device *device, const char *spec, cl_program *program,
+                           unsigned char **data, size_t *bytes) {
+    moert_status status = read_binary(device, *program, data, bytes);
+    if (status == MOERT_OK && is_nvidia(spec))
+        status = transform_ptx(spec, data, bytes);
+    cl_program loaded = status == MOERT_OK ? load_binary(device, spec, *data, *bytes) : NULL;
+    if (loaded == NULL && !is_nvidia(spec))
+        return MOERT_OK;
+    clReleaseProgram(*program);
+    *program = loaded;
+    if (loaded == NULL && status == MOERT_OK)
+        status = MOERT_FAIL(ERROR_DEVICE, "the driver does not take the PTX of '%s'", spec);
+    return status;
+}
+
 /* From the cache, else built, stored and loaded again (which spares a second compilation). */
 static moert_status load_or_build(moert_device *device, const char *spec, const char *source,
                                   const char *options, const char *key, cl_program *program) {
@@ -188,19 +236,13 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     unsigned char *data = NULL;
     size_t bytes = 0;
     moert_cache_open(key, &entry, &data, &bytes);
-    *program = data != NULL ? load_binary(device, data, bytes) : NULL;
+    *program = data != NULL ? load_binary(device, spec, data, bytes) : NULL;
     free(data);
     data = NULL;
     if (*program == NULL) {
         status = build_source(device, spec, source, options, program);
-        if (status == MOERT_OK && entry.path != NULL &&
-            read_binary(device, *program, &data, &bytes) == MOERT_OK) {
-            cl_program loaded = load_binary(device, data, bytes);
-            if (loaded != NULL) {
-                clReleaseProgram(*program);
-                *program = loaded;
-            }
-        }
+        if (status == MOERT_OK && (entry.path != NULL || is_nvidia(spec)))
+            status = reload(device, spec, program, &data, &bytes);
     } else {
         MOERT_DEBUG("loaded '%s' from the kernel cache", spec);
     }
@@ -301,6 +343,11 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
     if (code == CL_SUCCESS)
         code = clGetKernelInfo(made->handle, CL_KERNEL_NUM_ARGS, sizeof made->arguments,
                                &made->arguments, NULL);
+    if (code == CL_SUCCESS)
+        code = clGetKernelWorkGroupInfo(made->handle, device->id, CL_KERNEL_COMPILE_WORK_GROUP_SIZE,
+                                        sizeof made->items, made->items, NULL);
+    for (int i = 0; i < 3; i++)
+        made->items[i] = moert_max(made->items[i], 1); /* 0: it does not say */
     if (code != CL_SUCCESS || made->name == NULL) {
         free_kernel(made);
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,

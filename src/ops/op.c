@@ -10,8 +10,9 @@
 #include "base/memory.h"
 #include "ops/op.h"
 
-static const moert_op_backend *const backends[] = {&moert_op_backend_portable,
-                                                   &moert_op_backend_reference};
+/* In the order in which auto tries them. */
+static const moert_op_backend *const backends[] = {
+    &moert_op_backend_nvidia, &moert_op_backend_portable, &moert_op_backend_reference};
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
 
 static const size_t buffer_offsets[] = {
@@ -126,21 +127,39 @@ static const moert_op_backend *named(const char *name) {
     return NULL;
 }
 
-static moert_status choose_backend(const moert_op_options *options,
-                                   const moert_op_backend **chosen) {
-    const char *name = options->backend;
+/* What the backend takes instead of something in the description; NULL: it takes that. */
+static const char *refusal(const moert_op_backend *backend, const moert_op *op) {
+    return backend->refuse != NULL ? backend->refuse(op) : NULL;
+}
+
+static const moert_op_backend *automatic(const moert_op *op) {
+    size_t i = 0;
+    for (const char *taken; (taken = refusal(backends[i], op)) != NULL; i++)
+        MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
+                    backends[i]->name, taken);
+    return backends[i];
+}
+
+static moert_status choose_backend(const moert_op *op, const moert_op_backend **chosen) {
+    const char *const kind = moert_op_kind_name(op->options.kind), *name = op->options.backend;
     if (name == NULL || strcmp(name, "auto") == 0)
         name = moert_config_choice("MOERT_BACKEND", moert_config_get()->backend);
-    *chosen = strcmp(name, "auto") == 0 ? backends[0] : named(name);
-    if (*chosen == NULL && options->fallback) {
-        *chosen = backends[0];
-        MOERT_WARN("%s: there is no backend '%s'; taking %s", moert_op_kind_name(options->kind),
-                   name, (*chosen)->name);
+    *chosen = strcmp(name, "auto") == 0 ? automatic(op) : named(name);
+    const char *const taken = *chosen != NULL ? refusal(*chosen, op) : NULL;
+    if (*chosen != NULL && taken == NULL)
+        return MOERT_OK;
+    if (op->options.fallback) {
+        *chosen = automatic(op);
+        MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
+                   taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
+                   (*chosen)->name);
+        return MOERT_OK;
     }
-    if (*chosen == NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; auto, portable or reference",
-                          moert_op_kind_name(options->kind), name);
-    return MOERT_OK;
+    if (taken != NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s', which takes %s", kind, name,
+                          taken);
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; auto, nvidia, portable or reference",
+                      kind, name);
 }
 
 moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
@@ -149,7 +168,7 @@ moert_status moert_op_create(moert_device *device, const moert_op_options *optio
     moert_status status;
     made->device = device;
     MOERT_TRY_OR(release, moert_op_describe(options, made));
-    MOERT_TRY_OR(release, choose_backend(options, &made->backend));
+    MOERT_TRY_OR(release, choose_backend(made, &made->backend));
     made->options.backend = made->backend->name;
     made->entries = made->quantized_count > 0 ? &moert_op_converted : made->backend;
     MOERT_TRY_OR(release, made->entries->create(made));

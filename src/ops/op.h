@@ -52,6 +52,8 @@ typedef struct moert_op_backend {
     void (*destroy)(moert_op *op);
     /* The buffers have been checked; there are groups, and rows unless it is a wgrad. */
     moert_status (*execute)(moert_op *op, const moert_op_buffers *buffers);
+    /* What it takes instead of something in the description, or NULL; no member: it takes all. */
+    const char *(*refuse)(const moert_op *op);
 } moert_op_backend;
 
 enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two factors, two versions of the result */
@@ -74,7 +76,8 @@ struct moert_op {
     void *state;                   /* that of `entries` */
 };
 
-extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable;
+extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable,
+    moert_op_backend_nvidia;
 
 /* Computes quantised operands by op->backend on float32 ones; only its entries count. */
 extern const moert_op_backend moert_op_converted;

@@ -296,4 +296,5 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     return MOERT_OK;
 }
 
-const moert_op_backend moert_op_converted = {"converted", false, false, create, destroy, execute};
+const moert_op_backend moert_op_converted = {"converted", false,   false, create,
+                                             destroy,     execute, NULL};

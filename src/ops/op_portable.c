@@ -221,5 +221,5 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     return store_rows(op, b);
 }
 
-const moert_op_backend moert_op_backend_portable = {"portable", true,    true,
-                                                    create,     destroy, execute};
+const moert_op_backend moert_op_backend_portable = {"portable", true,    true, create,
+                                                    destroy,    execute, NULL};

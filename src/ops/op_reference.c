@@ -252,5 +252,5 @@ unmap:
     return moert_unmap_all(&maps.maps, status);
 }
 
-const moert_op_backend moert_op_backend_reference = {"reference", false,   false,
-                                                     create,      destroy, execute};
+const moert_op_backend moert_op_backend_reference = {"reference", false,   false, create,
+                                                     destroy,     execute, NULL};

@@ -56,7 +56,9 @@ options() { # FAMILY: the options of its programs, one a line
     esac
 }
 
-for file in kernels/*.cl; do
+# families for NVIDIA alone come below
+files=$(ls kernels/*.cl | grep -v /nvidia_)
+for file in $files; do
     while read -r line; do echo "$(basename "$file" .cl) $line"; done < <(options "$(basename "$file" .cl)")
 done >"$list"
 
@@ -86,8 +88,25 @@ for form in avx512 avx2 aarch64 nvidia without_fp64; do
     sed "s/^/$form /" "$list" | xargs -P "$(nproc)" -I LINE bash -c 'compile LINE'
     cp "$failed.$form" "$log"
     [ -s "$list" ] && [ ! -s "$failed.$form" ]
-    verdict $? "$form: $(wc -l <"$list") programs of $(ls kernels/*.cl | wc -l) files compile"
+    verdict $? "$form: $(wc -l <"$list") programs of $(wc -w <<<"$files") files compile"
 done
+
+# ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
+
+ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
+tensor_cores() { # ORIENTATION F16
+    local out=$folder/nvidia-$1$2
+    "$clang" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -x cl -cl-std=CL3.0 \
+        -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 \
+        -DORIENTATION=$1 -DF16=$2 -DSTAGES=4 -DOUTS=2 -DGROUP=8 -O2 -S kernels/nvidia_gemm.cl -o "$out.ptx" &&
+        "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
+    [ -z "$ptxas" ] && return 0
+    "$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" >"$out.said" 2>&1 || { cat "$out.said"; return 1; }
+    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes spill' "$out.said"
+}
+status=0
+for orientation in 0 1 2; do for f16 in 0 1; do tensor_cores $orientation $f16 || status=1; done; done >"$log" 2>&1
+verdict $status "sm_90a: wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do

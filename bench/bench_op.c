@@ -1,0 +1,330 @@
+/*
+ * bench_op: rates of the grouped GEMM ops of 16-bit numbers, by the backend that the device gets,
+ * each result checked. bench/torch_grouped_mm.py runs the same rows for PyTorch.
+ *
+ * A sample is 50 ms of calls in a row behind 25 ms that do not count, since a GPU's clock depends
+ * on how hot it is; the rate is the median of several. Operands repeat a pattern of random numbers,
+ * of a length that no row length divides.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/rng.h"
+#include "moert/ops.h"
+#include "report.h"
+#include "tools/program.h"
+
+enum { PATTERN = 16777213, SAMPLES = 3, CHECKS = 200, MOST_EXPERTS = 4096 };
+#define WARM_S  0.025
+#define TIMED_S 0.05
+
+typedef struct shape {
+    size_t experts, rows, n, k; /* rows of all experts */
+} shape;
+
+/* What the experts of a layer do with 8192 tokens per rank, up and down; DeepSeek-V3 on 8 ranks. */
+static const struct {
+    const char *name;
+    size_t experts, rows, hidden, intermediate;
+} models[] = {{"Mixtral 8x7B", 8, 16384, 4096, 14336},
+              {"Qwen3-30B-A3B", 128, 65536, 2048, 768},
+              {"DeepSeek-V3", 32, 32768, 7168, 2048},
+              {"OLMoE-1B-7B", 64, 65536, 2048, 1024}};
+
+static shape chosen; /* experts 0: those of the models */
+static unsigned groups, dtype;
+static size_t seed;
+static const char *json_path;
+
+static const moert_option options[] = {
+    {"experts", MOERT_OPTION_UINT, &chosen.experts, "0", "0..4096",
+     "E; 0 = the layers of Mixtral 8x7B, Qwen3-30B-A3B, DeepSeek-V3 and OLMoE"},
+    {"rows", MOERT_OPTION_UINT, &chosen.rows, "16384", "1..16777216", "rows of all experts"},
+    {"n", MOERT_OPTION_UINT, &chosen.n, "4096", "8..1048576", "N"},
+    {"k", MOERT_OPTION_UINT, &chosen.k, "4096", "8..1048576", "K"},
+    {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
+     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16", "bf16|f16", "of all operands"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
+
+typedef struct bench {
+    moert_device *device;
+    moert_number type;
+    uint16_t *pattern; /* [PATTERN] */
+    json_t *rows;
+    size_t wrong;
+} bench;
+
+/* A shape with its operands: x[rows,k], weight[experts,n,k], y[rows,n], and a result of any op. */
+typedef struct problem {
+    shape of;
+    bool ragged;
+    uint32_t *ends;
+    moert_buffer *ends_buffer, *x, *weight, *y, *result;
+} problem;
+
+/* ---- data ---- */
+
+static double value_of(const bench *b, size_t index) {
+    return moert_number_decode(b->type, b->pattern[index % PATTERN]);
+}
+
+static moert_status make_pattern(bench *b) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern, PATTERN));
+    for (size_t i = 0; i < PATTERN; i++)
+        b->pattern[i] = (uint16_t)moert_number_encode(
+            b->type, (float)(2.0 * moert_rng_uniform(seed, 0, i) - 1.0));
+    return MOERT_OK;
+}
+
+/* A buffer of so many numbers of the pattern. */
+static moert_status make_buffer(const bench *b, size_t count, moert_buffer **buffer) {
+    MOERT_TRY(moert_buffer_create(b->device, count * sizeof(uint16_t), buffer));
+    for (size_t i = 0; i < count; i += PATTERN)
+        MOERT_TRY(moert_buffer_write(*buffer, i * sizeof(uint16_t), b->pattern,
+                                     moert_min(PATTERN, count - i) * sizeof(uint16_t)));
+    return MOERT_OK;
+}
+
+static void make_ends(problem *p) {
+    const shape *s = &p->of;
+    double part[MOST_EXPERTS], total = 0.0, so_far = 0.0;
+    for (size_t e = 0; e < s->experts; e++) {
+        part[e] = !p->ragged ? 1.0 : e % 5 == 2 ? 0.0 : 0.25 + 1.5 * moert_rng_uniform(seed, 1, e);
+        total += part[e];
+    }
+    for (size_t e = 0; e < s->experts; e++) {
+        so_far += part[e];
+        p->ends[e] = (uint32_t)(so_far / total * (double)s->rows + 1e-6);
+    }
+    p->ends[s->experts - 1] = (uint32_t)s->rows;
+}
+
+static void release(problem *p) {
+    moert_buffer *const all[] = {p->ends_buffer, p->x, p->weight, p->y, p->result};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+    free(p->ends);
+}
+
+static moert_status prepare(const bench *b, problem *p) {
+    const shape *s = &p->of;
+    const size_t x = s->rows * s->k, weight = s->experts * s->n * s->k, y = s->rows * s->n;
+    const size_t bytes = s->experts * sizeof *p->ends;
+    MOERT_TRY(MOERT_NEW_ARRAY(&p->ends, s->experts));
+    make_ends(p);
+    MOERT_TRY(moert_buffer_create(b->device, bytes, &p->ends_buffer));
+    MOERT_TRY(moert_buffer_write(p->ends_buffer, 0, p->ends, bytes));
+    MOERT_TRY(make_buffer(b, x, &p->x));
+    MOERT_TRY(make_buffer(b, weight, &p->weight));
+    MOERT_TRY(make_buffer(b, y, &p->y));
+    return moert_buffer_create(b->device, moert_max(weight, moert_max(x, y)) * sizeof(uint16_t),
+                               &p->result);
+}
+
+/* ---- checks ---- */
+
+static size_t start_of(const problem *p, size_t expert) {
+    return expert > 0 ? p->ends[expert - 1] : 0;
+}
+
+/* What element (line, column) of the result of an op must be; *size: the sum of magnitudes. */
+static double expected(const bench *b, const problem *p, moert_op_kind kind, size_t line,
+                       size_t column, double *size) {
+    const shape *s = &p->of;
+    const bool forward = kind == MOERT_OP_GEMM_FORWARD, wgrad = kind == MOERT_OP_GEMM_WGRAD;
+    size_t e = wgrad ? line / s->n : 0, first = 0, last = forward ? s->k : s->n;
+    double sum = 0.0;
+    while (!wgrad && p->ends[e] <= line)
+        e++;
+    if (wgrad) {
+        first = start_of(p, e);
+        last = p->ends[e];
+    }
+    *size = 0.0;
+    for (size_t i = first; i < last; i++) {
+        const double a = forward ? value_of(b, line * s->k + i)
+                         : wgrad ? value_of(b, i * s->n + line % s->n)
+                                 : value_of(b, line * s->n + i);
+        const double c = forward ? value_of(b, (e * s->n + column) * s->k + i)
+                         : wgrad ? value_of(b, i * s->k + column)
+                                 : value_of(b, (e * s->n + i) * s->k + column);
+        sum += a * c;
+        *size += fabs(a * c);
+    }
+    return sum;
+}
+
+/* Counts the samples that are off by more than the rounding to 16 bits and 1e-5 of the terms. */
+static moert_status count_wrong(const bench *b, const problem *p, moert_op_kind kind,
+                                size_t *wrong) {
+    const shape *s = &p->of;
+    const size_t lines = kind == MOERT_OP_GEMM_WGRAD ? s->experts * s->n : s->rows;
+    const size_t columns = kind == MOERT_OP_GEMM_FORWARD ? s->n : s->k;
+    *wrong = 0;
+    for (size_t i = 0; i < CHECKS; i++) {
+        /* the last line and column are among them */
+        const size_t line =
+            lines - 1 - (size_t)(moert_rng_uniform(seed, 2, i) * (double)lines * !!i);
+        const size_t column =
+            columns - 1 - (size_t)(moert_rng_uniform(seed, 3, i) * (double)columns * !!i);
+        uint16_t code;
+        double size;
+        MOERT_TRY(moert_buffer_read(p->result, (line * columns + column) * sizeof code, &code,
+                                    sizeof code));
+        const double want = expected(b, p, kind, line, column, &size);
+        const double off = fabs(moert_number_decode(b->type, code) - want);
+        *wrong += !(off <= fabs(want) / 256.0 + 1e-5 * size);
+    }
+    return MOERT_OK;
+}
+
+/* ---- rates ---- */
+
+static moert_status run_for(moert_op *op, const moert_op_buffers *buffers, moert_device *device,
+                            size_t calls, double *seconds) {
+    const uint64_t start = moert_clock_ns();
+    for (size_t i = 0; i < calls; i++)
+        MOERT_TRY(moert_op_execute(op, buffers));
+    MOERT_TRY(moert_device_finish(device));
+    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    return MOERT_OK;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* *tflops = the median of the samples. */
+static moert_status time_op(moert_op *op, const moert_op_buffers *buffers, moert_device *device,
+                            double flops, double *tflops) {
+    double one = 0.0, seconds = 0.0, samples[SAMPLES];
+    MOERT_TRY(run_for(op, buffers, device, 1, &one));
+    for (size_t i = 0; i < SAMPLES; i++) {
+        const size_t calls = (size_t)(TIMED_S / one) + 1;
+        MOERT_TRY(run_for(op, buffers, device, (size_t)(WARM_S / one) + 1, &seconds));
+        MOERT_TRY(run_for(op, buffers, device, calls, &seconds));
+        samples[i] = flops * (double)calls / seconds / 1e12;
+    }
+    qsort(samples, SAMPLES, sizeof samples[0], by_size);
+    *tflops = samples[SAMPLES / 2];
+    return MOERT_OK;
+}
+
+static moert_status report(bench *b, const problem *p, const moert_op *op, const char *kind,
+                           double tflops, size_t wrong) {
+    const shape *s = &p->of;
+    const char *const split = p->ragged ? "ragged" : "balanced";
+    json_t *ends = json_array();
+    for (size_t e = 0; e < s->experts; e++)
+        json_array_append_new(ends, json_integer(p->ends[e]));
+    json_t *row = json_pack("{ss ss ss sI sI sI sI ss so sf sI}", "op", kind, "dtype",
+                            moert_number_name(b->type), "backend", moert_op_backend_name(op), "E",
+                            (json_int_t)s->experts, "rows", (json_int_t)s->rows, "N",
+                            (json_int_t)s->n, "K", (json_int_t)s->k, "groups", split, "ends", ends,
+                            "tflops", tflops, "wrong", (json_int_t)wrong);
+    if (row == NULL || json_array_append_new(b->rows, row) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+    printf("%-13s %-5s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", kind,
+           moert_number_name(b->type), s->experts, s->rows, s->n, s->k, split,
+           moert_op_backend_name(op), tflops, wrong);
+    fflush(stdout);
+    b->wrong += wrong;
+    return MOERT_OK;
+}
+
+static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
+    const shape *s = &p->of;
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_op *op;
+    moert_status status;
+    double tflops = 0.0;
+    size_t wrong = 0;
+    o.kind = kind;
+    o.groups = s->experts;
+    o.rows = s->rows;
+    o.n = s->n;
+    o.k = s->k;
+    o.x.type = o.weight.type = o.y.type = b->type;
+    buffers.ends = p->ends_buffer;
+    buffers.x = kind == MOERT_OP_GEMM_DGRAD ? p->result : p->x;
+    buffers.weight = kind == MOERT_OP_GEMM_WGRAD ? p->result : p->weight;
+    buffers.y = kind == MOERT_OP_GEMM_FORWARD ? p->result : p->y;
+    MOERT_TRY(moert_op_create(b->device, &o, &op));
+    MOERT_TRY_OR(destroy, moert_op_execute(op, &buffers));
+    MOERT_TRY_OR(destroy, count_wrong(b, p, kind, &wrong));
+    MOERT_TRY_OR(destroy, time_op(op, &buffers, b->device,
+                                  2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
+    status = report(b, p, op, moert_op_kind_name(kind), tflops, wrong);
+destroy:
+    moert_op_destroy(op);
+    return status;
+}
+
+static moert_status run_shape(bench *b, shape of) {
+    for (unsigned ragged = 0; ragged < 2; ragged++) {
+        if (groups != 0 && groups != ragged + 1)
+            continue;
+        problem p = {.of = of, .ragged = ragged != 0};
+        moert_status status = prepare(b, &p);
+        for (unsigned kind = 0; kind <= MOERT_OP_GEMM_WGRAD && status == MOERT_OK; kind++)
+            status = run_op(b, &p, (moert_op_kind)kind);
+        release(&p);
+        MOERT_TRY(status);
+    }
+    return MOERT_OK;
+}
+
+static moert_status run_shapes(bench *b) {
+    if (chosen.experts > 0)
+        return run_shape(b, chosen);
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        for (int down = 0; down < 2; down++) {
+            const size_t hidden = models[i].hidden, width = models[i].intermediate;
+            printf("# %s, %s\n", models[i].name, down ? "down" : "gate and up");
+            MOERT_TRY(run_shape(b, (shape){models[i].experts, models[i].rows,
+                                           down ? hidden : 2 * width, down ? width : hidden}));
+        }
+    return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    bench b = {.device = moert_context_device(context),
+               .type = dtype == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F16,
+               .rows = json_array()};
+    moert_status status;
+    printf("# moert %s, %s\n%-13s %-5s %4s %8s %6s %6s %-8s %-8s %8s %6s\n", bench_report_commit(),
+           moert_device_name(b.device), "#op", "dtype", "E", "rows", "N", "K", "groups", "backend",
+           "TFLOP/s", "wrong");
+    MOERT_TRY_OR(release, make_pattern(&b));
+    MOERT_TRY_OR(release, run_shapes(&b));
+    if (json_path != NULL)
+        MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
+    if (b.wrong > 0)
+        status = MOERT_FAIL(ERROR_NUMERIC, "%zu samples of the results are wrong", b.wrong);
+release:
+    json_decref(b.rows);
+    free(b.pattern);
+    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "bench_op [OPTION...]",
+        .about = "Times grouped GEMM ops of 16-bit numbers on a GPU and checks each result. Exits "
+                 "with 1 when a result is wrong.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

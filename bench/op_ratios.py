@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Medians over several runs of bench_op and of torch_grouped_mm.py on the same rows, and their ratios.
+
+  op_ratios.py OURS.json... --rival THEIRS.json... [--title TEXT] [--json FILE]
+"""
+import argparse
+import json
+import math
+import statistics
+
+
+def medians(paths):
+    runs = []
+    for path in paths:
+        with open(path) as file:
+            runs.append(json.load(file))
+    return runs[0], [statistics.median(run[i]['tflops'] for run in runs) for i in range(len(runs[0]))]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('ours', nargs='+')
+    parser.add_argument('--rival', nargs='+', required=True)
+    parser.add_argument('--title', default='')
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    rows, ours = medians(options.ours)
+    others, theirs = medians(options.rival)
+    print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
+    print(f"# medians of {len(options.ours)} runs in turns; rival {others[0]['backend']}")
+    print(f"{'#op':13} {'dtype':5} {'E':>4} {'rows':>8} {'N':>6} {'K':>6} {'groups':8} {'TFLOP/s':>8} {'rival':>8} ratio wrong")
+    logs = {}
+    for row, our, their in zip(rows, ours, theirs):
+        del row['ends']
+        row.update(tflops=our, rival=others[0]['backend'], rival_tflops=their, ratio=our / their)
+        logs.setdefault(row['groups'], []).append(math.log(our / their))
+        print(f"{row['op']:13} {row['dtype']:5} {row['E']:4} {row['rows']:8} {row['N']:6} {row['K']:6} {row['groups']:8} "
+              f"{our:8.1f} {their:8.1f} {our / their:5.2f} {row['wrong']:5}")
+    for groups, values in logs.items():
+        print(f'# {groups}: ratio {math.exp(statistics.mean(values)):.3f} in the geometric mean, '
+              f'{math.exp(min(values)):.3f} at least')
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'title': options.title, 'rows': rows}, file, indent=1)
+
+
+if __name__ == '__main__':
+    main()

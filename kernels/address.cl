@@ -1,0 +1,5 @@
+/* *address = where a buffer lies in the device's memory. Grid: one work-group. Deterministic for a buffer that stays. */
+KERNEL void address_of(global const char *buffer, global ulong *address)
+{
+    *address = (ulong)buffer;
+}
