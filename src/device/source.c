@@ -1,0 +1,94 @@
+/* The text of programs: kernel files, built in or of a folder, with what they include. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "device/internal.h"
+
+extern const char *const moert_embedded_names[];
+extern const char *const moert_embedded_texts[];
+
+static moert_status read_file(const char *path, char **text) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_IO, "cannot read the kernel file %s (MOERT_KERNEL_DIR)", path);
+    fseek(file, 0, SEEK_END);
+    long bytes = ftell(file);
+    rewind(file);
+    moert_status status = moert_alloc(text, (size_t)(bytes > 0 ? bytes : 0) + 1, 1);
+    if (status == MOERT_OK && bytes > 0 && fread(*text, 1, (size_t)bytes, file) != (size_t)bytes) {
+        free(*text);
+        status = MOERT_FAIL(ERROR_IO, "cannot read all of %s", path);
+    }
+    fclose(file);
+    return status;
+}
+
+moert_status moert_kernel_source(const char *file, char **text) {
+    const char *folder = moert_config_get()->kernel_dir;
+    if (folder[0] != '\0') {
+        char *path = moert_text_format("%s/%s", folder, file);
+        moert_status status =
+            path != NULL ? read_file(path, text) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+        return status;
+    }
+    for (size_t i = 0; moert_embedded_names[i] != NULL; i++) {
+        if (strcmp(moert_embedded_names[i], file) != 0)
+            continue;
+        *text = strdup(moert_embedded_texts[i]);
+        return *text != NULL ? MOERT_OK
+                             : MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", file);
+    }
+    return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
+}
+
+/* Replaces the lines `#include "FILE"` of a kernel file by those kernel files. */
+static moert_status insert_includes(const char *file, char **text) {
+    static const char start[] = "\n#include \"";
+    size_t done = 0;
+    int number = 1; /* of the line at `done` */
+    for (char *line; (line = strstr(*text + done, start)) != NULL;) {
+        const char *word = line + sizeof start - 1, *rest = word + strcspn(word, "\n");
+        char name[96], *included = NULL, *whole = NULL;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "\"\n"), word);
+        for (const char *at = *text + done; at <= line; at++)
+            number += *at == '\n';
+        *line = '\0';
+        MOERT_TRY(moert_kernel_source(name, &included));
+        const moert_status status = insert_includes(name, &included);
+        if (status == MOERT_OK)
+            whole = moert_text_format("%s\n#line 1 \"%s\"\n%s\n#line %d \"%s\"%s", *text, name,
+                                      included, number + 1, file, rest);
+        free(included);
+        MOERT_TRY(status);
+        if (whole == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the kernel file %s", name);
+        done = strlen(whole) - strlen(rest);
+        free(*text);
+        *text = whole;
+    }
+    return MOERT_OK;
+}
+
+/* The whole source of a program: common.h, then the family with what it includes. */
+moert_status moert_program_source(const char *spec, char **source) {
+    char *common = NULL, *family = NULL;
+    char file[96];
+    snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
+    MOERT_TRY(moert_kernel_source("common.h", &common));
+    moert_status status = moert_kernel_source(file, &family);
+    if (status == MOERT_OK)
+        status = insert_includes(file, &family);
+    if (status == MOERT_OK) {
+        *source = moert_text_format("%s\n#line 1 \"%s\"\n%s", common, file, family);
+        if (*source == NULL)
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for the source of %s", file);
+    }
+    free(common);
+    free(family);
+    return status;
+}
