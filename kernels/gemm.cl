@@ -27,7 +27,8 @@
  * split |      |  |   |   |   |
  *       +------+  +---+---+---+
  *
- * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike. Local
+ * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike; for
+ * gemm_wgrad, whose splits are all of one size, (groups, line splits, column blocks). Local
  * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
  * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
@@ -200,13 +201,13 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
                        global const code *x, ulong ldx, global float *w, int n, int k, int accumulate, int panels,
                        int depth, int split, local vec *panel, local float *strip)
 {
-    uint g = start + get_group_id(1);
+    uint g = start + get_group_id(0);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
-    int line = get_group_id(0) * split, lines = min(split, n - line);
+    int line = get_group_id(1) * split, lines = min(split, n - line);
     if (part.count == 0 && accumulate)
         return;
-    w += ((ulong)get_group_id(1) * n + line) * k + column;
+    w += ((ulong)get_group_id(0) * n + line) * k + column;
     y += part.first * ldy + y_column + line;
     x += part.first * ldx + column;
     const bool past_cache = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;

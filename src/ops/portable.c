@@ -182,9 +182,10 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
                        moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
+    const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, false, NULL, &s.tile, spec);
-    return MOERT_RUN(device, spec, "gemm_wgrad", s.grid, MOERT_ARG(groups->ends),
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
                      MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
