@@ -91,7 +91,9 @@ static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key
 }
 
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start) {
-    const moert_device *device = moert_buffer_device(gemm->x);
+    /* of the result, the one buffer that is there without rows too */
+    const moert_device *device =
+        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
     const size_t groups = gemm->shared_weight && operation != MOERT_TUNED_WGRAD
                               ? 1
                               : moert_max(gemm->groups.count, 1);
