@@ -79,8 +79,7 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
 }
 
 char *moert_cache_file(const char *name) {
-    const bool off = strcmp(moert_config_get()->cache_dir, "off") == 0;
-    char *folder = off ? NULL : cache_folder(), *path = NULL;
+    char *folder = is_off() ? NULL : cache_folder(), *path = NULL;
     if (folder != NULL && make_folders(folder))
         path = moert_text_format("%s/%s", folder, name);
     free(folder);

@@ -159,9 +159,6 @@ bool moert_recording_is_open(const moert_device *device); /* between start and s
 
 /* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
 moert_status moert_kernel_source(const char *file, char **text);
-/* The whole source of the program "family -Doption ...", to be freed: common.h, then the family
- * with what it includes. */
-moert_status moert_program_source(const char *spec, char **source);
 
 /* Path of a file in the folder of the kernel cache, to be freed; NULL if there is no such folder.
  */

@@ -84,6 +84,9 @@ void moert_profile_release(moert_device *device);
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,
                                 int index, moert_device_info *info);
 
+/* The whole source of the program "family -Doption ...", to be freed: common.h, then the family
+ * with what it includes. */
+moert_status moert_program_source(const char *spec, char **source);
 /* The kernel of a program, built or loaded on first use. */
 moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,
                                   moert_kernel **kernel);
