@@ -254,6 +254,31 @@ static void test_a_group_has_the_bits_of_its_own_product(void **state) {
     ops_free(&all);
 }
 
+static void test_a_wgrad_without_rows_needs_no_factors(void **state) {
+    (void)state;
+    enum { GROUPS = 2, ELEMENTS = GROUPS * 8 * 16 };
+    const uint32_t ends[GROUPS] = {0, 0};
+    for (size_t i = 0; i < 2; i++) {
+        moert_op_options o = MOERT_OP_OPTIONS_INIT;
+        moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+        o.kind = MOERT_OP_GEMM_WGRAD;
+        o.backend = backends[i];
+        o.groups = GROUPS;
+        o.n = 8;
+        o.k = 16;
+        o.x.type = o.y.type = o.weight.type = MOERT_NUMBER_F32;
+        buffers.ends = upload(ends, sizeof ends);
+        buffers.weight = unset_floats(ELEMENTS);
+        ASSERT_OK(moert_op_once(test_device, &o, &buffers));
+        float *got = download(buffers.weight, ELEMENTS * sizeof *got);
+        for (size_t e = 0; e < ELEMENTS; e++)
+            assert_true(got[e] == 0.0f);
+        free(got);
+        moert_buffer_destroy(buffers.weight);
+        moert_buffer_destroy(buffers.ends);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_orientation_is_exact_for_every_split_of_the_rows),
@@ -266,6 +291,7 @@ int main(void) {
         cmocka_unit_test(test_a_wgrad_of_no_rows_takes_no_factor),
         cmocka_unit_test(test_the_portable_backend_has_the_bits_of_the_reference),
         cmocka_unit_test(test_a_group_has_the_bits_of_its_own_product),
+        cmocka_unit_test(test_a_wgrad_without_rows_needs_no_factors),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }
