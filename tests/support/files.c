@@ -71,3 +71,11 @@ const char *write_tensors(const char *name, const char *header, const void *data
     assert_true(8 + strlen(header) + bytes <= sizeof image);
     return write_file(name, image, compose_tensors(image, header, data, bytes));
 }
+
+int open_device_and_folder(void **state) {
+    return make_test_folder(state) != 0 || open_test_device(state) != 0;
+}
+
+int close_device_and_folder(void **state) {
+    return close_test_device(state) != 0 || remove_test_folder(state) != 0;
+}

@@ -8,6 +8,9 @@
 extern char test_folder[];
 int make_test_folder(void **state);
 int remove_test_folder(void **state);
+/* The same together with the test device. */
+int open_device_and_folder(void **state);
+int close_device_and_folder(void **state);
 
 /* test_folder/name; valid until the eighth call from now. */
 const char *in_folder(const char *name);

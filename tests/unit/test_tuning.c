@@ -12,14 +12,6 @@
 
 static const moert_choices standard = {4, 1024, 512, 8, 2};
 
-static int open_device_and_folder(void **state) {
-    return make_test_folder(state) != 0 || open_test_device(state) != 0;
-}
-
-static int close_device_and_folder(void **state) {
-    return close_test_device(state) != 0 || remove_test_folder(state) != 0;
-}
-
 /* Every test begins with the built-in rows and an empty file of measured ones. */
 static int forget(void **state) {
     (void)state;
