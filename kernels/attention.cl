@@ -149,7 +149,7 @@ static inline float dot_row(global const float *a, global const float *b)
     vec sum = 0.0f;
     for (int d = 0; d < HEAD_SIZE; d += VEC)
         sum = fma(load_part(a + d, HEAD_SIZE - d), load_part(b + d, HEAD_SIZE - d), sum);
-    return sum_lanes(sum);
+    return sum_lanes(sum, 0);
 }
 
 /* The positions of vector v of a work-group's lanes. */

@@ -24,6 +24,7 @@ KERNEL void bias_forward(global const uint *ends, uint n, ulong ldy, global cons
 KERNEL void bias_dprob(global const uint *ends, uint n, ulong ldy, ulong prob_stride, global const float *bias,
                        global const float *y, global float *dprob)
 {
+    TEAM;
     uint g = get_group_id(0);
     for (uint r = group_start(ends, g); r < ends[g]; r++) {
         vec sum = 0.0f;
@@ -31,7 +32,7 @@ KERNEL void bias_dprob(global const uint *ends, uint n, ulong ldy, ulong prob_st
             int part = min(n - c, (uint)VEC);
             sum = fma(load_part(y + r * ldy + c, part), load_part(bias + (ulong)g * n + c, part), sum);
         }
-        dprob[r * prob_stride] += sum_lanes(sum);
+        dprob[r * prob_stride] += sum_lanes(sum, team);
     }
 }
 

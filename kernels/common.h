@@ -1,52 +1,116 @@
 /*
  * Precedes every kernel file.
  *
- * CPU form: a work-group has one work-item, which owns a whole tile and computes in explicit vectors of 16 floats; GPU
- * style kernels run 20 to 90 times slower on CPUs. Every elementwise formula is evaluated in vector form, tails too
- * (loaded with zeros, stored by count), so that a value does not depend on its place in a buffer.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1).
+ * A row, or another piece of work, belongs to a team: a work-group of MOERT_ITEMS work-items. The CPU form is a team of
+ * one, which computes in explicit vectors of 16 floats; kernels written for GPUs run 20 to 90 times slower on CPUs.
+ * In the GPU form a team has 32 work-items with vectors of 4 floats, so that its loads and stores are contiguous. Both
+ * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
+ * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
+ * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32).
  */
-#if !defined(MOERT_CPU) || !defined(MOERT_FP64)
-#error "MOERT_CPU and MOERT_FP64 must be defined"
+#if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
+#error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
 #endif
 #pragma OPENCL FP_CONTRACT OFF
 #if MOERT_FP64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-#define KERNEL __attribute__((reqd_work_group_size(1, 1, 1))) kernel
+#define KERNEL __attribute__((reqd_work_group_size(MOERT_ITEMS, 1, 1))) kernel
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
-#define VEC    16
 
+#if MOERT_ITEMS == 1
+#define PART 16
 typedef float16 vec;
+typedef int16 ivec;
+typedef uint16 uvec;
+#define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#else
+#define PART 4
+typedef float4 vec;
+typedef int4 ivec;
+typedef uint4 uvec;
+#define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
+#endif
+#define VEC (MOERT_ITEMS * PART)
 
-/* Reads n (1 to 16) floats; the lanes past them are zero. */
-static inline vec load_part(global const float *p, int n)
+/* Where in a step this work-item's part begins. */
+static inline int part_start(void)
 {
-    if (n >= VEC)
-        return vload16(0, p);
-    float lane[VEC];
-    for (int i = 0; i < VEC; i++)
-        lane[i] = i < n ? p[i] : 0.0f;
-    return vload16(0, lane);
+    return MOERT_ITEMS > 1 ? (int)get_local_id(0) * PART : 0;
 }
 
-/* Writes the first n (1 to 16) lanes. */
+static inline bool is_first_item(void)
+{
+    return MOERT_ITEMS == 1 || get_local_id(0) == 0;
+}
+
+/* The places in a step of this work-item's lanes. */
+static inline ivec lane_places(void)
+{
+    return part_start() + LANES_IN_ORDER;
+}
+
+/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. */
+#define TEAM local float team[MOERT_ITEMS]
+
+/* Reads n (any positive number; a step takes up to VEC) floats; the lanes past them are zero. */
+static inline vec load_part(global const float *p, int n)
+{
+    p += part_start();
+    n -= part_start();
+#if MOERT_ITEMS == 1
+    if (n >= PART)
+        return vload16(0, p);
+#else
+    if (n >= PART) /* vload4 would be four loads */
+        return ((size_t)p & 15) == 0 ? *(global const vec *)p : vload4(0, p);
+#endif
+    float lane[PART];
+    for (int i = 0; i < PART; i++)
+        lane[i] = i < n ? p[i] : 0.0f;
+#if MOERT_ITEMS == 1
+    return vload16(0, lane);
+#else
+    return vload4(0, lane);
+#endif
+}
+
+/* Writes the first n (any positive number) lanes of the step. */
 static inline void store_part(vec x, global float *p, int n)
 {
-    if (n >= VEC) {
+    p += part_start();
+    n -= part_start();
+    float lane[PART];
+#if MOERT_ITEMS == 1
+    if (n >= PART) {
         vstore16(x, 0, p);
         return;
     }
-    float lane[VEC];
     vstore16(x, 0, lane);
-    for (int i = 0; i < n; i++)
-        p[i] = lane[i];
+#else
+    if (n >= PART) {
+        if (((size_t)p & 15) == 0)
+            *(global vec *)p = x;
+        else
+            vstore4(x, 0, p);
+        return;
+    }
+    vstore4(x, 0, lane);
+#endif
+    for (int i = 0; i < PART; i++)
+        if (i < n)
+            p[i] = lane[i];
 }
 
-/* Sum and maximum of the 16 lanes, always in the same tree order. */
-static inline float sum_lanes(vec x)
+/*
+ * Sum and maximum of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
+ * `team` is what TEAM declares.
+ */
+#if MOERT_ITEMS == 1
+static inline float sum_lanes(vec x, local float *team)
 {
     float8 a = x.lo + x.hi;
     float4 b = a.lo + a.hi;
@@ -54,19 +118,53 @@ static inline float sum_lanes(vec x)
     return c.x + c.y;
 }
 
-static inline float max_lanes(vec x)
+static inline float max_lanes(vec x, local float *team)
 {
     float8 a = fmax(x.lo, x.hi);
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
 }
+#else
+/* The 32 items' floats, in all items. */
+static inline void share_floats(float x, local float *team, float16 *low, float16 *high)
+{
+    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    team[get_local_id(0)] = x;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    *low = vload16(0, team);
+    *high = vload16(1, team);
+}
 
-/* The first n lanes, zeros after them. */
+static inline float sum_lanes(vec x, local float *team)
+{
+    float2 own = x.lo + x.hi;
+    float16 low, high;
+    share_floats(own.x + own.y, team, &low, &high);
+    low += high;
+    float8 a = low.lo + low.hi;
+    float4 b = a.lo + a.hi;
+    float2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+
+static inline float max_lanes(vec x, local float *team)
+{
+    float2 own = fmax(x.lo, x.hi);
+    float16 low, high;
+    share_floats(fmax(own.x, own.y), team, &low, &high);
+    low = fmax(low, high);
+    float8 a = fmax(low.lo, low.hi);
+    float4 b = fmax(a.lo, a.hi);
+    float2 c = fmax(b.lo, b.hi);
+    return fmax(c.x, c.y);
+}
+#endif
+
+/* The first n lanes of a step, zeros after them. */
 static inline vec first_lanes(vec x, int n)
 {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return lane < n ? x : 0.0f;
+    return lane_places() < n ? x : 0.0f;
 }
 
 /* The largest magnitude; NaN stays. */
@@ -75,13 +173,12 @@ static inline vec raise(vec peak, vec x)
     return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
 }
 
-static inline float raise_lanes(vec peak)
+static inline float raise_lanes(vec peak, local float *team)
 {
-    float lane[VEC], top = 0.0f;
-    vstore16(peak, 0, lane);
-    for (int i = 0; i < VEC; i++)
-        top = lane[i] > top || isnan(lane[i]) ? lane[i] : top;
-    return top;
+    const ivec none = isnan(peak);
+    const float most = max_lanes(peak, team); /* fmax passes over a NaN */
+    const float missing = max_lanes(none != 0 ? (vec)1.0f : (vec)0.0f, team);
+    return missing > 0.0f ? NAN : most;
 }
 
 /* Row r belongs to group g when ends[g-1] <= r < ends[g]. */

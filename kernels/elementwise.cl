@@ -1,7 +1,7 @@
 /*
  * y[i] = y[i] + x[i] over n floats.
  *
- * Deterministic. A work-item owns BLOCK consecutive floats. No local memory.
+ * Deterministic. A team owns BLOCK consecutive floats. No local memory.
  */
 #define BLOCK 4096
 

@@ -64,6 +64,7 @@ KERNEL void glu_backward(global const float *v, global const float *prob, ulong 
                          global float *dv, global float *dprob, uint rows, int width, int interleaved, float limit,
                          float alpha, float offset, uint split)
 {
+    TEAM;
     uint first = get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         global const float *row = v + (ulong)m * 2 * width;
@@ -79,6 +80,6 @@ KERNEL void glu_backward(global const float *v, global const float *prob, ulong 
             store_pair(d, dv + (ulong)m * 2 * width, j, n, width, interleaved);
         }
         if (dprob != 0)
-            dprob[m * prob_stride] = sum_lanes(sum);
+            dprob[m * prob_stride] = sum_lanes(sum, team);
     }
 }

@@ -26,7 +26,7 @@ static inline float row_maximum(global const float *row, ulong vocabulary)
     vec most = (vec)(-INFINITY);
     for (ulong v = 0; v < vocabulary; v += VEC)
         most = fmax(most, load_logits(row + v, (int)min((ulong)VEC, vocabulary - v)));
-    return max_lanes(most);
+    return max_lanes(most, 0);
 }
 
 /* Sum of exp(row - most); leaves the exponentials in the row when `keep`. */
@@ -45,7 +45,7 @@ static inline float row_exponentials(global float *row, ulong vocabulary, float 
         }
         sum += part;
     }
-    return sum_lanes(sum);
+    return sum_lanes(sum, 0);
 }
 
 static inline void row_zero(global float *row, ulong vocabulary)

@@ -7,11 +7,11 @@
  *   partial   partial[s,c] = sum over the rows r of sequence s, ascending, of dy[r,c] * x[r,c] * rstd[r]
  *
  * All float32, row-major, without padding; W is any positive number. Work-groups own `block` rows (forward, dx) or
- * COLUMNS columns of one sequence (partial). Local memory: none.
+ * COLUMNS columns of one sequence (partial). Local memory: the team's.
  *
- * Required: COLUMNS, a multiple of 16.
+ * Required: COLUMNS, a multiple of VEC.
  *
- * Deterministic: a sum over a row is kept in 16 lanes and joined in tree order, so a row's result depends on that row
+ * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
  * alone; a column's sum has one accumulator.
  */
 #ifndef COLUMNS
@@ -22,6 +22,7 @@
 KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
                          global const float *weight, global float *y, global float *rstd)
 {
+    TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
     for (ulong row = first; row < end; row++) {
         global const float *from = x + row * width;
@@ -31,8 +32,9 @@ KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, glob
             vec a = load_part(from + c, width - c);
             squares = fma(a, a, squares);
         }
-        float scale = 1.0f / sqrt(sum_lanes(squares) / (float)width + epsilon);
-        rstd[row] = scale;
+        float scale = 1.0f / sqrt(sum_lanes(squares, team) / (float)width + epsilon);
+        if (is_first_item())
+            rstd[row] = scale;
         for (int c = 0; c < width; c += VEC) {
             int n = width - c;
             store_part(load_part(from + c, n) * scale * load_part(weight + c, n), to + c, n);
@@ -45,6 +47,7 @@ KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, gl
                           global const float *weight, global const float *rstd, global const float *dy,
                           global float *dx)
 {
+    TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
     for (ulong row = first; row < end; row++) {
         global const float *xr = x + row * width, *dyr = dy + row * width;
@@ -56,7 +59,7 @@ KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, gl
             products = fma(g, load_part(xr + c, n), products);
         }
         float scale = rstd[row];
-        float pull = -scale * scale * scale / (float)width * sum_lanes(products);
+        float pull = -scale * scale * scale / (float)width * sum_lanes(products, team);
         for (int c = 0; c < width; c += VEC) {
             int n = width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);

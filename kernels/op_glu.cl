@@ -97,7 +97,7 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
             top = raise(top, first_lanes(y, width - j));
         }
         if (peak != 0)
-            peak[r] = raise_lanes(top);
+            peak[r] = raise_lanes(top, 0);
     }
 }
 
@@ -139,10 +139,10 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
             }
         }
         if (dprob != 0)
-            dprob[r] += sum_lanes(sum);
+            dprob[r] += sum_lanes(sum, 0);
         if (peak != 0) {
-            peak[2 * r] = raise_lanes(top.g);
-            peak[2 * r + 1] = raise_lanes(top.u);
+            peak[2 * r] = raise_lanes(top.g, 0);
+            peak[2 * r + 1] = raise_lanes(top.u, 0);
         }
     }
 }

@@ -47,6 +47,7 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
                           global const float *row_weight, global const float *prob, global void *to, int type,
                           ulong stride, global float *peak, uint split)
 {
+    TEAM;
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
     uint g = 0;
     for (uint r = first; r < last; r++) {
@@ -78,7 +79,7 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
             top = raise(top, first_lanes(v, n));
         }
         if (peak != 0)
-            peak[r] = raise_lanes(top);
+            peak[r] = raise_lanes(top, team);
     }
 }
 

@@ -76,14 +76,14 @@ static bool row_scores(global const float *l, int experts, int score, global flo
     }
     if (!finite)
         return false;
-    float top = max_lanes(largest);
+    float top = max_lanes(largest, 0);
     for (int e = 0; e < experts; e += VEC) {
         vec x = load_padded(l + e, experts - e, -INFINITY);
         vec exponential = exp(x - top);
         sum += exponential;
         store_part(stands_alone(score) ? lone_scores(x, score) : exponential, s + e, experts - e);
     }
-    float total = sum_lanes(sum);
+    float total = sum_lanes(sum, 0);
     *lse = top + log((vec)total).s0;
     if (!stands_alone(score))
         for (int e = 0; e < experts; e += VEC)
@@ -175,7 +175,7 @@ static float2 row_sums(global const float *s, global const float *a, int experts
         if (a)
             product = fma(x, load_part(a + e, experts - e), product);
     }
-    return (float2)(sum_lanes(sum), sum_lanes(product));
+    return (float2)(sum_lanes(sum, 0), sum_lanes(product, 0));
 }
 
 /* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z = z_factor * lse. */

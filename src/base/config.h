@@ -28,6 +28,9 @@
     X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened",                                          \
       "how CPU devices multiply bf16: auto (by the CPU's instruction if it has one) or widened "   \
       "to float32; the results are the same")                                                      \
+    X(form, "MOERT_FORM", CHOICE, "auto", "auto|cpu|gpu",                                          \
+      "form of the kernels: auto (the device's), cpu (a work-item a work-group) or gpu (32 "       \
+      "work-items share a row); a test of one on the other, slow")                                 \
     X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
       "what products choose by: off (the built-in rows of tuning), rows (those measured on this "  \
       "machine, too) or auto (a new shape is measured when it first comes up)")                    \
@@ -46,6 +49,7 @@
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
+enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
 

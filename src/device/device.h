@@ -6,9 +6,8 @@
  *
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
  * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
- * preceded by kernels/common.h. CPU devices run work-groups of one work-item that owns a whole tile
- * (explicit float16 vectors): launches give the number of work-groups only, the kernel the size of
- * one. Families called nvidia_* are for sm_90a (device/ptx.h).
+ * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give the
+ * number of work-groups only, the kernel the size of one. Families called nvidia_* are for sm_90a (device/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -26,6 +25,7 @@ typedef struct moert_device_info {
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
     bool has_bf16_dot; /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
+    bool gpu_form;     /* of its kernels: 32 work-items share a row (kernels/common.h) */
     unsigned nvidia;   /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/config.h"
 #include "device/internal.h"
 
 #ifndef CL_DEVICE_PCI_BUS_INFO_KHR
@@ -71,6 +72,9 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
     info->local_bytes = local;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
+    info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
+                         ? moert_config_get()->form == MOERT_FORM_GPU
+                         : !info->is_cpu;
     info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
     cl_uint major, minor;
     if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&

@@ -15,6 +15,8 @@
 
 #define CACHE_FORMAT "3"
 
+enum { GPU_ITEMS = 32 };
+
 /* Registers of a work-item at entry, from which setmaxnreg starts: 384 of them fill an SM. */
 #define NVIDIA_OPTIONS "-cl-nv-maxrregcount=168"
 
@@ -23,11 +25,26 @@ static bool is_nvidia(const char *spec) {
     return strncmp(spec, "nvidia_", 7) == 0;
 }
 
+/* Families that have the CPU form alone. */
+static const char *const cpu_families[] = {
+    "address",   "amax",     "attention",   "bias", "cast", "dequantize", "embedding",
+    "exchange",  "gemm",     "gemm_packed", "glu",  "loss", "op_glu",     "op_rows",
+    "optimizer", "quantize", "reduce",      "roof", "rope", "router",     "scales"};
+
+/* Work-items of a team of the family, see kernels/common.h. */
+static int team_items(const moert_device *device, const char *spec) {
+    const size_t length = strcspn(spec, " ");
+    for (size_t i = 0; i < sizeof cpu_families / sizeof cpu_families[0]; i++)
+        if (strlen(cpu_families[i]) == length && strncmp(spec, cpu_families[i], length) == 0)
+            return 1;
+    return device->info.gpu_form ? GPU_ITEMS : 1;
+}
+
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
-    *options =
-        moert_text_format("%s -DMOERT_CPU=%d -DMOERT_FP64=%d%s",
-                          is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2",
-                          device->info.is_cpu, device->info.has_fp64, spec + strcspn(spec, " "));
+    *options = moert_text_format(
+        "%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s",
+        is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2", device->info.is_cpu,
+        device->info.has_fp64, team_items(device, spec), spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
