@@ -186,7 +186,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
                 spread term[LINES];
                 UNROLL for (int r = 0; r < LINES; r++)
                     term[r] = lines[p * LINES + r];
-                add_term(acc, term, row);
+                add_term(acc, term, row, 0);
             }
             end_tile(acc, tile);
             for (int end = min(ahead + share, used); ahead < end; ahead++)

@@ -12,7 +12,8 @@
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
  * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16); the
- * tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers.
+ * tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers. A panel has as many columns as
+ * a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then reads several, `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
 #error "PANEL, BF16, DOT, LINES and WIDTH must be defined"
@@ -25,7 +26,10 @@
 #define DOT 0
 #endif
 
-#define COLUMNS (WIDTH * VEC) /* of a panel */
+#ifndef PACKED
+#define PACKED WIDTH
+#endif
+#define COLUMNS (WIDTH * VEC) /* of a tile */
 
 #if BF16
 #define PER_TERM 2
@@ -132,12 +136,12 @@ static inline void begin_tile(accumulators acc, target c, bool fresh)
             acc[r][v] = old[r][v];
 }
 
-/* One term of every chain of the tile: a column of the first factor times a row of the panel. */
-static inline void add_term(accumulators acc, const spread a[LINES], PANEL const vec *row)
+/* One term of every chain of the tile: a column of the first factor times a row of the panels, `next` vectors apart. */
+static inline void add_term(accumulators acc, const spread a[LINES], PANEL const vec *row, ulong next)
 {
     vec b[WIDTH];
     UNROLL for (int v = 0; v < WIDTH; v++)
-        b[v] = row[v];
+        b[v] = row[v / PACKED * next + v % PACKED];
     UNROLL for (int r = 0; r < LINES; r++)
         UNROLL for (int v = 0; v < WIDTH; v++)
             acc[r][v] = add_product(acc[r][v], a[r], b[v]);
@@ -222,14 +226,14 @@ static inline void find_lines(global const float *a, ulong lda, int lines, int u
 #define OFTEN(x) (x)
 #endif
 
-/* The terms of a tile: numbers of the lines times rows of the panel. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int terms)
+/* The terms of a tile: numbers of the lines times rows of the panels. */
+static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int height, int terms)
 {
-    for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
+    for (int p = 0; OFTEN(p < terms); p++, row += PACKED) {
         spread term[LINES];
         UNROLL for (int r = 0; r < LINES; r++)
             term[r] = line[r][p];
-        add_term(acc, term, row);
+        add_term(acc, term, row, (ulong)height * PACKED);
     }
 }
 
@@ -248,7 +252,7 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_terms(acc, line, row, (used + PER_TERM - 1) / PER_TERM);
+            add_terms(acc, line, row, height, (used + PER_TERM - 1) / PER_TERM);
             end_tile(acc, tile);
         }
     }

@@ -7,19 +7,21 @@
  *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with BF16 n and n + 1
  *   gated         n, of gates | ups    16 gates, their 16 ups (gemm_glu.h)  as for forward; needs an even WIDTH
  *
- * A panel has C = WIDTH * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the end
- * are zero. Shapes, strides and the shared weight are as in gemm.cl.
+ * A panel has C = PACKED * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the
+ * end are zero. A tile that is wider than a panel may read, for columns past the end, from the next group's, and after
+ * the last group there must be room for three panels. Shapes, strides and the shared weight are as in gemm.cl.
  *
  * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
- * Required: BF16, DOT, LINES and WIDTH (the same for packing and product), as in gemm.h; CODED, as in panels.h: with 1
- * there are the packers alone.
+ * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
+ * which there are with WIDTH = PACKED.
  */
 #define PANEL global
 #include "gemm.h"
 #include "panels.h"
 #include "gemm_glu.h"
 
+#if WIDTH == PACKED
 /* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
 KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height, int panels)
 {
@@ -47,6 +49,7 @@ KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, i
     panel += (g * blocks + column / COLUMNS) * height * WIDTH;
     pack_dgrad(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, n, height, panel);
 }
+#endif
 
 #if !CODED
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
@@ -58,13 +61,13 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
     const uint g = start + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, width - column);
-    const ulong blocks = (width + COLUMNS - 1) / COLUMNS;
+    const ulong blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
     if (part.count == 0)
         return;
-    panel += (get_group_id(1) * blocks + column / COLUMNS) * height * WIDTH;
+    panel += (get_group_id(1) * blocks + column / (PACKED * VEC)) * height * PACKED;
     a += part.first * lda + a_column;
     c += part.first * ldc + c_column + column;
-    for (int p = 0; p < reduction; p += depth * PER_TERM, panel += depth * WIDTH) {
+    for (int p = 0; p < reduction; p += depth * PER_TERM, panel += depth * PACKED) {
         const int used = min(depth * PER_TERM, reduction - p);
         const bool last = p + used == reduction && bias != 0;
         const target result = {c, last ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
@@ -72,7 +75,7 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
     }
 }
 
-#if WIDTH % 2 == 0
+#if PACKED % 2 == 0
 /* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of gemm_pack_forward. */
 KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
                             global const vec *panel, global const float *bias, global float *v, int keep,
@@ -83,14 +86,14 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, glo
     const uint g = get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
-    const ulong blocks = (width + PAIR_WIDTH - 1) / PAIR_WIDTH;
+    const ulong pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
     if (part.count == 0)
         return;
-    panel += (g * blocks + column / PAIR_WIDTH) * height * WIDTH;
+    panel += (g * blocks + column / pairs) * height * PACKED;
     x += part.first * ldx;
     gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM, panel += depth * WIDTH) {
+    for (int p = 0; p < k; p += depth * PER_TERM, panel += depth * PACKED) {
         const int used = min(depth * PER_TERM, k - p);
         c.fresh = p == 0;
         c.last = p + used == k;

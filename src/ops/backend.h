@@ -50,7 +50,7 @@ extern const moert_packing moert_portable_packing;
 struct moert_packed {
     moert_packed_shape shape;
     const moert_packing *packing;
-    moert_choices tile; /* that the panels serve: its lines and width */
+    moert_choices tile; /* for any number of rows; panels are of its width */
     moert_buffer *panels;
 };
 

@@ -92,15 +92,18 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+void moert_gemm_program(const moert_device *device, moert_number type, unsigned packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]) {
     const bool pairs = type == MOERT_NUMBER_BF16;
     const bool dot = pairs && moert_device_describe(device)->has_bf16_dot &&
                      moert_config_get()->bf16 == MOERT_BF16_AUTO;
     char family[96];
-    snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-             packed ? "gemm_packed" : "gemm", pairs, dot, tile->lines, tile->width, coded != NULL);
+    const int length = snprintf(
+        family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+        packed > 0 ? "gemm_packed" : "gemm", pairs, dot, tile->lines, tile->width, coded != NULL);
+    if (packed > 0)
+        snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u", packed);
     if (coded != NULL)
         moert_format_program(family, coded->format, spec);
     else
@@ -116,7 +119,7 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     const share s =
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, true, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, gemm->packed->tile.width, NULL, &s.tile, spec);
     return MOERT_RUN(
         device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
         MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
@@ -137,7 +140,7 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, coded, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
     return MOERT_RUN(
         device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
         MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
@@ -160,7 +163,7 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, coded, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
@@ -184,7 +187,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, false, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, 0, NULL, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
@@ -207,7 +210,7 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     char spec[MOERT_SPEC_BYTES];
     bool measured;
     const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
-    moert_gemm_program(device, gemm->type, false, NULL, &tile, spec);
+    moert_gemm_program(device, gemm->type, 0, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
@@ -249,11 +252,7 @@ static share choose_gated(const moert_gemm *gemm, size_t width) {
                                   gemm->type, gemm->n, gemm->k, moert_ceil_div(rows, groups)};
     bool measured;
     moert_choices c = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
-    if (packed) {
-        c.lines = gemm->packed->tile.lines;
-        c.width = gemm->packed->tile.width;
-    }
-    c.width = moert_gated_width(c.width);
+    c.width = packed ? moert_packed_width(gemm->packed, c.width) : moert_gated_width(c.width);
     const product p = {groups, key.rows, rows, moert_gated_columns(width, c.width),
                        moert_ceil_div(gemm->k, moert_per_term(gemm->type))};
     return choose_share(moert_buffer_device(gemm->y), gemm->type, p,
@@ -271,7 +270,8 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     }
     const share s = choose_gated(gemm, glu->width);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, packed, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, packed ? gemm->packed->tile.width : 0, NULL, &s.tile,
+                       spec);
     return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_ARG(shared_groups(gemm)),
                      MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),

@@ -7,7 +7,7 @@
 #define MOERT_OPS_PORTABLE_H
 
 #include "base/memory.h"
-#include "ops/grouped.h"
+#include "ops/backend.h"
 #include "ops/tuning.h"
 
 /* `coded`: the weight instead of gemm->weight, or NULL. */
@@ -39,9 +39,9 @@ static inline moert_weight_source moert_weight_source_of(const moert_buffer *wei
                                  coded->flipped};
 }
 
-/* The program of the products of a type by a tile, by packed weights or native ones, coded ones
- * unless NULL. */
-void moert_gemm_program(const moert_device *device, moert_number type, bool packed,
+/* The program of the products of a type by a tile, by weights in panels of `packed` vectors or, if
+ * it is 0, native ones, coded ones unless NULL. */
+void moert_gemm_program(const moert_device *device, moert_number type, unsigned packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]);
 
@@ -59,6 +59,11 @@ static inline size_t moert_per_term(moert_number type) {
 /* Rows of a packed panel. */
 static inline size_t moert_panel_height(moert_number type, size_t reduction) {
     return moert_round_up(reduction, 16) / moert_per_term(type);
+}
+
+/* The width of a product's tile by packed weights, in whole panels. */
+static inline unsigned moert_packed_width(const moert_packed *packed, unsigned chosen) {
+    return chosen % packed->tile.width == 0 ? chosen : packed->tile.width;
 }
 
 /* A tile for a GLU has vectors of gates and as many of ups (kernels/gemm_glu.h): its width, and the

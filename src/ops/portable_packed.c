@@ -4,7 +4,10 @@
 #include "ops/backend.h"
 #include "ops/portable.h"
 
-enum { PANELS = 8 }; /* of a work-group: it reads whole pages of a line */
+enum {
+    PANELS = 8,   /* of a work-group: it reads whole pages of a line */
+    MOST_READ = 3 /* after the last panel, by tiles that are wider than one */
+};
 
 /* Terms of a panel, of the dimension that is summed over. */
 static size_t height_of(const moert_packed_shape *shape) {
@@ -35,8 +38,8 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
     if (shape->use == MOERT_PACKED_GATED)
         packed->tile.width = moert_gated_width(packed->tile.width);
     const size_t columns = columns_of(packed);
-    return shape->groups * moert_ceil_div(width_of(packed), columns) * height_of(shape) * columns *
-           sizeof(float);
+    return (shape->groups * moert_ceil_div(width_of(packed), columns) + MOST_READ) *
+           height_of(shape) * columns * sizeof(float);
 }
 
 static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
@@ -50,7 +53,7 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
     const size_t n = shape->use == MOERT_PACKED_GATED ? shape->n / 2 : shape->n;
     const moert_weight_source w = moert_weight_source_of(weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, true, coded, &packed->tile, spec);
+    moert_gemm_program(device, shape->type, packed->tile.width, coded, &packed->tile, spec);
     return MOERT_RUN(device, spec, kernels[shape->use], grid, MOERT_WEIGHT_ARGS(w),
                      MOERT_ARG(packed->panels), MOERT_ARG((int)n), MOERT_ARG((int)shape->k),
                      MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));

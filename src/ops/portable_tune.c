@@ -101,10 +101,8 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
                                   moert_ceil_div(gemm->groups.rows, groups)};
     bool measured;
     moert_choices choices = moert_tuning_find(device, &key, &measured);
-    if (gemm->packed != NULL) {
-        choices.lines = gemm->packed->tile.lines;
-        choices.width = gemm->packed->tile.width;
-    }
+    if (gemm->packed != NULL)
+        choices.width = moert_packed_width(gemm->packed, choices.width);
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
         (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
         measure(gemm, start, &key, &choices);

@@ -38,7 +38,10 @@ options() { # FAMILY: the options of its programs, one a line
     gemm | gemm_packed)
         local tile number format
         while read -r tile; do
-            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number $tile -DCODED=0"; done
+            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
+                echo "$number $tile -DCODED=0"
+                [ "$1 ${tile#*WIDTH=}" = "gemm_packed 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
+            done
         done <<<"$tiles"
         while read -r format; do # by the default tile
             for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done

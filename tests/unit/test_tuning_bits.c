@@ -135,10 +135,14 @@ static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
     assert_true(equal(find(), before));
 }
 
-/* A packed weight keeps its tile when the rows change under it. */
-static void test_a_packed_weight_keeps_its_tile(void **state) {
-    (void)state;
-    const problem *p = &gemm_problems[7];
+/* As check_panels describes it. */
+static bool is_plain(const problem *p) {
+    return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
+}
+
+/* A packed weight keeps its panels when the rows change under it; tiles are one or more of them. */
+static void check_panels(const problem *p, const moert_choices *packing,
+                         const moert_choices *product) {
     arrays a = make_arrays(p, false), want = make_arrays(p, false);
     run_gemm(p, DGRAD, &gemm_ways[REFERENCE_F32], &want);
     set_variable("MOERT_BACKEND", "portable");
@@ -151,10 +155,10 @@ static void test_a_packed_weight_keeps_its_tile(void **state) {
                        .weight = upload(a.weight, a.weight_count * sizeof(float)),
                        .y = upload(a.y, a.y_count * sizeof(float))};
     const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_DGRAD, MOERT_NUMBER_F32};
-    const moert_choices other = {4, 1024, 512, 5, 3};
     moert_packed *packed;
+    ASSERT_OK(moert_tuning_force(packing));
     ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    ASSERT_OK(moert_tuning_force(&other));
+    ASSERT_OK(moert_tuning_force(product));
     ASSERT_OK(moert_packed_fill(packed, gemm.weight));
     gemm.packed = packed;
     ASSERT_OK(moert_gemm_dgrad(&gemm));
@@ -167,6 +171,18 @@ static void test_a_packed_weight_keeps_its_tile(void **state) {
     moert_packed_destroy(packed);
     free_arrays(&a);
     free_arrays(&want);
+}
+
+static void test_a_packed_weight_keeps_its_panels(void **state) {
+    (void)state;
+    static const moert_choices pairs[][2] = {
+        {{4, 1024, 512, 8, 2}, {4, 1024, 512, 5, 3}}, /* no multiple */
+        {{4, 1024, 512, 8, 2}, {4, 32, 512, 6, 4}},
+        {{4, 1024, 512, 8, 1}, {1, 1024, 3, 7, 3}},
+        {{4, 1024, 512, 8, 4}, {4, 1024, 512, 8, 2}}};
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (size_t c = 0; c < sizeof pairs / sizeof pairs[0] && is_plain(&gemm_problems[i]); c++)
+            check_panels(&gemm_problems[i], &pairs[c][0], &pairs[c][1]);
 }
 
 /* ---- measuring ---- */
@@ -261,7 +277,7 @@ int main(void) {
         TEST(test_no_share_shows_in_the_bits),
         TEST(test_any_choice_fits_into_little_local_memory),
         TEST(test_choices_out_of_bounds_cannot_be_forced),
-        TEST(test_a_packed_weight_keeps_its_tile),
+        TEST(test_a_packed_weight_keeps_its_panels),
         TEST(test_a_search_finds_what_is_faster_by_far),
         TEST(test_without_time_a_search_stays_where_it_was),
         TEST(test_auto_measures_a_new_shape_once_and_keeps_the_bits),
