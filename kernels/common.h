@@ -19,7 +19,8 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-#define KERNEL __attribute__((reqd_work_group_size(MOERT_ITEMS, 1, 1))) kernel
+#define KERNEL          KERNEL_OF(1)
+#define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 
@@ -52,14 +53,22 @@ static inline bool is_first_item(void)
     return MOERT_ITEMS == 1 || get_local_id(0) == 0;
 }
 
+/* Which of a work-group's teams this work-item's is. */
+static inline int team_index(void)
+{
+    return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
+}
+
 /* The places in a step of this work-item's lanes. */
 static inline ivec lane_places(void)
 {
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. */
-#define TEAM local float team[MOERT_ITEMS]
+/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. With
+ * several teams it is an array of theirs, and they join at the same time. */
+#define TEAM         local float team[MOERT_ITEMS]
+#define TEAMS(teams) local float team[teams][MOERT_ITEMS]
 
 /* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes past them are zero. */
 static inline vec load_part(global const float *p, int n)
