@@ -42,15 +42,20 @@ typedef uint4 uvec;
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
-/* Where in a step this work-item's part begins. */
-static inline int part_start(void)
+static inline int item_index(void)
 {
-    return MOERT_ITEMS > 1 ? (int)get_local_id(0) * PART : 0;
+    return MOERT_ITEMS > 1 ? (int)get_local_id(0) : 0;
 }
 
 static inline bool is_first_item(void)
 {
-    return MOERT_ITEMS == 1 || get_local_id(0) == 0;
+    return item_index() == 0;
+}
+
+/* Where in a step this work-item's part begins. */
+static inline int part_start(void)
+{
+    return item_index() * PART;
 }
 
 /* Which of a work-group's teams this work-item's is. */
@@ -67,8 +72,8 @@ static inline ivec lane_places(void)
 
 /* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. With
  * several teams it is an array of theirs, and they join at the same time. */
-#define TEAM         local float team[MOERT_ITEMS]
-#define TEAMS(teams) local float team[teams][MOERT_ITEMS]
+#define TEAM           local float team[MOERT_ITEMS]
+#define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
 
 /* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes past them are zero. */
 static inline vec load_part(global const float *p, int n)

@@ -149,7 +149,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
 KERNEL_OF(CREW) void cross_entropy(global const int *restrict targets, global float *restrict logits,
                                    global float *restrict loss, ulong vocabulary, float factor)
 {
-    TEAMS(CREW);
+    TEAM_OF(CREW);
     local float crew[CREW];
     ulong t = get_group_id(0);
     global float *row = logits + t * vocabulary;
