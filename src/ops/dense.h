@@ -45,6 +45,8 @@ typedef struct moert_norm_gradient {
     moert_buffer *dx;
     bool accumulate;
     moert_buffer *partial;
+    moert_buffer **scratch; /* growable, nothing is kept there between calls; NULL: GPUs go without,
+                               more slowly, and the last bits of partial differ */
 } moert_norm_gradient;
 moert_status moert_norm_backward(const moert_norm_gradient *norm);
 
