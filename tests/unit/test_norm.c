@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* RMSNorm against a float64 forward and its central differences. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* The tree over sequences against the host's tree, sums of squares, add and scale. */
 #include <math.h>
 #include <stdlib.h>
