@@ -1,7 +1,7 @@
 /*
  * The dense operations of a transformer on the device: embedding, RMSNorm, rotary positions,
- * attention, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL kernels in CPU
- * form (kernels/common.h).
+ * attention, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL kernels
+ * (kernels/common.h).
  *
  * Bits: a row's or a sequence's result depends on that row or sequence alone. Parameter gradients
  * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
