@@ -105,14 +105,15 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
 /* ---- sums ---- */
 
 /*
- * Local part of the tree over sequences: partial[span.count, n] (overwritten) is reduced to this
+ * Local part of the tree over sequences: partial[span.count, n] is reduced to this
  * span's nodes; node i is written to target[i * target_stride + target_offset ...+ n] (floats), or
  * added to it when `accumulate`.
  */
 typedef struct moert_tree_reduction {
     moert_span span;
     size_t n;
-    moert_buffer *partial, *target;
+    const moert_buffer *partial;
+    moert_buffer *target;
     size_t target_stride, target_offset;
     bool accumulate;
 } moert_tree_reduction;

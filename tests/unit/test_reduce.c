@@ -62,6 +62,20 @@ static void test_tree_reduce_adds_exactly_as_the_tree_says(void **state) {
     }
 }
 
+/* More leaves than are read side by side, whole nodes and parts of them. */
+static void test_tree_reduce_takes_any_number_of_sequences(void **state) {
+    (void)state;
+    enum { N = 5 };
+    const size_t totals[] = {16, 24, 41, 100, 257};
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        float *leaf = random_floats(totals[i] * N, 1.0f, 500 + i);
+        check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
+        check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
+        check_span((moert_span){0, totals[i] - 1, totals[i]}, N, leaf, false);
+        free(leaf);
+    }
+}
+
 static void test_tree_reduce_takes_any_width(void **state) {
     (void)state;
     const size_t widths[] = {0, 1, 15, 16, 1023, 1024, 1025, 4097};
@@ -197,6 +211,7 @@ static void test_add_takes_any_length(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tree_reduce_adds_exactly_as_the_tree_says),
+        cmocka_unit_test(test_tree_reduce_takes_any_number_of_sequences),
         cmocka_unit_test(test_tree_reduce_takes_any_width),
         cmocka_unit_test(test_tree_of_any_split_has_the_same_bits),
         cmocka_unit_test(test_sum_squares_matches_float64),
