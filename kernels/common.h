@@ -7,7 +7,9 @@
  * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
  * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
  * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32).
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). ALIGNED may be defined in the GPU form: what is
+ * read and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a part is one
+ * access or none, and the compiler can have many under way.
  */
 #if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
 #error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
@@ -17,34 +19,57 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-#define KERNEL __attribute__((reqd_work_group_size(MOERT_ITEMS, 1, 1))) kernel
+#define KERNEL          KERNEL_OF(1)
+#define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 
+/* BATCH: steps whose loads are under way together in loops that are to hide the way to memory. */
 #if MOERT_ITEMS == 1
 #define PART 16
+#define BATCH 1
 typedef float16 vec;
 typedef int16 ivec;
 typedef uint16 uvec;
+#define as_vec as_float16
+#define as_uvec as_uint16
+#define convert_vec convert_float16
+#define convert_uvec convert_uint16
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
 #define PART 4
+#define BATCH 4
 typedef float4 vec;
 typedef int4 ivec;
 typedef uint4 uvec;
+#define as_vec as_float4
+#define as_uvec as_uint4
+#define convert_vec convert_float4
+#define convert_uvec convert_uint4
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
-/* Where in a step this work-item's part begins. */
-static inline int part_start(void)
+static inline int item_index(void)
 {
-    return MOERT_ITEMS > 1 ? (int)get_local_id(0) * PART : 0;
+    return MOERT_ITEMS > 1 ? (int)get_local_id(0) : 0;
 }
 
 static inline bool is_first_item(void)
 {
-    return MOERT_ITEMS == 1 || get_local_id(0) == 0;
+    return item_index() == 0;
+}
+
+/* Where in a step this work-item's part begins. */
+static inline int part_start(void)
+{
+    return item_index() * PART;
+}
+
+/* Which of a work-group's teams this work-item's is. */
+static inline int team_index(void)
+{
+    return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
 /* The places in a step of this work-item's lanes. */
@@ -53,14 +78,19 @@ static inline ivec lane_places(void)
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. */
-#define TEAM local float team[MOERT_ITEMS]
+/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. With
+ * several teams it is an array of theirs, and they join at the same time. */
+#define TEAM           local float team[MOERT_ITEMS]
+#define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
 
-/* Reads n (any positive number; a step takes up to VEC) floats; the lanes past them are zero. */
+/* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes past them are zero. */
 static inline vec load_part(global const float *p, int n)
 {
     p += part_start();
     n -= part_start();
+#ifdef ALIGNED
+    return n > 0 ? *(global const vec *)p : 0.0f;
+#endif
 #if MOERT_ITEMS == 1
     if (n >= PART)
         return vload16(0, p);
@@ -78,11 +108,16 @@ static inline vec load_part(global const float *p, int n)
 #endif
 }
 
-/* Writes the first n (any positive number) lanes of the step. */
+/* Writes the first n lanes of the step. */
 static inline void store_part(vec x, global float *p, int n)
 {
     p += part_start();
     n -= part_start();
+#ifdef ALIGNED
+    if (n > 0)
+        *(global vec *)p = x;
+    return;
+#endif
     float lane[PART];
 #if MOERT_ITEMS == 1
     if (n >= PART) {
@@ -105,6 +140,19 @@ static inline void store_part(vec x, global float *p, int n)
             p[i] = lane[i];
 }
 
+/* The same for BATCH steps. */
+static inline void load_batch(vec x[BATCH], global const float *p, int n)
+{
+    UNROLL for (int i = 0; i < BATCH; i++)
+        x[i] = load_part(p + i * VEC, n - i * VEC);
+}
+
+static inline void store_batch(const vec x[BATCH], global float *p, int n)
+{
+    UNROLL for (int i = 0; i < BATCH; i++)
+        store_part(x[i], p + i * VEC, n - i * VEC);
+}
+
 /*
  * Sum and maximum of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
  * `team` is what TEAM declares.
@@ -124,6 +172,32 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+#elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+/* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or down. */
+static inline float exchanged(float x, int distance)
+{
+    float other;
+    __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;" : "=f"(other) : "f"(x), "r"(distance));
+    return other;
+}
+
+static inline float sum_lanes(vec x, local float *team)
+{
+    float2 own = x.lo + x.hi;
+    float sum = own.x + own.y;
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        sum += exchanged(sum, distance);
+    return sum;
+}
+
+static inline float max_lanes(vec x, local float *team)
+{
+    float2 own = fmax(x.lo, x.hi);
+    float most = fmax(own.x, own.y);
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        most = fmax(most, exchanged(most, distance));
+    return most;
 }
 #else
 /* The 32 items' floats, in all items. */
@@ -158,6 +232,25 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+#endif
+
+#if MOERT_ITEMS > 1
+/* Rows whose loads a team that adds up rows has under way together. */
+#define ROWS_AHEAD 8
+
+/* Local memory in which a work-group's teams join their sums; declared in the kernel, where `sums` is then its name. */
+#define SUMS_OF(teams) local vec sums[teams][MOERT_ITEMS]
+
+/* The teams' sums of the same columns, added in order, for the first team; all teams call at once. */
+static inline vec sum_teams(vec x, int teams, local vec (*sums)[MOERT_ITEMS])
+{
+    sums[team_index()][item_index()] = x;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    vec all = sums[0][item_index()];
+    for (int i = 1; i < teams; i++)
+        all += sums[i][item_index()];
+    return all;
 }
 #endif
 

@@ -1,5 +1,5 @@
 /*
- * Included by the families of number formats: conversions of 16 elements at once, the rotation of NVFP4, and where a
+ * Included by the families of number formats: conversions of a vector of elements, the rotation of NVFP4, and where a
  * work-group's rows lie.
  *
  * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits, mantissa bits, bias,
@@ -18,32 +18,32 @@ enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 
 static inline vec quiet(vec x)
 {
-    return isnan(x) ? as_float16((uint16)QUIET) : x;
+    return isnan(x) ? as_vec((uvec)QUIET) : x;
 }
 
 /*
  * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted; below, the sum with
  * the power of two whose float has the step of the subnormal numbers rounds, and its low bits count the steps.
  */
-static inline uint16 encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
+static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
 {
-    const uint16 u = as_uint16(x), a = u & 0x7FFFFFFF;
+    const uvec u = as_uvec(x), a = u & 0x7FFFFFFF;
     const int shift = 23 - mantissa;
     const uint magic = (uint)(151 - bias - mantissa) << 23;
-    uint16 code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((uint)(127 - bias) << mantissa);
-    code = a < (uint)(128 - bias) << 23 ? as_uint16(as_float16(a) + as_float(magic)) - magic : code;
+    uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((uint)(127 - bias) << mantissa);
+    code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
     code = min(code, overflow) | (u >> 31) << (bits - 1);
     return a > 0x7F800000u ? nan_code : code;
 }
 
-static inline vec decode(uint16 code, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
+static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
 {
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
-    const uint16 a = code & (sign - 1);
+    const uvec a = code & (sign - 1);
     /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
     const int least = 1 - bias - mantissa;
     const float step = as_float(least < -126 ? 1u << (least + 149) : (uint)(least + 127) << 23);
-    uint16 u = a < 1u << mantissa ? as_uint16(convert_float16(a) * step)
+    uvec u = a < 1u << mantissa ? as_uvec(convert_vec(a) * step)
                                   : (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
     if (special == 2)
         u = a == infinity ? 0x7F800000u : u;
@@ -52,8 +52,10 @@ static inline vec decode(uint16 code, int bits, int mantissa, int bias, uint ove
         u = a > infinity ? QUIET : u;
     if (special == 1)
         u = a == nan_code ? QUIET : u;
-    return as_float16(u);
+    return as_vec(u);
 }
+
+#if MOERT_ITEMS == 1 /* what only families without the GPU form use */
 
 /* 2^(b-127), NaN for 255. */
 static inline vec decode_e8m0(uint16 b)
@@ -271,3 +273,5 @@ static inline void store_as(vec x, global void *p, int type, ulong at, int n)
     for (int i = 0; i < n; i++)
         q[i] = lane[i];
 }
+
+#endif

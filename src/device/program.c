@@ -26,11 +26,9 @@ static bool is_nvidia(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {
-    "address",   "amax",     "attention", "bias",        "cast",     "dequantize",
-    "embedding", "exchange", "gemm",      "gemm_packed", "glu",      "loss",
-    "norm",      "op_glu",   "op_rows",   "optimizer",   "quantize", "reduce",
-    "roof",      "rope",     "router",    "scales"};
+static const char *const cpu_families[] = {"amax",        "attention", "dequantize", "gemm",
+                                           "gemm_packed", "op_glu",    "op_rows",    "quantize",
+                                           "roof",        "router",    "scales"};
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {

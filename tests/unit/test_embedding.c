@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* Embedding: rows are copied, gradients are summed per sequence in token order. */
 #include <math.h>
 #include <stdlib.h>
