@@ -7,10 +7,11 @@
  * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
  * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
  * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32).
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32), MOERT_NVIDIA (the compute capability of NVIDIA's
+ * GPUs, as 90; others 0).
  */
-#if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
-#error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
+#if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS) || !defined(MOERT_NVIDIA)
+#error "MOERT_CPU, MOERT_FP64, MOERT_ITEMS and MOERT_NVIDIA must be defined"
 #endif
 #pragma OPENCL FP_CONTRACT OFF
 #if MOERT_FP64
@@ -18,6 +19,9 @@
 #endif
 
 #define KERNEL __attribute__((reqd_work_group_size(MOERT_ITEMS, 1, 1))) kernel
+/* Of a kernel with little to share out: more teams to a work-group, get_local_id(1) is which. */
+#define TEAMS (MOERT_ITEMS == 1 ? 1 : 32)
+#define KERNEL_OF_TEAMS __attribute__((reqd_work_group_size(MOERT_ITEMS, TEAMS, 1))) kernel
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 
@@ -26,12 +30,18 @@
 typedef float16 vec;
 typedef int16 ivec;
 typedef uint16 uvec;
+#define as_vec as_float16
+#define as_ivec as_int16
+#define as_uvec as_uint16
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
 #define PART 4
 typedef float4 vec;
 typedef int4 ivec;
 typedef uint4 uvec;
+#define as_vec as_float4
+#define as_ivec as_int4
+#define as_uvec as_uint4
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
@@ -106,7 +116,7 @@ static inline void store_part(vec x, global float *p, int n)
 }
 
 /*
- * Sum and maximum of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
+ * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
  * `team` is what TEAM declares.
  */
 #if MOERT_ITEMS == 1
@@ -124,6 +134,14 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint8 a = max(x.lo, x.hi);
+    uint4 b = max(a.lo, a.hi);
+    uint2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
 }
 #else
 /* The 32 items' floats, in all items. */
@@ -158,6 +176,24 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint2 own = max(x.lo, x.hi);
+    uint most = max(own.x, own.y);
+#if MOERT_NVIDIA >= 80
+    __asm__ volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(most));
+    return most;
+#else
+    float16 low, high;
+    share_floats(as_float(most), team, &low, &high);
+    uint16 all = max(as_uint16(low), as_uint16(high));
+    uint8 a = max(all.lo, all.hi);
+    uint4 b = max(a.lo, a.hi);
+    uint2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
+#endif
 }
 #endif
 
