@@ -7,26 +7,27 @@
  * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
  * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
  * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32), MOERT_NVIDIA (the compute capability of NVIDIA's
- * GPUs, as 90; others 0).
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). ALIGNED may be defined in the GPU form: what is
+ * read and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a part is one
+ * access or none, and the compiler can have many under way.
  */
-#if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS) || !defined(MOERT_NVIDIA)
-#error "MOERT_CPU, MOERT_FP64, MOERT_ITEMS and MOERT_NVIDIA must be defined"
+#if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
+#error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
 #endif
 #pragma OPENCL FP_CONTRACT OFF
 #if MOERT_FP64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-#define KERNEL __attribute__((reqd_work_group_size(MOERT_ITEMS, 1, 1))) kernel
-/* Of a kernel with little to share out: more teams to a work-group, get_local_id(1) is which. */
-#define TEAMS (MOERT_ITEMS == 1 ? 1 : 32)
-#define KERNEL_OF_TEAMS __attribute__((reqd_work_group_size(MOERT_ITEMS, TEAMS, 1))) kernel
+#define KERNEL          KERNEL_OF(1)
+#define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 
+/* BATCH: steps whose loads are under way together in loops that are to hide the way to memory. */
 #if MOERT_ITEMS == 1
 #define PART 16
+#define BATCH 1
 typedef float16 vec;
 typedef int16 ivec;
 typedef uint16 uvec;
@@ -36,6 +37,7 @@ typedef uint16 uvec;
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
 #define PART 4
+#define BATCH 4
 typedef float4 vec;
 typedef int4 ivec;
 typedef uint4 uvec;
@@ -46,15 +48,26 @@ typedef uint4 uvec;
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
-/* Where in a step this work-item's part begins. */
-static inline int part_start(void)
+static inline int item_index(void)
 {
-    return MOERT_ITEMS > 1 ? (int)get_local_id(0) * PART : 0;
+    return MOERT_ITEMS > 1 ? (int)get_local_id(0) : 0;
 }
 
 static inline bool is_first_item(void)
 {
-    return MOERT_ITEMS == 1 || get_local_id(0) == 0;
+    return item_index() == 0;
+}
+
+/* Where in a step this work-item's part begins. */
+static inline int part_start(void)
+{
+    return item_index() * PART;
+}
+
+/* Which of a work-group's teams this work-item's is. */
+static inline int team_index(void)
+{
+    return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
 /* The places in a step of this work-item's lanes. */
@@ -63,14 +76,19 @@ static inline ivec lane_places(void)
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. */
-#define TEAM local float team[MOERT_ITEMS]
+/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. With
+ * several teams it is an array of theirs, and they join at the same time. */
+#define TEAM           local float team[MOERT_ITEMS]
+#define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
 
-/* Reads n (any positive number; a step takes up to VEC) floats; the lanes past them are zero. */
+/* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes past them are zero. */
 static inline vec load_part(global const float *p, int n)
 {
     p += part_start();
     n -= part_start();
+#ifdef ALIGNED
+    return n > 0 ? *(global const vec *)p : 0.0f;
+#endif
 #if MOERT_ITEMS == 1
     if (n >= PART)
         return vload16(0, p);
@@ -88,11 +106,16 @@ static inline vec load_part(global const float *p, int n)
 #endif
 }
 
-/* Writes the first n (any positive number) lanes of the step. */
+/* Writes the first n lanes of the step. */
 static inline void store_part(vec x, global float *p, int n)
 {
     p += part_start();
     n -= part_start();
+#ifdef ALIGNED
+    if (n > 0)
+        *(global vec *)p = x;
+    return;
+#endif
     float lane[PART];
 #if MOERT_ITEMS == 1
     if (n >= PART) {
@@ -113,6 +136,19 @@ static inline void store_part(vec x, global float *p, int n)
     for (int i = 0; i < PART; i++)
         if (i < n)
             p[i] = lane[i];
+}
+
+/* The same for BATCH steps. */
+static inline void load_batch(vec x[BATCH], global const float *p, int n)
+{
+    UNROLL for (int i = 0; i < BATCH; i++)
+        x[i] = load_part(p + i * VEC, n - i * VEC);
+}
+
+static inline void store_batch(const vec x[BATCH], global float *p, int n)
+{
+    UNROLL for (int i = 0; i < BATCH; i++)
+        store_part(x[i], p + i * VEC, n - i * VEC);
 }
 
 /*
@@ -142,6 +178,41 @@ static inline uint max_uints(uvec x, local float *team)
     uint4 b = max(a.lo, a.hi);
     uint2 c = max(b.lo, b.hi);
     return max(c.x, c.y);
+}
+#elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+/* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or down. */
+static inline float exchanged(float x, int distance)
+{
+    float other;
+    __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;" : "=f"(other) : "f"(x), "r"(distance));
+    return other;
+}
+
+static inline float sum_lanes(vec x, local float *team)
+{
+    float2 own = x.lo + x.hi;
+    float sum = own.x + own.y;
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        sum += exchanged(sum, distance);
+    return sum;
+}
+
+static inline float max_lanes(vec x, local float *team)
+{
+    float2 own = fmax(x.lo, x.hi);
+    float most = fmax(own.x, own.y);
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        most = fmax(most, exchanged(most, distance));
+    return most;
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint2 own = max(x.lo, x.hi);
+    uint most = max(own.x, own.y);
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        most = max(most, as_uint(exchanged(as_float(most), distance)));
+    return most;
 }
 #else
 /* The 32 items' floats, in all items. */
@@ -182,10 +253,6 @@ static inline uint max_uints(uvec x, local float *team)
 {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
-#if MOERT_NVIDIA >= 80
-    __asm__ volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(most));
-    return most;
-#else
     float16 low, high;
     share_floats(as_float(most), team, &low, &high);
     uint16 all = max(as_uint16(low), as_uint16(high));
@@ -193,7 +260,6 @@ static inline uint max_uints(uvec x, local float *team)
     uint4 b = max(a.lo, a.hi);
     uint2 c = max(b.lo, b.hi);
     return max(c.x, c.y);
-#endif
 }
 #endif
 

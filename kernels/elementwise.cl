@@ -3,13 +3,18 @@
  *
  * Deterministic. A team owns BLOCK consecutive floats. No local memory.
  */
-#define BLOCK 4096
+#define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
 KERNEL void add(global const float *restrict x, global float *restrict y, ulong n)
 {
-    ulong first = get_group_id(0) * (ulong)BLOCK, end = min(first + BLOCK, n);
-    for (ulong i = first; i < end; i += VEC) {
-        int part = (int)min((ulong)VEC, end - i);
-        store_part(load_part(y + i, part) + load_part(x + i, part), y + i, part);
+    ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
+    for (ulong i = first; i < end; i += BATCH * VEC) {
+        int left = (int)min(BLOCK, end - i);
+        vec a[BATCH], b[BATCH];
+        load_batch(a, x + i, left);
+        load_batch(b, y + i, left);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            b[k] += a[k];
+        store_batch(b, y + i, left);
     }
 }

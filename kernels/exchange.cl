@@ -9,7 +9,7 @@
  *
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (CPU devices only, where a kernel
  * may follow any address of its process); REMOTE = 0: one plain buffer, the rank is not looked at.
- * A work-item moves TOKENS tokens. No local memory. Deterministic: each row has one writer, each sum one order.
+ * A team moves TOKENS tokens or SLOTS slots. No local memory. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
  * they need comes once, at the end of the work-item.
@@ -18,8 +18,13 @@
 #error "REMOTE must be defined (0, 1)"
 #endif
 
-#define TOKENS  16
-#define SLOTS   256
+#if MOERT_ITEMS == 1
+#define TOKENS 16
+#define SLOTS  256
+#else
+#define TOKENS 1
+#define SLOTS  32
+#endif
 #define STREAMS 8
 #define DROPPED 0xffffffffu
 
@@ -37,13 +42,17 @@ static inline global float *row_of(WINDOW window, uint2 to, uint stride)
 }
 #endif
 
+/* A window of slots has rows of one cell, which begins with the slot's float. */
+typedef float16 cell;
+#define CELL 16
+
 /* Stores 16 floats at a multiple of 64 bytes. */
-static inline void put(vec x, global float *p)
+static inline void put(cell x, global float *p)
 {
 #if MOERT_CPU && defined(__clang__)
-    __builtin_nontemporal_store(x, (global vec *)p);
+    __builtin_nontemporal_store(x, (global cell *)p);
 #else
-    *(global vec *)p = x;
+    *(global cell *)p = x;
 #endif
 }
 
@@ -55,71 +64,119 @@ static inline void put_end(void)
 #endif
 }
 
+#if MOERT_ITEMS == 1
+/* A whole row to one expert after the other: the stores stream. */
+static inline void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
+                                  uint width, uint stride)
+{
+    for (uint k = 0; k < topk; k++) {
+        uint2 to = destination[k];
+        if (to.x == DROPPED)
+            continue;
+        global float *row = row_of(window, to, stride);
+        uint whole = width / VEC * VEC;
+        for (uint i = 0; i < whole; i += VEC)
+            put(vload16(0, x + i), row + i);
+        if (whole < width)
+            put(load_part(x + whole, width - whole), row + whole);
+    }
+}
+#else
+/* A batch of steps to all experts: it is read once. */
+static inline void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
+                                  uint width, uint stride)
+{
+    for (int i = 0; i < (int)stride; i += BATCH * VEC) {
+        vec part[BATCH];
+        load_batch(part, x + i, (int)width - i);
+        for (uint k = 0; k < topk; k++)
+            if (destination[k].x != DROPPED)
+                store_batch(part, row_of(window, destination[k], stride) + i, (int)stride - i);
+    }
+}
+#endif
+
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
                           uint topk, uint width, uint stride)
 {
     uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
-    for (uint t = first; t < last; t++) {
-        global const float *x = source + (size_t)t * width;
-        for (uint k = 0; k < topk; k++) {
-            uint2 to = destination[(size_t)t * topk + k];
-            if (to.x == DROPPED)
-                continue;
-            global float *row = row_of(window, to, stride);
-            uint whole = width / VEC * VEC;
-            for (uint i = 0; i < whole; i += VEC)
-                put(vload16(0, x + i), row + i);
-            if (whole < width)
-                put(load_part(x + whole, width - whole), row + whole);
-        }
-    }
+    for (uint t = first; t < last; t++)
+        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk, width, stride);
     put_end();
 }
 
-/* One float per slot, at the start of its row. */
 KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
-    for (uint s = first; s < last; s++) {
+    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
         uint2 to = destination[s];
-        vec x = 0.0f;
+        cell x = 0.0f;
         x.s0 = source[s];
         if (to.x != DROPPED)
-            put(x, row_of(window, to, VEC));
+            put(x, row_of(window, to, CELL));
     }
     put_end();
 }
 
+/* Adds the rows of up to STREAMS slots, read side by side, to a token's sum. */
+#if MOERT_ITEMS == 1
+static inline void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight,
+                                    global float *out, bool started, uint slots, uint width, uint stride)
+{
+    global const float *row[STREAMS];
+    float factor[STREAMS];
+    uint streams = 0;
+    for (uint k = 0; k < slots; k++) {
+        if (destination[k].x == DROPPED)
+            continue;
+        row[streams] = row_of(window, destination[k], stride);
+        factor[streams++] = weight != 0 ? weight[k] : 1.0f;
+    }
+    for (uint i = 0; i < width; i += VEC) {
+        vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
+        for (uint j = 0; j < streams; j++)
+            sum = fma((vec)factor[j], *(global const vec *)(row[j] + i), sum);
+        store_part(sum, out + i, width - i);
+    }
+}
+#else
+static inline void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight,
+                                    global float *out, bool started, uint slots, uint width, uint stride)
+{
+    global const float *row[STREAMS]; /* null: none */
+    float factor[STREAMS];
+    UNROLL for (uint k = 0; k < STREAMS; k++) {
+        const bool taken = k < slots && destination[k].x != DROPPED;
+        row[k] = taken ? row_of(window, destination[k], stride) : 0;
+        factor[k] = taken && weight != 0 ? weight[k] : 1.0f;
+    }
+    for (int i = 0; i < (int)width; i += VEC) {
+        const int n = (int)width - i;
+        vec sum = started ? load_part(out + i, n) : (vec)0.0f, part[STREAMS];
+        UNROLL for (int k = 0; k < STREAMS; k++)
+            part[k] = load_part(row[k] + i, row[k] != 0 ? n : 0);
+        UNROLL for (int k = 0; k < STREAMS; k++)
+            sum = row[k] != 0 ? fma((vec)factor[k], part[k], sum) : sum;
+        store_part(sum, out + i, n);
+    }
+}
+#endif
+
 /*
- * STREAMS rows are read side by side; a token with more slots continues from the partial sum in `target`, which has the
- * same bits as one long chain. weight 0 (null) means 1 for all.
+ * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
+ * chain. weight 0 (null) means 1 for all.
  */
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
     for (uint t = first; t < last; t++) {
-        global float *out = target + (size_t)t * width;
         uint k = 0;
-        bool started = false;
         do {
-            global const float *row[STREAMS];
-            float factor[STREAMS];
-            uint streams = 0;
-            for (; k < topk && streams < STREAMS; k++) {
-                size_t slot = (size_t)t * topk + k;
-                if (destination[slot].x == DROPPED)
-                    continue;
-                row[streams] = row_of(window, destination[slot], stride);
-                factor[streams++] = weight != 0 ? weight[slot] : 1.0f;
-            }
-            for (uint i = 0; i < width; i += VEC) {
-                vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
-                for (uint j = 0; j < streams; j++)
-                    sum = fma((vec)factor[j], *(global const vec *)(row[j] + i), sum);
-                store_part(sum, out + i, width - i);
-            }
-            started = true;
+            const size_t slot = (size_t)t * topk + k;
+            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, target + (size_t)t * width,
+                             k > 0, min(topk - k, (uint)STREAMS), width, stride);
+            k += STREAMS;
         } while (k < topk);
     }
 }
@@ -128,9 +185,9 @@ KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global 
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target, uint slots)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
-    for (uint s = first; s < last; s++) {
+    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
         uint2 to = destination[s];
-        target[s] = to.x != DROPPED ? row_of(window, to, VEC)[0] : 0.0f;
+        target[s] = to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
     }
 }
 
@@ -143,8 +200,8 @@ static inline float probe_value(uint round, uint ranks, uint writer, uint owner)
 
 KERNEL void probe_write(WINDOW window, uint ranks, uint rank, uint round)
 {
-    for (uint owner = 0; owner < ranks; owner++)
-        put((vec)probe_value(round, ranks, rank, owner), row_of(window, (uint2)(owner, rank), VEC));
+    for (uint owner = item_index(); owner < ranks; owner += MOERT_ITEMS)
+        put((cell)probe_value(round, ranks, rank, owner), row_of(window, (uint2)(owner, rank), CELL));
     put_end();
 }
 
@@ -153,9 +210,10 @@ KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round
     uint count = 0;
     for (uint owner = 0; owner < ranks; owner++)
         for (uint writer = 0; writer < ranks; writer++) {
-            vec x = *(global const vec *)row_of(window, (uint2)(owner, writer), VEC);
-            count += any(x != (vec)probe_value(round, ranks, writer, owner));
+            cell x = *(global const cell *)row_of(window, (uint2)(owner, writer), CELL);
+            count += any(x != (cell)probe_value(round, ranks, writer, owner));
         }
-    *wrong = count;
+    if (is_first_item())
+        *wrong = count;
 }
 #endif

@@ -8,23 +8,28 @@
  *   dprob = sum over a row of dh (uc + offset) act
  *
  * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null = not wanted.
- * A work-group makes `split` whole rows, 16 columns at a time. NaNs of g and u pass through the limits; an infinite limit
- * limits nothing. Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod 16, then the
+ * A team makes `split` whole rows, a step of columns at a time. NaNs of g and u pass through the limits; an infinite limit
+ * limits nothing. Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the
  * lanes as a tree. dv may be v.
  *
- * Grid: (splits of the rows). No local memory.
+ * Grid: (splits of the rows). Local memory: the team's.
  */
 
 #include "glu.h"
 
-/* Columns [j, j + n) of a row v[2I], n below 16 at the row's end. */
+/*
+ * Columns [j, j + n) of a row v[2I], n below VEC at the row's end. Of an interleaved row an item has the pairs that lie
+ * together at twice its place: two parts, of which load_part adds its place to the first.
+ */
 static inline pair load_pair(global const float *v, int j, int n, int width, int interleaved)
 {
     if (!interleaved)
         return (pair){load_part(v + j, n), load_part(v + width + j, n)};
-    vec a = load_part(v + 2 * j, 2 * n), b = 0.0f;
-    if (2 * n > VEC)
-        b = load_part(v + 2 * j + VEC, 2 * n - VEC);
+    global const float *own = v + 2 * j + part_start();
+    const int left = 2 * n - part_start();
+    vec a = load_part(own, left), b = 0.0f;
+    if (left > part_start() + PART)
+        b = load_part(own + PART, left - PART);
     return gate_and_up(a, b, interleaved);
 }
 
@@ -35,14 +40,16 @@ static inline void store_pair(pair x, global float *v, int j, int n, int width, 
         store_part(x.u, v + width + j, n);
         return;
     }
+    global float *own = v + 2 * j + part_start();
+    const int left = 2 * n - part_start();
     vec a, b;
     a.even = x.g.lo;
     a.odd = x.u.lo;
     b.even = x.g.hi;
     b.odd = x.u.hi;
-    store_part(a, v + 2 * j, 2 * n);
-    if (2 * n > VEC)
-        store_part(b, v + 2 * j + VEC, 2 * n - VEC);
+    store_part(a, own, left);
+    if (left > part_start() + PART)
+        store_part(b, own + PART, left - PART);
 }
 
 KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global float *h, uint rows,
@@ -53,11 +60,24 @@ KERNEL void glu_forward(global const float *v, global const float *prob, ulong p
     for (uint m = first; m < end; m++) {
         global const float *row = v + (ulong)m * 2 * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
-        for (int j = 0; j < width; j += VEC) {
-            pair x = load_pair(row, j, width - j, width, interleaved);
-            store_part(glu_of(x, p, form), h + (ulong)m * width + j, width - j);
+        for (int j = 0; j < width; j += BATCH * VEC) {
+            pair x[BATCH];
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[k] = load_pair(row, j + k * VEC, width - j - k * VEC, width, interleaved);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                store_part(glu_of(x[k], p, form), h + (ulong)m * width + j + k * VEC, width - j - k * VEC);
         }
     }
+}
+
+/* The gradients of a step's pairs by q = dh, and what they add to dprob. */
+static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dprob)
+{
+    const pair c = clamp_pair(x, form.limit);
+    vec s = sigmoid(form.alpha * c.g), act = c.g * s, up = c.u + form.offset;
+    vec dg = q * prob * up * s * (1.0f + form.alpha * c.g * (1.0f - s)), du = q * prob * act;
+    *dprob += q * up * act;
+    return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
 }
 
 KERNEL void glu_backward(global const float *v, global const float *prob, ulong prob_stride, global const float *dh,
@@ -65,21 +85,25 @@ KERNEL void glu_backward(global const float *v, global const float *prob, ulong 
                          float alpha, float offset, uint split)
 {
     TEAM;
+    const glu_form form = {interleaved, limit, alpha, offset};
     uint first = get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
-        global const float *row = v + (ulong)m * 2 * width;
+        ulong row = (ulong)m * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f, sum = 0.0f;
-        for (int j = 0; j < width; j += VEC) {
-            int n = width - j;
-            pair x = load_pair(row, j, n, width, interleaved), c = clamp_pair(x, limit);
-            vec s = sigmoid(alpha * c.g), act = c.g * s, up = c.u + offset;
-            vec q = load_part(dh + (ulong)m * width + j, n);
-            vec dg = q * p * up * s * (1.0f + alpha * c.g * (1.0f - s)), du = q * p * act;
-            sum += q * up * act;
-            pair d = {x.g > limit ? 0.0f : dg, x.u > limit || x.u < -limit ? 0.0f : du};
-            store_pair(d, dv + (ulong)m * 2 * width, j, n, width, interleaved);
+        for (int j = 0; j < width; j += BATCH * VEC) {
+            pair x[BATCH];
+            vec q[BATCH];
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[k] = load_pair(v + 2 * row, j + k * VEC, width - j - k * VEC, width, interleaved);
+            load_batch(q, dh + row + j, width - j);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                store_pair(gradient_of(x[k], q[k], p, form, &sum), dv + 2 * row, j + k * VEC, width - j - k * VEC,
+                           width, interleaved);
         }
-        if (dprob != 0)
-            dprob[m * prob_stride] = sum_lanes(sum, team);
+        if (dprob != 0) {
+            float total = sum_lanes(sum, team);
+            if (is_first_item())
+                dprob[m * prob_stride] = total;
+        }
     }
 }

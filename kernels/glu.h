@@ -1,8 +1,8 @@
 /*
- * The gated linear unit on 16 pairs at a time; formulas in glu.cl and op_glu.cl.
+ * The gated linear unit on a vector of pairs at a time; formulas in glu.cl and op_glu.cl.
  */
 
-/* 16 columns of gate and up. */
+/* Columns of gate and up. */
 typedef struct pair {
     vec g, u;
 } pair;

@@ -6,21 +6,29 @@
  *
  * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of V or more, and any
  * logit that is not finite (but -infinity), gives a loss of NaN.
- * Deterministic: a row depends on itself alone and the order of its sums on V alone. 16 lanes are summed in blocks of
- * BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a long row small.
- * A work-item owns one row. No local memory.
+ * Deterministic: a row depends on itself alone and the order of its sums on V alone.
+ * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
+ * the blocks, then the lanes; two levels keep the rounding error of a long row small.
+ * GPU form: CREW teams own a row, which they read twice. In the first pass a work-item scales its sum anew when it meets a
+ * larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
+ * Local memory: the teams'.
  */
 #define BLOCK 64
+#define CREW  (MOERT_ITEMS == 1 ? 1 : 8)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
 static inline vec load_logits(global const float *p, int n)
 {
-    if (n >= VEC)
-        return vload16(0, p);
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return select((vec)(-INFINITY), load_part(p, n), lane < (int16)(n));
+    return n >= VEC ? load_part(p, n) : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
 }
 
+static inline void row_zero(global float *row, ulong vocabulary)
+{
+    for (ulong v = team_index() * VEC; v < vocabulary; v += CREW * VEC)
+        store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
+}
+
+#if MOERT_ITEMS == 1
 static inline float row_maximum(global const float *row, ulong vocabulary)
 {
     vec most = (vec)(-INFINITY);
@@ -48,41 +56,109 @@ static inline float row_exponentials(global float *row, ulong vocabulary, float 
     return sum_lanes(sum, 0);
 }
 
-static inline void row_zero(global float *row, ulong vocabulary)
-{
-    for (ulong v = 0; v < vocabulary; v += VEC)
-        store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
-}
-
 /* row = (row / sum - onehot(target)) * factor */
 static inline void row_gradient(global float *row, ulong vocabulary, float sum, float factor, ulong target)
 {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (ulong v = 0; v < vocabulary; v += VEC) {
         int n = (int)min((ulong)VEC, vocabulary - v);
         vec p = load_part(row + v, n) / (vec)(sum);
         if (target - v < VEC)
-            p = select(p, p - (vec)(1.0f), lane == (int16)((int)(target - v)));
+            p = select(p, p - (vec)(1.0f), lane_places() == (ivec)((int)(target - v)));
         store_part(p * (vec)(factor), row + v, n);
     }
 }
 
-KERNEL void cross_entropy(global const int *restrict targets, global float *restrict logits,
-                          global float *restrict loss, ulong vocabulary, float factor)
+/* The loss; and the gradient when factor is not 0. */
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor, local float *team,
+                             local float *crew)
 {
+    float most = row_maximum(row, vocabulary);
+    float chosen = target < vocabulary ? row[target] : NAN;
+    float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
+    if (factor != 0.0f)
+        row_gradient(row, vocabulary, sum, factor, target);
+    return log((vec)(sum)).s0 - (chosen - most);
+}
+#else
+/* exp(x - most), where most may be -infinity as all of x is. */
+static inline vec exponentials(vec x, float most)
+{
+    return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
+}
+
+/* The work-item's largest logit; *sum of exp(logit - largest). */
+static inline float scan_row(global const float *row, ulong vocabulary, float *sum)
+{
+    float most = -INFINITY;
+    vec lanes = 0.0f;
+    for (ulong v = team_index() * BATCH * VEC; v < vocabulary; v += CREW * BATCH * VEC) {
+        vec x[BATCH], peak = most;
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            x[k] = load_logits(row + v + k * VEC, (int)min((long)VEC, (long)vocabulary - (long)v - k * VEC));
+            peak = fmax(peak, x[k]);
+        }
+        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
+        lanes *= exponentials(most, larger);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            lanes += exponentials(x[k], larger);
+        most = larger;
+    }
+    *sum = lanes.x + lanes.y + lanes.z + lanes.w;
+    return most;
+}
+
+/* What the teams have, joined in their order. */
+static inline float join_crew(float x, bool largest, local float *crew)
+{
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (is_first_item())
+        crew[team_index()] = x;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float all = crew[0];
+    UNROLL for (int i = 1; i < CREW; i++)
+        all = largest ? fmax(all, crew[i]) : all + crew[i];
+    return all;
+}
+
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor, local float *team,
+                             local float *crew)
+{
+    float chosen = target < vocabulary ? row[target] : NAN, own;
+    const float peak = scan_row(row, vocabulary, &own);
+    const float most = join_crew(max_lanes(peak, team), true, crew);
+    own *= exp2((peak - most) * M_LOG2E_F);
+    const float sum = join_crew(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, crew), scale = factor / sum;
+    if (factor == 0.0f)
+        return log(sum) - (chosen - most);
+    for (ulong v = team_index() * BATCH * VEC; v < vocabulary; v += CREW * BATCH * VEC) {
+        const int n = (int)min((ulong)BATCH * VEC, vocabulary - v);
+        vec x[BATCH];
+        load_batch(x, row + v, n);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            x[k] = exponentials(x[k], most) * scale;
+        if (target - v < BATCH * VEC) {
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
+        }
+        store_batch(x, row + v, n);
+    }
+    return log(sum) - (chosen - most);
+}
+#endif
+
+KERNEL_OF(CREW) void cross_entropy(global const int *restrict targets, global float *restrict logits,
+                                   global float *restrict loss, ulong vocabulary, float factor)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
     ulong t = get_group_id(0);
     global float *row = logits + t * vocabulary;
     int target = targets[t];
-    if (target < 0) {
-        loss[t] = 0.0f;
-        if (factor != 0.0f)
-            row_zero(row, vocabulary);
-        return;
-    }
-    float most = row_maximum(row, vocabulary);
-    float chosen = (ulong)target < vocabulary ? row[target] : NAN;
-    float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
-    loss[t] = log((vec)(sum)).s0 - (chosen - most);
-    if (factor != 0.0f)
-        row_gradient(row, vocabulary, sum, factor, (ulong)target);
+    float value = 0.0f;
+    if (target >= 0)
+        value = row_loss(row, vocabulary, (ulong)target, factor, team[team_index()], crew);
+    else if (factor != 0.0f)
+        row_zero(row, vocabulary);
+    if (is_first_item() && team_index() == 0)
+        loss[t] = value;
 }

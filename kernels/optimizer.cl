@@ -8,24 +8,32 @@
  *                                                                          root  = sqrt(1 - beta2^t)
  *
  * Shapes: parameter, gradient, first, second [n] floats. Deterministic; the host computes the factors in float64.
- * A work-item owns BLOCK consecutive floats. No local memory.
+ * A team owns BLOCK consecutive floats. No local memory.
  */
-#define BLOCK 4096
+#define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
 KERNEL void adamw(global float *restrict parameter, global const float *restrict gradient,
-                  global float *restrict first_moment, global float *restrict second_moment, ulong n, float scale,
-                  float keep, float beta1, float rest1, float beta2, float rest2, float step, float root, float epsilon)
+                  global float *restrict first_moment, global float *restrict second_moment, ulong n,
+                  float scale, float keep, float beta1, float rest1, float beta2, float rest2, float step, float root,
+                  float epsilon)
 {
-    ulong first = get_group_id(0) * (ulong)BLOCK, end = min(first + BLOCK, n);
-    for (ulong i = first; i < end; i += VEC) {
-        int part = (int)min((ulong)VEC, end - i);
-        vec g = load_part(gradient + i, part) * scale;
-        vec p = load_part(parameter + i, part) * keep;
-        vec m = load_part(first_moment + i, part) * beta1 + g * rest1;
-        vec v = load_part(second_moment + i, part) * beta2 + (g * rest2) * g;
-        vec denominator = sqrt(v) / (vec)(root) + (vec)(epsilon);
-        store_part(m, first_moment + i, part);
-        store_part(v, second_moment + i, part);
-        store_part(p - m * step / denominator, parameter + i, part);
+    ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
+    for (ulong i = first; i < end; i += BATCH * VEC) {
+        int left = (int)min(BLOCK, end - i);
+        vec g[BATCH], p[BATCH], m[BATCH], v[BATCH];
+        load_batch(g, gradient + i, left);
+        load_batch(p, parameter + i, left);
+        load_batch(m, first_moment + i, left);
+        load_batch(v, second_moment + i, left);
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            g[k] *= scale;
+            m[k] = m[k] * beta1 + g[k] * rest1;
+            v[k] = v[k] * beta2 + (g[k] * rest2) * g[k];
+            vec denominator = sqrt(v[k]) / (vec)(root) + (vec)(epsilon);
+            p[k] = p[k] * keep - m[k] * step / denominator;
+        }
+        store_batch(m, first_moment + i, left);
+        store_batch(v, second_moment + i, left);
+        store_batch(p, parameter + i, left);
     }
 }

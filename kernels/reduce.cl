@@ -8,43 +8,55 @@
  *                 to that of tensor i + 1; table[count] of (begin, length, block). A block is BLOCK floats, counted from
  *                 its tensor's start, so that a sum does not depend on where the tensor lies.
  *
- * Deterministic: per element exactly the tree's additions; a block's 16 lanes run over its vectors in order, then the
- * lanes are added in order. Sums of squares are double where the device has it (MOERT_FP64).
- * A work-item owns COLUMNS columns through all steps, or one block. No local memory.
+ * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
+ * added, in the CPU form in order. Sums of squares are double where the device has it (MOERT_FP64).
+ * A team owns COLUMNS columns through all steps, or one block. Local memory: a number for each item (sum_squares).
  */
-#define COLUMNS 1024
+#define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK   4096
 
 #if MOERT_FP64
 typedef double real;
-typedef double16 real16;
-#define to_real16 convert_double16
+#if MOERT_ITEMS == 1
+typedef double16 real_vec;
+#define to_real convert_double16
+#else
+typedef double4 real_vec;
+#define to_real convert_double4
+#endif
 #else
 typedef float real;
-typedef float16 real16;
-#define to_real16(x) (x)
+typedef vec real_vec;
+#define to_real(x) (x)
 #endif
 
 static inline void add_row(global float *left, global const float *right, ulong first, ulong end)
 {
-    for (ulong i = first; i < end; i += VEC) {
-        int part = (int)min((ulong)VEC, end - i);
-        store_part(load_part(left + i, part) + load_part(right + i, part), left + i, part);
+    for (ulong i = first; i < end; i += BATCH * VEC) {
+        int n = (int)min((ulong)BATCH * VEC, end - i);
+        vec a[BATCH], b[BATCH];
+        load_batch(a, left + i, n);
+        load_batch(b, right + i, n);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            a[k] += b[k];
+        store_batch(a, left + i, n);
     }
 }
 
 static inline void copy_row(global float *to, global const float *from, ulong first, ulong end)
 {
-    for (ulong i = first; i < end; i += VEC) {
-        int part = (int)min((ulong)VEC, end - i);
-        store_part(load_part(from + i, part), to + i, part);
+    for (ulong i = first; i < end; i += BATCH * VEC) {
+        int n = (int)min((ulong)BATCH * VEC, end - i);
+        vec part[BATCH];
+        load_batch(part, from + i, n);
+        store_batch(part, to + i, n);
     }
 }
 
 KERNEL void tree_reduce(global float *partial, global const uint *plan, uint node_count, uint step_count, ulong n,
                         global float *target, ulong stride, ulong offset, int accumulate)
 {
-    ulong first = get_group_id(0) * (ulong)COLUMNS, end = min(first + COLUMNS, n);
+    ulong first = get_group_id(0) * COLUMNS, end = min(first + COLUMNS, n);
     global const uint *step = plan + node_count;
     for (uint i = 0; i < step_count; i++)
         add_row(partial + step[2 * i] * n, partial + step[2 * i + 1] * n, first, end);
@@ -57,9 +69,30 @@ KERNEL void tree_reduce(global float *partial, global const uint *plan, uint nod
     }
 }
 
+/* The sum of all lanes, for the first item. */
+static inline real sum_reals(real_vec x, local real *items)
+{
+#if MOERT_ITEMS == 1
+    real lane[VEC], total = 0;
+    vstore16(x, 0, lane);
+    for (int i = 0; i < VEC; i++)
+        total += lane[i];
+    return total;
+#else
+    items[item_index()] = (x.x + x.z) + (x.y + x.w);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    real total = 0;
+    if (is_first_item())
+        for (int i = 0; i < MOERT_ITEMS; i++)
+            total += items[i];
+    return total;
+#endif
+}
+
 KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table, uint count,
                         global real *restrict sum)
 {
+    local real items[MOERT_ITEMS];
     ulong block = get_group_id(0);
     uint tensor = 0; /* the last one whose blocks begin at or before this block */
     for (uint above = count; above - tensor > 1;) {
@@ -71,14 +104,16 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
     }
     ulong begin = table[3 * tensor], length = table[3 * tensor + 1];
     ulong first = (block - table[3 * tensor + 2]) * BLOCK, end = min(first + BLOCK, length);
-    real16 squares = (real16)(0);
-    for (ulong i = first; i < end; i += VEC) {
-        real16 value = to_real16(load_part(x + begin + i, (int)min((ulong)VEC, end - i)));
-        squares += value * value;
+    real_vec squares = (real_vec)(0);
+    for (ulong i = first; i < end; i += BATCH * VEC) {
+        vec part[BATCH];
+        load_batch(part, x + begin + i, (int)(end - i));
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            real_vec value = to_real(part[k]);
+            squares += value * value;
+        }
     }
-    real lane[VEC], total = 0;
-    vstore16(squares, 0, lane);
-    for (int i = 0; i < VEC; i++)
-        total += lane[i];
-    sum[block] = total;
+    const real total = sum_reals(squares, items);
+    if (is_first_item())
+        sum[block] = total;
 }

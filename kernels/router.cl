@@ -241,7 +241,7 @@ KERNEL void router_backward(global const float *logits, global const float *scor
     }
 }
 
-#if TEAMS == 1
+#if MOERT_ITEMS == 1
 KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
                         int experts, int score)
 {
@@ -260,8 +260,10 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
     }
 }
 #else
-KERNEL_OF_TEAMS void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
-                                 int experts, int score)
+#define TEAMS 32
+
+KERNEL_OF(TEAMS) void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
+                                  int experts, int score)
 {
     local float teams[TEAMS][MOERT_ITEMS] __attribute__((aligned(64)));
     local float sums[TEAMS][VEC] __attribute__((aligned(64)));

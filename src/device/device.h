@@ -6,8 +6,9 @@
  *
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
  * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
- * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give the
- * number of work-groups only, the kernel the size of one. Families called nvidia_* are for sm_90a (device/ptx.h).
+ * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give
+ * the number of work-groups only, the kernel the size of one. Families called nvidia_* are for
+ * sm_90a (device/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -49,6 +50,16 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
 void moert_device_close(moert_device *device);
 
 const moert_device_info *moert_device_describe(const moert_device *device);
+
+/* What a work-group takes, in the form of the device's kernels. */
+static inline size_t moert_share(const moert_device *device, size_t cpu, size_t gpu) {
+    return moert_device_describe(device)->gpu_form ? gpu : cpu;
+}
+
+/* A family's program, for rows that begin and end at multiples of 4 floats (ALIGNED in
+ * kernels/common.h) when all sizes do, which are given or'ed: what helps GPUs alone. */
+#define MOERT_PROGRAM(device, family, sizes)                                                       \
+    (moert_share((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
 /* ---- launches ---- */
 

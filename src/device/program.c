@@ -27,9 +27,8 @@ static bool is_nvidia(const char *spec) {
 
 /* Families that have the CPU form alone. */
 static const char *const cpu_families[] = {
-    "address",  "amax",      "attention",   "bias",   "cast", "dequantize", "embedding",
-    "exchange", "gemm",      "gemm_packed", "glu",    "loss", "norm",       "op_glu",
-    "op_rows",  "optimizer", "quantize",    "reduce", "roof", "rope",       "scales"};
+    "amax", "attention", "bias",    "cast",     "dequantize", "gemm",  "gemm_packed",
+    "norm", "op_glu",    "op_rows", "quantize", "roof",       "scales"};
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {
@@ -41,11 +40,10 @@ static int team_items(const moert_device *device, const char *spec) {
 }
 
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
-    *options =
-        moert_text_format("%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d -DMOERT_NVIDIA=%u%s",
-                          is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2",
-                          device->info.is_cpu, device->info.has_fp64, team_items(device, spec),
-                          device->info.nvidia, spec + strcspn(spec, " "));
+    *options = moert_text_format(
+        "%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s",
+        is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2", device->info.is_cpu,
+        device->info.has_fp64, team_items(device, spec), spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }

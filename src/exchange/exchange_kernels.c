@@ -3,51 +3,53 @@
 #include "device/profile.h"
 #include "exchange/internal.h"
 
-enum { TOKENS_PER_GROUP = 16, SLOTS_PER_GROUP = 256 }; /* TOKENS and SLOTS of the kernels */
-
-static const char *program(bool remote) {
-    return remote ? "exchange -DREMOTE=1" : "exchange -DREMOTE=0";
-}
+/* TOKENS and SLOTS of the kernels. */
+enum { TOKENS = 16, GPU_TOKENS = 1, SLOTS = 256, GPU_SLOTS = 32 };
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
 }
 
-/* The sizes that the kernels take, narrowed. */
+/* The program, and the sizes that the kernels take, narrowed. */
 typedef struct moert_shape {
+    const char *program;
     unsigned tokens, topk, slots, width, stride;
     moert_grid by_token, by_slot;
 } moert_shape;
 
-static moert_status narrow(const moert_move *move, moert_shape *shape) {
+static moert_status narrow(const moert_move *move, bool remote, moert_shape *shape) {
     const moert_plan *plan = move->plan->plan;
+    const moert_device *device = move->window->exchange->device;
+    const size_t width = move->window->width;
     int slots, stride;
     MOERT_TRY(moert_to_int(plan->tokens * plan->topk, "slots of a plan", &slots));
     MOERT_TRY(moert_to_int(move->window->stride, "width of a window", &stride));
     *shape = (moert_shape){
+        .program = remote ? MOERT_PROGRAM(device, "exchange -DREMOTE=1", width)
+                          : MOERT_PROGRAM(device, "exchange -DREMOTE=0", width),
         .tokens = (unsigned)plan->tokens,
         .topk = (unsigned)plan->topk,
         .slots = (unsigned)slots,
-        .width = (unsigned)move->window->width,
+        .width = (unsigned)width,
         .stride = (unsigned)stride,
-        .by_token = {moert_ceil_div(plan->tokens, TOKENS_PER_GROUP), 1, 1},
-        .by_slot = {moert_ceil_div((size_t)slots, SLOTS_PER_GROUP), 1, 1},
+        .by_token = {moert_ceil_div(plan->tokens, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1},
+        .by_slot = {moert_ceil_div((size_t)slots, moert_share(device, SLOTS, GPU_SLOTS)), 1, 1},
     };
     return MOERT_OK;
 }
 
 /* For a profile: every token's row once, and once for each of its K experts. */
-static void tell_work(const moert_exchange *exchange, bool remote, const moert_shape *shape) {
-    moert_profile_work(exchange->device, program(remote), 0.0,
+static void tell_work(const moert_exchange *exchange, const moert_shape *shape) {
+    moert_profile_work(exchange->device, shape->program, 0.0,
                        sizeof(float) * (double)shape->width *
                            (double)((size_t)shape->tokens + shape->slots));
 }
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, &shape));
-    tell_work(exchange, remote, &shape);
-    MOERT_TRY(MOERT_RUN(exchange->device, program(remote), "dispatch_rows", shape.by_token,
+    MOERT_TRY(narrow(move, remote, &shape));
+    tell_work(exchange, &shape);
+    MOERT_TRY(MOERT_RUN(exchange->device, shape.program, "dispatch_rows", shape.by_token,
                         MOERT_ARG(reach_of(move->window, remote)),
                         MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
                         MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
@@ -56,7 +58,7 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *m
     if (move->slots == NULL)
         return MOERT_OK;
     moert_exchange_count(exchange, move->plan->plan, move->slots->stride);
-    return MOERT_RUN(exchange->device, program(remote), "dispatch_slots", shape.by_slot,
+    return MOERT_RUN(exchange->device, shape.program, "dispatch_slots", shape.by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_source), MOERT_ARG(shape.slots));
 }
@@ -65,9 +67,9 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, &shape));
-    tell_work(exchange, remote, &shape);
-    return MOERT_RUN(exchange->device, program(remote), "combine_rows", shape.by_token,
+    MOERT_TRY(narrow(move, remote, &shape));
+    tell_work(exchange, &shape);
+    return MOERT_RUN(exchange->device, shape.program, "combine_rows", shape.by_token,
                      MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
                      MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
                      MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
@@ -76,8 +78,8 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, &shape));
-    return MOERT_RUN(exchange->device, program(remote), "combine_slots", shape.by_slot,
+    MOERT_TRY(narrow(move, remote, &shape));
+    return MOERT_RUN(exchange->device, shape.program, "combine_slots", shape.by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_target), MOERT_ARG(shape.slots));
 }

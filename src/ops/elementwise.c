@@ -3,12 +3,13 @@
 #include "device/profile.h"
 #include "ops/dense.h"
 
-enum { BLOCK = 4096 }; /* floats of a work-item, as in kernels/elementwise.cl */
+enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a team, as in kernels/elementwise.cl */
 
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
-    moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
-    moert_profile_work(moert_buffer_device(y), "elementwise", 0.0, 3 * sizeof(float) * (double)n);
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(y), "elementwise", "add", grid, MOERT_ARG(x),
-                        MOERT_ARG(y), MOERT_ARG(n)));
-    return MOERT_OK;
+    moert_device *device = moert_buffer_device(y);
+    const size_t block = moert_share(device, BLOCK, GPU_BLOCK);
+    moert_profile_work(device, "elementwise", 0.0, 3 * sizeof(float) * (double)n);
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "elementwise", n), "add",
+                     ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(x), MOERT_ARG(y),
+                     MOERT_ARG(n));
 }

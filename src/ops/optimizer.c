@@ -5,7 +5,7 @@
 #include "device/profile.h"
 #include "ops/dense.h"
 
-enum { BLOCK = 4096 }; /* floats of a work-item, as in kernels/optimizer.cl */
+enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a team, as in kernels/optimizer.cl */
 
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,
@@ -17,14 +17,14 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
     float rest1 = (float)(1.0 - adamw->beta1), rest2 = (float)(1.0 - adamw->beta2);
     float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
     float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
-    moert_grid grid = {moert_ceil_div(n, BLOCK), 1, 1};
-    moert_profile_work(moert_buffer_device(parameter), "optimizer", 0.0,
-                       7 * sizeof(float) * (double)n);
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(parameter), "optimizer", "adamw", grid,
-                        MOERT_ARG(parameter), MOERT_ARG(gradient), MOERT_ARG(first_moment),
-                        MOERT_ARG(second_moment), MOERT_ARG(n), MOERT_ARG((float)adamw->scale),
-                        MOERT_ARG(keep), MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
-                        MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
-                        MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon)));
-    return MOERT_OK;
+    moert_device *device = moert_buffer_device(parameter);
+    const size_t block = moert_share(device, BLOCK, GPU_BLOCK);
+    moert_profile_work(device, "optimizer", 0.0, 7 * sizeof(float) * (double)n);
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "optimizer", n), "adamw",
+                     ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(parameter),
+                     MOERT_ARG(gradient), MOERT_ARG(first_moment), MOERT_ARG(second_moment),
+                     MOERT_ARG(n), MOERT_ARG((float)adamw->scale), MOERT_ARG(keep),
+                     MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
+                     MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
+                     MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon));
 }

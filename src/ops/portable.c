@@ -12,8 +12,9 @@ enum {
     LINE_BYTES = 4,    /* of a line of pairs there */
     STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     SMALLEST_SPLIT = 128,
-    SHARES_PER_UNIT = 8, /* work-groups per compute unit that even out their differences */
-    GLU_FLOATS = 16384,  /* a GLU's work-group takes about as many */
+    SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
+    GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
+    GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
 };
 
 /* Where a work-group's panels lie, and what else takes local memory. */
@@ -216,29 +217,32 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
 
 /* Rows of a GLU's work-group. */
 static size_t glu_split(const moert_glu *glu) {
-    return moert_ceil_div(GLU_FLOATS, glu->width);
+    const moert_device *device = moert_buffer_device(glu->v);
+    return moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
 }
 
 moert_status moert_portable_glu_forward(const moert_glu *glu) {
+    moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
-    return MOERT_RUN(moert_buffer_device(glu->v), "glu", "glu_forward", grid, MOERT_ARG(glu->v),
-                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
-                     MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "glu", glu->width), "glu_forward", grid,
+                     MOERT_ARG(glu->v), MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride),
+                     MOERT_ARG(glu->h), MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
                      MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
                      MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
                      MOERT_ARG((unsigned)split));
 }
 
 moert_status moert_portable_glu_backward(const moert_glu *glu) {
+    moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
-    return MOERT_RUN(moert_buffer_device(glu->v), "glu", "glu_backward", grid, MOERT_ARG(glu->v),
-                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh),
-                     MOERT_ARG(glu->dv), MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows),
-                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
-                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
-                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+    return MOERT_RUN(
+        device, MOERT_PROGRAM(device, "glu", glu->width), "glu_backward", grid, MOERT_ARG(glu->v),
+        MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
+        MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
+        MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+        MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
 
 /* The share of a product with its GLU: the columns of h, in tiles of an even width. */

@@ -5,7 +5,7 @@
 #include "device/profile.h"
 #include "ops/dense.h"
 
-enum { COLUMNS = 1024, BLOCK = 4096 }; /* of a work-item, as in kernels/reduce.cl */
+enum { COLUMNS = 1024, GPU_COLUMNS = 512, BLOCK = 4096 }; /* of a team, as in kernels/reduce.cl */
 
 /* plan = the nodes' rows, then the steps; to be freed. */
 static moert_status make_plan(moert_span span, uint32_t **plan, size_t *node_count,
@@ -48,7 +48,10 @@ moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
     if (reduction->span.count == 0 || reduction->n == 0)
         return MOERT_OK;
     moert_device *device = moert_buffer_device(reduction->partial);
-    moert_grid grid = {moert_ceil_div(reduction->n, COLUMNS), 1, 1};
+    const moert_grid grid = {
+        moert_ceil_div(reduction->n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    const char *program = MOERT_PROGRAM(
+        device, "reduce", reduction->n | reduction->target_stride | reduction->target_offset);
     size_t node_count = 0, step_count = 0;
     uint32_t *plan;
     moert_buffer *uploaded;
@@ -60,7 +63,7 @@ moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
     MOERT_TRY_OR(free_plan,
                  upload(device, plan, (node_count + 2 * step_count) * sizeof *plan, &uploaded));
     MOERT_TRY_OR(destroy_uploaded,
-                 MOERT_RUN(device, "reduce", "tree_reduce", grid, MOERT_ARG(reduction->partial),
+                 MOERT_RUN(device, program, "tree_reduce", grid, MOERT_ARG(reduction->partial),
                            MOERT_ARG(uploaded), MOERT_ARG((unsigned)node_count),
                            MOERT_ARG((unsigned)step_count), MOERT_ARG(reduction->n),
                            MOERT_ARG(reduction->target), MOERT_ARG(reduction->target_stride),
@@ -99,15 +102,18 @@ static moert_status block_sums(const moert_buffer *buffer, const tensor_row *tab
     moert_buffer *uploaded, *result;
     moert_status status;
     moert_grid grid = {blocks, 1, 1};
-    size_t floats = 0;
-    for (size_t i = 0; i < rows; i++)
+    size_t floats = 0, sizes = 0;
+    for (size_t i = 0; i < rows; i++) {
         floats += table[i].length;
+        sizes |= table[i].begin | table[i].length;
+    }
     moert_profile_work(device, "reduce", 0.0, sizeof(float) * (double)floats);
     MOERT_TRY(upload(device, table, rows * sizeof *table, &uploaded));
     MOERT_TRY_OR(destroy_uploaded, moert_buffer_create(device, bytes, &result));
     MOERT_TRY_OR(destroy_result,
-                 MOERT_RUN(device, "reduce", "sum_squares", grid, MOERT_ARG(buffer),
-                           MOERT_ARG(uploaded), MOERT_ARG((unsigned)rows), MOERT_ARG(result)));
+                 MOERT_RUN(device, MOERT_PROGRAM(device, "reduce", sizes), "sum_squares", grid,
+                           MOERT_ARG(buffer), MOERT_ARG(uploaded), MOERT_ARG((unsigned)rows),
+                           MOERT_ARG(result)));
     MOERT_TRY_OR(destroy_result, moert_buffer_read(result, 0, sums, bytes));
 destroy_result:
     moert_buffer_destroy(result);

@@ -6,7 +6,7 @@
 #include "device/profile.h"
 #include "ops/dense.h"
 
-enum { BLOCK_TOKENS = 8 };
+enum { BLOCK_TOKENS = 8, GPU_BLOCK_TOKENS = 1 };
 
 static moert_status check_head_size(size_t head_size) {
     if (head_size == 0 || head_size % 2 != 0)
@@ -57,7 +57,8 @@ done:
 moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
                         const moert_buffer *table, bool inverse, moert_buffer *x) {
     int head_count, head_width;
-    const size_t block = BLOCK_TOKENS;
+    moert_device *device = moert_buffer_device(x);
+    const size_t block = moert_share(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
     MOERT_TRY(check_head_size(head_size));
     MOERT_TRY(moert_to_int(heads, "number of heads", &head_count));
     MOERT_TRY(moert_to_int(head_size, "head size", &head_width));
@@ -67,10 +68,11 @@ moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
-    moert_profile_work(moert_buffer_device(x), "rope", 0.0,
+    moert_profile_work(device, "rope", 0.0,
                        2 * sizeof(float) * (double)(tokens * heads * head_size));
-    return MOERT_RUN(
-        moert_buffer_device(x), "rope", "rope", ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
-        MOERT_ARG(tokens), MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG(head_count),
-        MOERT_ARG(head_width), MOERT_ARG(inverse ? -1.0f : 1.0f), MOERT_ARG(table), MOERT_ARG(x));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "rope", head_size / 2), "rope",
+                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(tokens),
+                     MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG(head_count),
+                     MOERT_ARG(head_width), MOERT_ARG(inverse ? -1.0f : 1.0f), MOERT_ARG(table),
+                     MOERT_ARG(x));
 }

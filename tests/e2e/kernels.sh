@@ -79,7 +79,7 @@ compile() { # FORM FAMILY OPTION...
     shift 2
     out=$(mktemp -p "$folder")
     what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -include kernels/common.h
-        -DMOERT_ITEMS=$items -DMOERT_NVIDIA=0 -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
+        -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
     avx2) "${what[@]}" --target=x86_64-linux-gnu -mavx2 -mfma -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
@@ -107,7 +107,7 @@ ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
 tensor_cores() { # ORIENTATION F16
     local out=$folder/nvidia-$1$2
     "$clang" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -x cl -cl-std=CL3.0 \
-        -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 -DMOERT_NVIDIA=90 \
+        -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 \
         -DORIENTATION=$1 -DF16=$2 -DSTAGES=4 -DOUTS=2 -DGROUP=8 -O2 -S kernels/nvidia_gemm.cl -o "$out.ptx" &&
         "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     [ -z "$ptxas" ] && return 0
