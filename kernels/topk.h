@@ -1,14 +1,15 @@
 /*
  * Included by router.cl: arrays over the experts of a token's row, which the items of a team share, and the choice of the
  * largest of its selection scores, as integer keys, alone and by groups. A key of 0 is taken or not to be chosen. Whole
- * steps of keys are read, so that arrays end at a multiple of VEC. An item reads what another has stored after meet(). All
- * that all items do together is done whatever the arguments are, since PoCL loses values in barriers that depend on them.
+ * steps of keys are read, so that arrays end at a multiple of VEC. An item reads what another has stored after meet().
  */
 #if MOERT_ITEMS == 1
 #define ROW private
 #else
 #define ROW local
 #endif
+/* Else PoCL's compiler may leave `team` in a function of its own, where all work-groups share it. */
+#define INLINED static inline __attribute__((always_inline))
 #define ROW_ARRAY(name) ROW uint name[MOST_EXPERTS] __attribute__((aligned(64)))
 
 static inline void meet(void)
@@ -72,7 +73,7 @@ static inline float key_value(uint key)
 
 /* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past n, up to a whole step,
  * must be 0. */
-static int take_best(ROW uint *key, int n, local float *team)
+INLINED int take_best(ROW uint *key, int n, local float *team)
 {
     uvec best = 0;
     ivec at = 0;
