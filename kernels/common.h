@@ -283,7 +283,20 @@ static inline float raise_lanes(vec peak, local float *team)
     return missing > 0.0f ? NAN : most;
 }
 
-/* Row r belongs to group g when ends[g-1] <= r < ends[g]. */
+/* Row r belongs to group g when ends[g-1] <= r < ends[g]: the first such group, or `groups`. */
+static inline uint group_of(global const uint *ends, uint groups, uint r)
+{
+    uint from = 0, to = groups;
+    while (from < to) {
+        const uint middle = (from + to) / 2;
+        if (ends[middle] > r)
+            to = middle;
+        else
+            from = middle + 1;
+    }
+    return from;
+}
+
 static inline uint group_start(global const uint *ends, uint g)
 {
     return g > 0 ? ends[g - 1] : 0;

@@ -26,9 +26,8 @@ static bool is_nvidia(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {
-    "amax", "attention", "bias",    "cast",     "dequantize", "gemm",  "gemm_packed",
-    "norm", "op_glu",    "op_rows", "quantize", "roof",       "scales"};
+static const char *const cpu_families[] = {"attention",   "bias", "cast", "gemm",
+                                           "gemm_packed", "norm", "roof"};
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {
