@@ -35,6 +35,7 @@ typedef uint16 uvec;
 #define as_uvec as_uint16
 #define convert_vec convert_float16
 #define convert_uvec convert_uint16
+#define as_ivec as_int16
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
 #define PART 4
@@ -46,6 +47,7 @@ typedef uint4 uvec;
 #define as_uvec as_uint4
 #define convert_vec convert_float4
 #define convert_uvec convert_uint4
+#define as_ivec as_int4
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
@@ -154,7 +156,7 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n)
 }
 
 /*
- * Sum and maximum of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
+ * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
  * `team` is what TEAM declares.
  */
 #if MOERT_ITEMS == 1
@@ -172,6 +174,14 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint8 a = max(x.lo, x.hi);
+    uint4 b = max(a.lo, a.hi);
+    uint2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
 }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
 /* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or down. */
@@ -197,6 +207,15 @@ static inline float max_lanes(vec x, local float *team)
     float most = fmax(own.x, own.y);
     UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
         most = fmax(most, exchanged(most, distance));
+    return most;
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint2 own = max(x.lo, x.hi);
+    uint most = max(own.x, own.y);
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        most = max(most, as_uint(exchanged(as_float(most), distance)));
     return most;
 }
 #else
@@ -232,6 +251,19 @@ static inline float max_lanes(vec x, local float *team)
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
+}
+
+static inline uint max_uints(uvec x, local float *team)
+{
+    uint2 own = max(x.lo, x.hi);
+    uint most = max(own.x, own.y);
+    float16 low, high;
+    share_floats(as_float(most), team, &low, &high);
+    uint16 all = max(as_uint16(low), as_uint16(high));
+    uint8 a = max(all.lo, all.hi);
+    uint4 b = max(a.lo, a.hi);
+    uint2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
 }
 #endif
 
@@ -274,7 +306,20 @@ static inline float raise_lanes(vec peak, local float *team)
     return missing > 0.0f ? NAN : most;
 }
 
-/* Row r belongs to group g when ends[g-1] <= r < ends[g]. */
+/* Row r belongs to group g when ends[g-1] <= r < ends[g]: the first such group, or `groups`. */
+static inline uint group_of(global const uint *ends, uint groups, uint r)
+{
+    uint from = 0, to = groups;
+    while (from < to) {
+        const uint middle = (from + to) / 2;
+        if (ends[middle] > r)
+            to = middle;
+        else
+            from = middle + 1;
+    }
+    return from;
+}
+
 static inline uint group_start(global const uint *ends, uint g)
 {
     return g > 0 ? ends[g - 1] : 0;

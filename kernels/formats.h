@@ -1,11 +1,33 @@
 /*
- * Included by the families of number formats: conversions of a vector of elements, the rotation of NVFP4, and where a
- * work-group's rows lie.
+ * Included by the families of number formats: conversions of a vec of elements at once, the rotation of NVFP4, and where a
+ * team's rows lie.
  *
  * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits, mantissa bits, bias,
  * code above the largest finite value, code of NaN, special values (0 none, 1 one NaN, 2 infinities). The host defines
  * them as macros, so that they are constants here. Everything works on bits or is exact, except for one rounding.
  */
+#if MOERT_ITEMS == 1
+typedef uchar16 byte_vec;
+typedef ushort16 short_vec;
+#define convert_vec convert_float16
+#define convert_uvec convert_uint16
+#define convert_ivec convert_int16
+#define convert_byte_vec convert_uchar16
+#define convert_short_vec convert_ushort16
+#define vload_part vload16
+#define vstore_part vstore16
+#else
+typedef uchar4 byte_vec;
+typedef ushort4 short_vec;
+#define convert_vec convert_float4
+#define convert_uvec convert_uint4
+#define convert_ivec convert_int4
+#define convert_byte_vec convert_uchar4
+#define convert_short_vec convert_ushort4
+#define vload_part vload4
+#define vstore_part vstore4
+#endif
+
 #define QUIET 0x7FC00000u /* the one NaN that is made here */
 
 enum { ROW, COLUMN, TILE };                    /* moert_axis */
@@ -55,32 +77,21 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
     return as_vec(u);
 }
 
-#if MOERT_ITEMS == 1 /* what only families without the GPU form use */
-
 /* 2^(b-127), NaN for 255. */
-static inline vec decode_e8m0(uint16 b)
+static inline vec decode_e8m0(uvec b)
 {
-    return as_float16(b == 255u ? QUIET : b == 0u ? 0x00400000u : b << 23);
+    return as_vec(b == 255u ? QUIET : b == 0u ? 0x00400000u : b << 23);
 }
 
-/* The largest of 16. */
-static inline uint max_bits(uint16 x)
+static inline uvec magnitude_bits(vec x)
 {
-    uint8 a = max(x.lo, x.hi);
-    uint4 b = max(a.lo, a.hi);
-    uint2 c = max(b.lo, b.hi);
-    return max(c.x, c.y);
-}
-
-static inline uint16 magnitude_bits(vec x)
-{
-    return as_uint16(x) & 0x7FFFFFFFu;
+    return as_uvec(x) & 0x7FFFFFFFu;
 }
 
 /* The float of the largest magnitude bits: those of NaN are above all others. */
-static inline vec largest_of(uint16 bits)
+static inline vec largest_of(uvec bits)
 {
-    return as_float16(bits > 0x7F800000u ? QUIET : bits);
+    return as_vec(bits > 0x7F800000u ? QUIET : bits);
 }
 
 /* Each lane's 16 rows: signs, then sums and differences at distances 1, 2, 4, 8, then a quarter. */
@@ -100,8 +111,8 @@ static inline void rotate_rows(vec v[16])
         v[i] *= 0.25f;
 }
 
-/* 16 random bytes: Philox4x32-10, as in src/base/rng.c. */
-static inline uint16 random_bytes(ulong key, uint counter_high, ulong counter)
+/* The random bytes of a vec's elements, of which 16 have a counter: Philox4x32-10, as in src/base/rng.c. */
+static inline uvec random_bytes(ulong key, uint counter_high, ulong counter)
 {
     uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32), c2 = counter_high, c3 = 0;
     for (int round = 0; round < 10; round++) {
@@ -114,7 +125,12 @@ static inline uint16 random_bytes(ulong key, uint counter_high, ulong counter)
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    return convert_uint16(as_uchar16((uint4)(c0, c1, c2, c3)));
+#if MOERT_ITEMS == 1
+    return convert_uvec(as_uchar16((uint4)(c0, c1, c2, c3)));
+#else
+    const int word = part_start() / PART % 4;
+    return convert_uvec(as_uchar4(word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3));
+#endif
 }
 
 /* ---- E2M1's other roundings ---- */
@@ -122,19 +138,19 @@ static inline uint16 random_bytes(ulong key, uint counter_high, ulong counter)
 #define NUMBER_E2M1 4, 1, 1, 7u, 7u, 0
 
 /* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
-static inline uint16 encode_half_steps(vec x)
+static inline uvec encode_half_steps(vec x)
 {
-    const uint16 h = convert_uint16(rint(fmin(fabs(x) * 2.0f, 12.0f)));
-    uint16 code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uint16)7;
-    code |= as_uint16(x) >> 31 << 3;
+    const uvec h = convert_uvec(rint(fmin(fabs(x) * 2.0f, 12.0f)));
+    uvec code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uvec)7;
+    code |= as_uvec(x) >> 31 << 3;
     return isnan(x) ? 7u : code;
 }
 
-static inline uint16 encode_stochastic(vec x, uint16 random)
+static inline uvec encode_stochastic(vec x, uvec random)
 {
     const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f ? (vec)0.5f : a < 4.0f ? (vec)1.0f : (vec)2.0f;
-    const vec moved = a + convert_float16(random) / 256.0f * step;
-    const uint16 code = encode(copysign(floor(moved / step) * step, x), NUMBER_E2M1);
+    const vec moved = a + convert_vec(random) / 256.0f * step;
+    const uvec code = encode(copysign(floor(moved / step) * step, x), NUMBER_E2M1);
     return isnan(x) ? 7u : code;
 }
 
@@ -154,6 +170,10 @@ typedef struct place {
 static inline place find_place(global const uint *ends, uint groups, uint rows, uint height, uint slot)
 {
     uint start = 0;
+    if (height == 1) {
+        const uint g = ends != 0 ? group_of(ends, groups, slot) : 0;
+        return slot < rows && g < groups ? (place){g, slot, 1} : (place){0, 0, 0};
+    }
     for (uint g = 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows), blocks = (end - start + height - 1) / height;
         if (slot < blocks)
@@ -164,44 +184,71 @@ static inline place find_place(global const uint *ends, uint groups, uint rows, 
     return (place){0, 0, 0};
 }
 
-/* Reads and writes n (1 to 16) bytes; lanes past them are zero. */
-static inline uint16 load_bytes(global const uchar *p, int n)
-{
-    if (n >= VEC)
-        return convert_uint16(vload16(0, p));
-    uchar lane[VEC];
-    for (int i = 0; i < VEC; i++)
-        lane[i] = i < n ? p[i] : 0;
-    return convert_uint16(vload16(0, lane));
-}
-
-static inline void store_bytes(uint16 x, global uchar *p, int n)
-{
-    if (n >= VEC) {
-        vstore16(convert_uchar16(x), 0, p);
-        return;
+/*
+ * Reads and writes n elements of a step, as load_part() and store_part() do: name##s in a row, and at distance `stride`, a
+ * column of a transpose. The lanes past n are zero.
+ */
+#if MOERT_ITEMS == 1
+#define WHOLE(type, p) 1
+#define LOAD_WHOLE(type, p) vload16(0, p)
+#define STORE_WHOLE(type, x, p) vstore16(x, 0, p)
+#elif defined(ALIGNED)
+#define WHOLE(type, p) 1
+#define LOAD_WHOLE(type, p) (*(global const type *)(p))
+#define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
+#else
+#define WHOLE(type, p) (((size_t)(p) & (sizeof(type) - 1)) == 0)
+#define LOAD_WHOLE(type, p) (*(global const type *)(p))
+#define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
+#endif
+#define MOVES(name, element)                                                                                           \
+    static inline uvec load_##name##s(global const element *p, int n)                                                  \
+    {                                                                                                                  \
+        p += part_start();                                                                                             \
+        n -= part_start();                                                                                             \
+        if (n >= PART && WHOLE(name##_vec, p))                                                                         \
+            return convert_uvec(LOAD_WHOLE(name##_vec, p));                                                            \
+        element lane[PART];                                                                                            \
+        for (int i = 0; i < PART; i++)                                                                                 \
+            lane[i] = i < n ? p[i] : 0;                                                                                \
+        return convert_uvec(vload_part(0, lane));                                                                      \
+    }                                                                                                                  \
+    static inline void store_##name##s(uvec x, global element *p, int n)                                               \
+    {                                                                                                                  \
+        p += part_start();                                                                                             \
+        n -= part_start();                                                                                             \
+        if (n >= PART && WHOLE(name##_vec, p)) {                                                                       \
+            STORE_WHOLE(name##_vec, convert_##name##_vec(x), p);                                                       \
+            return;                                                                                                    \
+        }                                                                                                              \
+        element lane[PART];                                                                                            \
+        vstore_part(convert_##name##_vec(x), 0, lane);                                                                 \
+        for (int i = 0; i < PART; i++)                                                                                 \
+            if (i < n)                                                                                                 \
+                p[i] = lane[i];                                                                                        \
     }
-    uchar lane[VEC];
-    vstore16(convert_uchar16(x), 0, lane);
-    for (int i = 0; i < n; i++)
-        p[i] = lane[i];
-}
+MOVES(byte, uchar)
+MOVES(short, ushort)
 
-/* The same at distance `stride`: a column of a transpose. */
-static inline uint16 load_bytes_apart(global const uchar *p, ulong stride, int n)
+static inline uvec load_bytes_apart(global const uchar *p, ulong stride, int n)
 {
-    uchar lane[VEC];
-    for (int i = 0; i < VEC; i++)
+    p += part_start() * stride;
+    n -= part_start();
+    uchar lane[PART];
+    for (int i = 0; i < PART; i++)
         lane[i] = i < n ? p[i * stride] : 0;
-    return convert_uint16(vload16(0, lane));
+    return convert_uvec(vload_part(0, lane));
 }
 
-static inline void store_bytes_apart(uint16 x, global uchar *p, ulong stride, int n)
+static inline void store_bytes_apart(uvec x, global uchar *p, ulong stride, int n)
 {
-    uchar lane[VEC];
-    vstore16(convert_uchar16(x), 0, lane);
-    for (int i = 0; i < min(n, VEC); i++)
-        p[i * stride] = lane[i];
+    p += part_start() * stride;
+    n -= part_start();
+    uchar lane[PART];
+    vstore_part(convert_byte_vec(x), 0, lane);
+    for (int i = 0; i < PART; i++)
+        if (i < n)
+            p[i * stride] = lane[i];
 }
 
 /* ---- matrices whose type is known at run time: moert_number F32, F16, BF16, E4M3, E5M2 ---- */
@@ -213,7 +260,7 @@ enum { IS_F32, IS_F16, IS_BF16, IS_E4M3, IS_E5M2 };
 #define NUMBER_E4M3 8, 3, 7, 0x7Eu, 0x7Fu, 1
 #define NUMBER_E5M2 8, 2, 15, 0x7Bu, 0x7Fu, 2
 
-static inline uint16 encode_as(vec x, int type)
+static inline uvec encode_as(vec x, int type)
 {
     return type == IS_BF16       ? encode(x, NUMBER_BF16)
            : type == IS_F16      ? encode(x, NUMBER_F16)
@@ -221,7 +268,7 @@ static inline uint16 encode_as(vec x, int type)
                               : encode(x, NUMBER_E5M2);
 }
 
-static inline vec decode_as(uint16 code, int type)
+static inline vec decode_as(uvec code, int type)
 {
     return type == IS_BF16       ? decode(code, NUMBER_BF16)
            : type == IS_F16      ? decode(code, NUMBER_F16)
@@ -235,43 +282,23 @@ static inline vec round_as(vec x, int type)
     return type == IS_F32 ? x : decode_as(encode_as(x, type), type);
 }
 
-/* Reads elements [at, at + n), n from 1 to 16 or more; the lanes past them are zero. */
+/* Reads elements [at, at + n) of a step; the lanes past them are zero. */
 static inline vec load_as(global const void *p, int type, ulong at, int n)
 {
     if (type == IS_F32)
         return load_part((global const float *)p + at, n);
     if (type >= IS_E4M3)
         return decode_as(load_bytes((global const uchar *)p + at, n), type);
-    global const ushort *q = (global const ushort *)p + at;
-    if (n >= VEC)
-        return decode_as(convert_uint16(vload16(0, q)), type);
-    ushort lane[VEC];
-    for (int i = 0; i < VEC; i++)
-        lane[i] = i < n ? q[i] : 0;
-    return decode_as(convert_uint16(vload16(0, lane)), type);
+    return decode_as(load_shorts((global const ushort *)p + at, n), type);
 }
 
 /* Writes the first n lanes, rounded. */
 static inline void store_as(vec x, global void *p, int type, ulong at, int n)
 {
-    if (type == IS_F32) {
+    if (type == IS_F32)
         store_part(x, (global float *)p + at, n);
-        return;
-    }
-    if (type >= IS_E4M3) {
+    else if (type >= IS_E4M3)
         store_bytes(encode_as(x, type), (global uchar *)p + at, n);
-        return;
-    }
-    global ushort *q = (global ushort *)p + at;
-    const ushort16 code = convert_ushort16(encode_as(x, type));
-    if (n >= VEC) {
-        vstore16(code, 0, q);
-        return;
-    }
-    ushort lane[VEC];
-    vstore16(code, 0, lane);
-    for (int i = 0; i < n; i++)
-        q[i] = lane[i];
+    else
+        store_shorts(encode_as(x, type), (global ushort *)p + at, n);
 }
-
-#endif

@@ -15,15 +15,14 @@
  * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up (linear_first: up, then
  * gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of a type, at a stride. Null: alpha, beta,
  * acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
- * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod 16, then the lanes as a tree.
+ * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree.
  *
- * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of 16 columns, groups). No local
- * memory.
+ * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local memory: the team's.
  */
 #include "formats.h"
 #include "glu.h"
 
-/* Where the 16 results from column j on have their gates and ups: two vectors of columns. */
+/* Where this item's results of the step from column j on have their gates and ups: two parts, as load_part() takes them. */
 typedef struct spot {
     int at[2], n[2], run;
     bool swapped;
@@ -31,11 +30,17 @@ typedef struct spot {
 
 static inline spot find_spot(int j, int width, int run, int linear_first)
 {
-    const int n = min(VEC, width - j);
-    if (run == 1 || run == 8)
-        return (spot){{2 * j, 2 * j + VEC}, {min(VEC, 2 * n), 2 * n - VEC}, run, linear_first};
-    const int first = j / run * 2 * run + j % run;
-    return (spot){{first, first + run}, {n, n}, VEC, linear_first};
+    const int own = part_start(), c = j + own, n = min(PART, width - c);
+    if (run == 1 || run == PART / 2)
+        return (spot){{2 * c - own, 2 * c + PART - own}, {min(PART, 2 * n) + own, 2 * n - PART + own}, run, linear_first};
+    const int first = c / run * 2 * run + c % run - own;
+    return (spot){{first, first + run}, {n + own, n + own}, PART, linear_first};
+}
+
+/* Whether it has any. */
+static inline bool has_part(spot s, int i)
+{
+    return s.n[i] > part_start();
 }
 
 static inline pair swap_if(pair x, bool swapped)
@@ -46,7 +51,7 @@ static inline pair swap_if(pair x, bool swapped)
 static inline pair split_pair(vec a, vec b, spot s)
 {
     const pair x = s.run == 1   ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)}
-                   : s.run == 8 ? (pair){(vec)(a.lo, b.lo), (vec)(a.hi, b.hi)}
+                   : s.run == PART / 2 ? (pair){(vec)(a.lo, b.lo), (vec)(a.hi, b.hi)}
                                 : (pair){a, b};
     return swap_if(x, s.swapped);
 }
@@ -61,7 +66,7 @@ static inline pair join_pair(pair x, spot s)
         out.g.odd = y.u.lo;
         out.u.even = y.g.hi;
         out.u.odd = y.u.hi;
-    } else if (s.run == 8) {
+    } else if (s.run == PART / 2) {
         out.g = (vec)(y.g.lo, y.u.lo);
         out.u = (vec)(y.g.hi, y.u.hi);
     }
@@ -73,17 +78,16 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
                    ulong c_stride, global void *d, int d_type, ulong d_stride, global float *peak, int width, int run,
                    int linear_first, float limit, float slope, float offset, uint split)
 {
+    TEAM;
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
-    uint g = 0;
     for (uint r = first; r < last; r++) {
-        while (ends[g] <= r)
-            g++;
+        const uint g = group_of(ends, groups, r);
         const vec a = alpha != 0 ? alpha[g] : 1.0f, p = prob != 0 ? prob[r] : 1.0f;
         vec top = 0.0f;
         for (int j = 0; j < width; j += VEC) {
             const spot s = find_spot(j, width, run, linear_first);
             vec v[2] = {0.0f, 0.0f};
-            for (int i = 0; i < 2 && s.n[i] > 0; i++) {
+            for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec x = load_part(acc + (ulong)r * 2 * width + s.at[i], s.n[i]);
                 v[i] = x * a;
                 if (bias != 0)
@@ -96,8 +100,9 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
             store_as(y, d, d_type, r * d_stride + j, width - j);
             top = raise(top, first_lanes(y, width - j));
         }
-        if (peak != 0)
-            peak[r] = raise_lanes(top, 0);
+        const float most = raise_lanes(top, team);
+        if (peak != 0 && is_first_item())
+            peak[r] = most;
     }
 }
 
@@ -108,11 +113,10 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
                     global float *dprob, int width, int run, int linear_first, float limit, float slope, float offset,
                     uint split)
 {
+    TEAM;
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
-    uint g = 0;
     for (uint r = first; r < last; r++) {
-        while (ends[g] <= r)
-            g++;
+        const uint g = group_of(ends, groups, r);
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
         const vec p = prob != 0 ? prob[r] : 1.0f, scale = acc_scale != 0 ? acc_scale[g] : 1.0f;
         vec sum = 0.0f;
@@ -121,7 +125,7 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
             const spot s = find_spot(j, width, run, linear_first);
             const int n = width - j;
             vec v[2] = {0.0f, 0.0f};
-            for (int i = 0; i < 2 && s.n[i] > 0; i++)
+            for (int i = 0; i < 2 && has_part(s, i); i++)
                 v[i] = b * load_as(c, c_type, r * c_stride + s.at[i], s.n[i]);
             const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, limit);
             const vec q = a * (load_part(acc + (ulong)r * width + j, n) * scale);
@@ -131,21 +135,24 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
             const pair out = join_pair(y, s);
             sum += first_lanes(q * up * act, n);
             top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
-            for (int i = 0; i < 2 && s.n[i] > 0; i++) {
+            for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;
                 store_as(z, d, d_type, r * d_stride + s.at[i], s.n[i]);
                 if (wide != 0)
                     store_part(z, wide + (ulong)r * 2 * width + s.at[i], s.n[i]);
             }
         }
-        if (dprob != 0)
-            dprob[r] += sum_lanes(sum, 0);
-        if (peak != 0) {
-            peak[2 * r] = raise_lanes(top.g, 0);
-            peak[2 * r + 1] = raise_lanes(top.u, 0);
+        const float total = sum_lanes(sum, team), gate = raise_lanes(top.g, team), up = raise_lanes(top.u, team);
+        if (dprob != 0 && is_first_item())
+            dprob[r] += total;
+        if (peak != 0 && is_first_item()) {
+            peak[2 * r] = gate;
+            peak[2 * r + 1] = up;
         }
     }
 }
+
+#define ROWS (2 * BATCH) /* whose loads are under way together */
 
 KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wide, global void *dbias, int type,
                      int columns)
@@ -156,7 +163,12 @@ KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wid
     if (first >= last)
         return;
     vec sum = 0.0f;
-    for (uint r = first; r < last; r++)
-        sum += load_part(wide + (ulong)r * columns + at, n);
+    for (uint r = first; r < last; r += ROWS) {
+        vec x[ROWS];
+        UNROLL for (uint i = 0; i < ROWS; i++)
+            x[i] = load_part(wide + (ulong)min(r + i, last - 1) * columns + at, n);
+        UNROLL for (uint i = 0; i < ROWS; i++)
+            sum = r + i < last ? sum + x[i] : sum;
+    }
     store_as(load_as(dbias, type, place, n) + sum, dbias, type, place, n);
 }

@@ -20,7 +20,8 @@
  * float32 matrices are dense; others have rows `stride` elements apart. Types are moert_number.
  * Deterministic; every element is made alone.
  *
- * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax: (groups). No local memory.
+ * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax: (groups, sets). Local memory: the
+ * team's; op_amax on GPUs 4 KB.
  */
 #include "formats.h"
 
@@ -32,11 +33,12 @@ KERNEL void op_load_rows(global const uint *ends, uint groups, uint rows, global
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
     for (uint r = first; r < last; r++) {
         const uint slot = gather != 0 ? gather[r] : r;
-        for (int j = 0; j < width; j += VEC) {
-            vec x = 0.0f;
-            if (slot < rows)
-                x = load_as(from, type, slot / divisor * stride + j, width - j);
-            store_part(x, to + (ulong)r * width + j, width - j);
+        const ulong at = slot < rows ? slot / divisor * stride : 0;
+        for (int j = 0; j < width; j += BATCH * VEC) {
+            vec x[BATCH];
+            UNROLL for (int i = 0; i < BATCH; i++)
+                x[i] = slot < rows ? load_as(from, type, at + j + i * VEC, width - j - i * VEC) : (vec)0.0f;
+            store_batch(x, to + (ulong)r * width + j, width - j);
         }
     }
 }
@@ -49,51 +51,68 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
 {
     TEAM;
     const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
-    uint g = 0;
     for (uint r = first; r < last; r++) {
-        while (ends[g] <= r)
-            g++;
-        const uint slot = gather != 0 ? gather[r] : r;
+        const uint g = group_of(ends, groups, r), slot = gather != 0 ? gather[r] : r;
         const vec a = alpha != 0 ? alpha[g] : 1.0f;
         const float b = beta != 0 ? beta[g] : beta_all;
+        const int kept = slot < rows ? width : 0;
         vec top = 0.0f;
-        if (peak != 0)
-            peak[r] = -INFINITY;
-        if (slot >= rows)
-            continue;
-        for (int j = 0; j < width; j += VEC) {
-            const int n = width - j;
-            const vec x = load_part(acc + (ulong)r * width + j, n);
-            vec v = x * a;
-            if (bias != 0) {
-                const vec c = load_as(bias, bias_type, (ulong)g * width + j, n);
-                v = fma(x, a, scale != 0 ? c * scale[r] : c);
+        for (int j = 0; j < kept; j += BATCH * VEC) {
+            vec x[BATCH], v[BATCH];
+            load_batch(x, acc + (ulong)r * width + j, width - j);
+            UNROLL for (int i = 0; i < BATCH; i++) {
+                const int at = j + i * VEC, n = width - at;
+                v[i] = x[i] * a;
+                if (bias != 0) {
+                    const vec c = load_as(bias, bias_type, (ulong)g * width + at, n);
+                    v[i] = fma(x[i], a, scale != 0 ? c * scale[r] : c);
+                }
+                if (prob != 0)
+                    v[i] *= prob[r];
+                if (b != 0.0f)
+                    v[i] = fma((vec)b, load_as(to, type, slot * stride + at, n), v[i]);
+                if (row_weight != 0)
+                    v[i] = round_as(v[i], type) * round_as((vec)row_weight[slot], type);
+                store_as(v[i], to, type, slot * stride + at, n);
+                top = raise(top, first_lanes(v[i], n));
             }
-            if (prob != 0)
-                v *= prob[r];
-            if (b != 0.0f)
-                v = fma((vec)b, load_as(to, type, slot * stride + j, n), v);
-            if (row_weight != 0)
-                v = round_as(v, type) * round_as((vec)row_weight[slot], type);
-            store_as(v, to, type, slot * stride + j, n);
-            top = raise(top, first_lanes(v, n));
         }
-        if (peak != 0)
-            peak[r] = raise_lanes(top, team);
+        const float most = raise_lanes(top, team);
+        if (peak != 0 && is_first_item())
+            peak[r] = kept > 0 ? most : -INFINITY;
     }
 }
 
-KERNEL void op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
+#if MOERT_ITEMS == 1
+#define SEEKERS 1
+#else
+#define SEEKERS 1024 /* items that look through a group's rows together */
+#endif
+
+static inline float higher(float top, float x)
 {
-    const uint g = get_group_id(0), first = group_start(ends, g), last = min(ends[g], rows);
-    for (uint i = 0; i < sets; i++) {
-        float top = amax[g * sets + i];
-        for (uint r = first; r < last; r++) {
-            const float x = peak[r * sets + i];
-            top = x > top || isnan(x) ? x : top;
-        }
-        amax[g * sets + i] = top;
+    return x > top || isnan(x) ? x : top;
+}
+
+__attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void
+op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
+{
+    local float found[SEEKERS];
+    const uint g = get_group_id(0), own = get_local_id(0), set = get_group_id(1);
+    const uint first = group_start(ends, g), last = min(ends[g], rows);
+    float top = amax[g * sets + set];
+    for (uint r = first + own; r < last; r += SEEKERS)
+        top = higher(top, peak[r * sets + set]);
+#if SEEKERS > 1
+    found[own] = top;
+    for (uint reach = SEEKERS / 2; reach > 0; reach /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (own < reach)
+            found[own] = top = higher(top, found[own + reach]);
     }
+#endif
+    if (own == 0)
+        amax[g * sets + set] = top;
 }
 
 KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint place, global const void *weight,
@@ -103,9 +122,12 @@ KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint 
     const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
     if (group_start(ends, g) == ends[g])
         return;
-    for (ulong e = begin; e < end; e += VEC) {
-        const int n = (int)min((ulong)VEC, end - e);
-        store_part(load_as(weight, type, (place + i) * elements + e, n), to + (slot + i) * elements + e, n);
+    for (ulong e = begin; e < end; e += BATCH * VEC) {
+        const int n = (int)(end - e);
+        vec x[BATCH];
+        UNROLL for (int b = 0; b < BATCH; b++)
+            x[b] = load_as(weight, type, (place + i) * elements + e + b * VEC, n - b * VEC);
+        store_batch(x, to + (slot + i) * elements + e, n);
     }
 }
 
@@ -120,16 +142,18 @@ KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint
     const bool empty = group_start(ends, g) == ends[g];
     if (empty && b == 1.0f)
         return;
-    for (ulong e = begin; e < end; e += VEC) {
-        const ulong at = (place + i) * elements + e;
-        const int n = (int)min((ulong)VEC, end - e);
-        vec v = 0.0f;
-        if (!empty)
-            v = load_part(acc + (slot + i) * elements + e, n) * a;
-        if (b != 0.0f) {
-            const vec old = load_as(weight, type, at, n);
-            v = empty ? b * old : fma((vec)b, old, v);
+    for (ulong e = begin; e < end; e += BATCH * VEC) {
+        vec v[BATCH];
+        UNROLL for (int k = 0; k < BATCH; k++)
+            v[k] = empty ? 0.0f : load_part(acc + (slot + i) * elements + e + k * VEC, (int)(end - e) - k * VEC) * a;
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            const ulong at = (place + i) * elements + e + k * VEC;
+            const int n = (int)(end - e) - k * VEC;
+            if (b != 0.0f) {
+                const vec old = load_as(weight, type, at, n);
+                v[k] = empty ? b * old : fma((vec)b, old, v[k]);
+            }
+            store_as(v[k], weight, type, at, n);
         }
-        store_as(v, weight, type, at, n);
     }
 }

@@ -19,10 +19,11 @@
  * mass [S,E], ends uint [S]. A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ...,
  * and zeros everywhere else.
  *
- * CPU form: one work-item per BLOCK tokens, or per sequence; E is cut into vectors, the last one masked. 10 KB of
- * private memory. Deterministic: a token's result depends on its own row alone, sums over E run by lane and then as a
- * tree, sums over K by slot, sums over tokens in order.
- * Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of 32, at least E).
+ * A team takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over the experts are private
+ * on CPUs, local on GPUs: 16 bytes for each of MOST_EXPERTS; router_mass on GPUs 20 KB. Deterministic: a token's result
+ * depends on its own row alone, sums over E run by lane and then as a tree, sums over K by slot, sums over tokens in
+ * order, on GPUs by TEAMS teams, of which team i takes every TEAMS-th token from the i-th on, and VEC experts at a time.
+ * Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC, at least E).
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
@@ -37,7 +38,7 @@ enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 /* Like load_part, with `other` in the lanes past n. */
 static inline vec load_padded(global const float *p, int n, float other)
 {
-    return select((vec)other, load_part(p, n), LANES < n);
+    return select((vec)other, load_part(p, n), lane_places() < n);
 }
 
 /* Whether a score depends on its own logit alone, so that the scores have no sum of their own. */
@@ -65,108 +66,125 @@ static inline vec slopes(vec s, int score)
     return 1.0f;
 }
 
-/* s[E] and the log-sum-exp of l[E]; false if a logit is not finite. */
-static bool row_scores(global const float *l, int experts, int score, global float *s, float *lse)
+/* Whether the condition holds in any lane of the team. */
+static inline bool any_lane(ivec condition, local float *team)
+{
+    return max_uints(as_uvec(condition), team) != 0;
+}
+
+/* s[E] in `row`, and the log-sum-exp of l[E]; false if a logit is not finite. */
+static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse, local float *team)
 {
     vec largest = -INFINITY, sum = 0.0f;
-    int finite = 1;
+    ivec finite = -1;
     for (int e = 0; e < experts; e += VEC) {
-        finite &= all(isfinite(load_part(l + e, experts - e)));
-        largest = fmax(largest, load_padded(l + e, experts - e, -INFINITY));
+        const vec x = load_part(l + e, experts - e), padded = select((vec)-INFINITY, x, lane_places() < experts - e);
+        finite &= isfinite(x);
+        largest = fmax(largest, padded);
+        store_floats(padded, row + e);
     }
-    if (!finite)
-        return false;
-    float top = max_lanes(largest, 0);
+    const float top = max_lanes(largest, team);
     for (int e = 0; e < experts; e += VEC) {
-        vec x = load_padded(l + e, experts - e, -INFINITY);
-        vec exponential = exp(x - top);
+        const vec x = load_floats(row + e), exponential = exp(x - top);
         sum += exponential;
-        store_part(stands_alone(score) ? lone_scores(x, score) : exponential, s + e, experts - e);
+        store_floats(stands_alone(score) ? lone_scores(x, score) : exponential, row + e);
     }
-    float total = sum_lanes(sum, 0);
+    const float total = sum_lanes(sum, team);
     *lse = top + log((vec)total).s0;
-    if (!stands_alone(score))
-        for (int e = 0; e < experts; e += VEC)
-            store_part(load_part(s + e, experts - e) / total, s + e, experts - e);
-    return true;
+    for (int e = 0; e < experts && !stands_alone(score); e += VEC)
+        store_floats(load_floats(row + e) / total, row + e);
+    return !any_lane(~finite, team);
 }
 
-/* Keys of the selection scores c[E] + bias[E]; false if one is a NaN. */
-static bool row_keys(global const float *c, global const float *bias, int experts, uint *key)
+/* Keys of the selection scores, which are l[E] or, with l null, row[E], and bias[E]; false if one is a NaN. */
+static bool row_keys(global const float *l, ROW const uint *row, global const float *bias, int experts, ROW uint *key,
+                     local float *team)
 {
-    int nan = 0;
+    ivec nan = 0;
     for (int e = 0; e < experts; e += VEC) {
-        vec x = load_part(c + e, experts - e);
-        if (bias)
+        const ivec inside = lane_places() < experts - e;
+        vec x = l != 0 ? load_part(l + e, experts - e) : load_floats(row + e);
+        if (bias != 0)
             x += load_part(bias + e, experts - e);
-        nan |= any(isnan(x));
-        vstore16(select((uint16)0, order_keys(x), LANES < experts - e), 0, key + e);
+        nan |= isnan(x) & inside;
+        store_keys(select((uvec)0, order_keys(x), inside), key + e);
     }
-    return !nan;
+    return !any_lane(nan, team);
 }
 
-/* w[K] = exp(l[index] - max), the unnormalised softmax over the chosen logits. */
-static void chosen_exponentials(global const float *l, global const int *index, int topk, global float *w)
+static float largest_picked(ROW const uint *picked, int topk)
 {
     float top = -INFINITY;
     for (int k = 0; k < topk; k++)
-        top = fmax(top, l[index[k]]);
-    for (int k = 0; k < topk; k += VEC) {
-        float lane[VEC];
-        for (int i = 0; i < VEC; i++)
-            lane[i] = k + i < topk ? l[index[k + i]] : top;
-        store_part(exp(vload16(0, lane) - top), w + k, topk - k);
-    }
+        top = fmax(top, as_float(picked[k]));
+    return top;
 }
 
-static void row_refuse(int experts, int topk, global float *s, global int *index, global float *w)
+/* picked[K] = exp(picked - top), the unnormalised softmax over the chosen logits. */
+static void chosen_exponentials(ROW uint *picked, int topk, float top)
 {
-    for (int e = 0; e < experts; e++)
-        s[e] = 0.0f;
-    for (int k = 0; k < topk; k++) {
-        index[k] = k == 0 ? BAD_TOKEN : NO_EXPERT;
-        w[k] = 0.0f;
-    }
+    for (int k = 0; k < topk; k += VEC)
+        store_floats(exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top), picked + k);
 }
 
+/* w[K] from what is picked, index[K] and s[E] of a token, or what a bad one gets. */
+static void store_choice(bool good, int experts, int topk, float divisor, float scale, ROW const uint *row,
+                         ROW const uint *picked, ROW const uint *best, global float *s, global int *index,
+                         global float *w)
+{
+    for (int e = 0; e < experts; e += VEC)
+        store_part(good ? load_floats(row + e) : (vec)0.0f, s + e, experts - e);
+    for (int k = 0; k < topk; k += VEC)
+        store_part(good ? load_floats(picked + k) / divisor * scale : (vec)0.0f, w + k, topk - k);
+    for (int k = get_local_id(0); k < topk; k += MOERT_ITEMS)
+        index[k] = good ? (int)best[k] : k == 0 ? BAD_TOKEN : NO_EXPERT;
+}
+
+/* Whatever is in the row: all items of a team come to the same barriers. */
 KERNEL void router_forward(global const float *logits, global const float *bias, global float *scores,
                            global int *index, global float *weight, global float *lse, ulong tokens, int experts,
                            int topk, int score, int normalised, float scale, int groups, int kept_groups,
                            int group_best)
 {
-    uint key[MOST_EXPERTS];
+    TEAM;
+    ROW_ARRAY(row);
+    ROW_ARRAY(key);
+    ROW_ARRAY(picked);
+    ROW_ARRAY(best);
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
     for (ulong t = first; t < last; t++) {
         global const float *l = logits + t * experts;
-        global float *s = scores + t * experts, *w = weight + t * topk;
-        global int *chosen = index + t * topk;
+        const bool by_logits = score == SOFTMAX_TOPK;
         float row_lse = 0.0f, sum = 0.0f;
-        if (!row_scores(l, experts, score, s, &row_lse) ||
-            !row_keys(score == SOFTMAX_TOPK ? l : s, bias, experts, key)) {
-            row_refuse(experts, topk, s, chosen, w);
-            lse[t] = 0.0f;
-            continue;
+        bool good = row_scores(l, experts, score, row, &row_lse, team);
+        good &= row_keys(by_logits ? l : 0, row, bias, experts, key, team);
+        if (is_first_item())
+            lse[t] = good ? row_lse : 0.0f;
+        meet();
+        keep_groups(key, picked, experts, groups, kept_groups, group_best, team);
+        for (int k = 0; k < topk; k++) {
+            const int e = take_best(key, experts, team);
+            if (is_first_item()) {
+                best[k] = e;
+                picked[k] = by_logits ? as_uint(l[e]) : row[e];
+            }
         }
-        lse[t] = row_lse;
-        if (groups > 1)
-            keep_groups(key, experts, groups, kept_groups, group_best);
+        meet();
+        const float top = largest_picked(picked, by_logits ? topk : 0);
+        meet();
+        if (by_logits)
+            chosen_exponentials(picked, topk, top);
+        meet();
         for (int k = 0; k < topk; k++)
-            chosen[k] = take_best(key, experts);
-        if (score == SOFTMAX_TOPK)
-            chosen_exponentials(l, chosen, topk, w);
-        else
-            for (int k = 0; k < topk; k++)
-                w[k] = s[chosen[k]];
-        for (int k = 0; k < topk; k++)
-            sum += w[k];
-        const float divisor = normalised ? sum + TINY : 1.0f;
-        for (int k = 0; k < topk; k++)
-            w[k] = w[k] / divisor * scale;
+            sum += as_float(picked[k]);
+        store_choice(good, experts, topk, normalised ? sum + TINY : 1.0f, scale, row, picked, best,
+                     scores + t * experts, index + t * topk, weight + t * topk);
+        meet();
     }
 }
 
 /* sum s and sum s * a of a row. */
-static float2 row_sums(global const float *s, global const float *a, int experts)
+static float2 row_sums(global const float *s, global const float *a, int experts, local float *team)
 {
     vec sum = 0.0f, product = 0.0f;
     for (int e = 0; e < experts; e += VEC) {
@@ -175,14 +193,15 @@ static float2 row_sums(global const float *s, global const float *a, int experts
         if (a)
             product = fma(x, load_part(a + e, experts - e), product);
     }
-    return (float2)(sum_lanes(sum, 0), sum_lanes(product, 0));
+    return (float2)(sum_lanes(sum, team), sum_lanes(product, team));
 }
 
-/* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z = z_factor * lse. */
+/* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z = z_factor * lse. Zeros for
+ * a bad token. */
 static void row_dense(global const float *l, global const float *s, global const float *aux, int experts, int score,
-                      float through, float z, float lse, global float *dl)
+                      float through, float z, float lse, bool good, global float *dl, local float *team)
 {
-    const float2 sums = row_sums(s, aux, experts);
+    const float2 sums = row_sums(s, aux, experts, team);
     const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
     for (int e = 0; e < experts; e += VEC) {
         const int n = experts - e;
@@ -192,7 +211,7 @@ static void row_dense(global const float *l, global const float *s, global const
         d = (d - through) * x * slopes(x, score);
         if (z != 0.0f)
             d = fma((vec)z, stands_alone(score) ? exp(load_part(l + e, n) - lse) : x, d);
-        store_part(d, dl + e, n);
+        store_part(good ? d : 0.0f, dl + e, n);
     }
 }
 
@@ -201,30 +220,28 @@ KERNEL void router_backward(global const float *logits, global const float *scor
                             global const float *aux, global float *dlogits, ulong tokens, int experts, int topk,
                             int score, int normalised, float scale, float z_factor)
 {
+    TEAM;
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
     for (ulong t = first; t < last; t++) {
         global const float *s = scores + t * experts, *w = weight + t * topk, *dw = dweight + t * topk;
         global const int *chosen = index + t * topk;
         global float *dl = dlogits + t * experts;
-        if (chosen[0] == BAD_TOKEN) {
-            for (int e = 0; e < experts; e++)
-                dl[e] = 0.0f;
-            continue;
-        }
         float dot = 0.0f;
         for (int k = 0; k < topk; k++)
             if (chosen[k] >= 0)
                 dot = fma(w[k], dw[k], dot);
         const float mean = normalised ? dot / scale : 0.0f, through = score == SOFTMAX && !normalised ? dot : 0.0f;
-        row_dense(logits + t * experts, s, aux, experts, score, through, z_factor * lse[t], lse[t], dl);
+        row_dense(logits + t * experts, s, aux, experts, score, through, z_factor * lse[t], lse[t],
+                  chosen[0] != BAD_TOKEN, dl, team);
         for (int k = 0; k < topk; k++)
-            if (chosen[k] >= 0) {
+            if (chosen[k] >= 0 && owns(chosen[k])) {
                 const int e = chosen[k];
                 dl[e] = fma(w[k] * slopes(s[e], score).s0, dw[k] - mean, dl[e]);
             }
     }
 }
 
+#if MOERT_ITEMS == 1
 KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
                         int experts, int score)
 {
@@ -235,10 +252,36 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
         store_part(0.0f, sum + e, experts - e);
     for (ulong t = group_start(ends, sequence); t < last; t++) {
         global const float *s = scores + t * experts;
-        const float total = stands_alone(score) ? row_sums(s, 0, experts).x + TINY : 1.0f;
+        const float total = stands_alone(score) ? row_sums(s, 0, experts, 0).x + TINY : 1.0f;
         for (int e = 0; e < experts; e += VEC) {
             const int n = experts - e;
             store_part(load_part(sum + e, n) + load_part(s + e, n) / total, sum + e, n);
         }
     }
 }
+#else
+#define TEAMS 32
+
+KERNEL_OF(TEAMS) void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
+                                  int experts, int score)
+{
+    local float teams[TEAMS][MOERT_ITEMS] __attribute__((aligned(64)));
+    local float sums[TEAMS][VEC] __attribute__((aligned(64)));
+    const uint sequence = get_group_id(0), own = get_local_id(1);
+    const int first = get_group_id(1) * VEC, n = experts - first, summed = stands_alone(score) ? experts : 0;
+    const ulong last = min((ulong)ends[sequence], tokens);
+    vec sum = 0.0f;
+    for (ulong start = group_start(ends, sequence); start < last; start += TEAMS) {
+        const bool inside = start + own < last;
+        global const float *s = scores + (inside ? start + own : start) * experts;
+        const float whole = row_sums(s, 0, summed, teams[own]).x, total = stands_alone(score) ? whole + TINY : 1.0f;
+        sum += inside ? load_part(s + first, n) / total : 0.0f;
+    }
+    *(local vec *)(sums[own] + part_start()) = sum;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = 1; i < TEAMS && own == 0; i++)
+        sum += *(local const vec *)(sums[i] + part_start());
+    if (own == 0)
+        store_part(sum, mass + (ulong)sequence * experts + first, n);
+}
+#endif

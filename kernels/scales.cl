@@ -3,7 +3,7 @@
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A work-group takes one tile: its
+ * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A team takes one tile: its
  * groups follow each other along rows, or (transposed: lines are columns) along columns, each from a new tile on; or
  * (whole) are one matrix of all `rows` lines. Around quantised operands (src/ops/scales.h):
  *
@@ -65,7 +65,7 @@ KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width,
     const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
     if (t.lines == 0)
         return;
-    for (uint i = 0; i < TILE_BYTES; i++) {
+    for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
         const long at = linear_at(t, width, transposed, i);
         swizzled[t.base + i] = at >= 0 ? linear[at] : 0;
     }
@@ -77,7 +77,7 @@ KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint widt
     const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
     if (t.lines == 0)
         return;
-    for (uint i = 0; i < TILE_BYTES; i++) {
+    for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
         const long at = linear_at(t, width, transposed, i);
         if (at >= 0)
             linear[at] = swizzled[t.base + i];
@@ -90,7 +90,8 @@ KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint blo
     for (uint g = 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows);
         blocks = min(blocks + (end - start + block - 1) / block, most);
-        to[g] = blocks;
+        if (is_first_item())
+            to[g] = blocks;
         start = end;
     }
 }
@@ -98,7 +99,7 @@ KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint blo
 KERNEL void fold_globals(global const float *alpha, global const float *first, uint first_stride,
                          global const float *second, uint second_stride, uint groups, global float *to)
 {
-    for (uint g = 0; g < groups; g++) {
+    for (uint g = get_local_id(0); g < groups; g += MOERT_ITEMS) {
         const float a = first != 0 ? first[g * first_stride] : 1.0f, b = second != 0 ? second[g * second_stride] : 1.0f;
         to[g] = (alpha != 0 ? alpha[g] : 1.0f) * (a * b);
     }
@@ -108,8 +109,8 @@ KERNEL void fold_globals(global const float *alpha, global const float *first, u
     KERNEL void name(global const type *from, uint rows, uint columns, global type *to)                                \
     {                                                                                                                  \
         const ulong base = (ulong)get_group_id(1) * rows * columns;                                                    \
-        const uint first = get_group_id(0) * VEC, last = min(rows, first + VEC);                                       \
-        for (uint c = 0; c < columns; c++)                                                                             \
+        const uint first = get_group_id(0) * 16, last = min(rows, first + 16);                                         \
+        for (uint c = get_local_id(0); c < columns; c += MOERT_ITEMS)                                                                             \
             for (uint r = first; r < last; r++)                                                                        \
                 to[base + (ulong)c * rows + r] = from[base + (ulong)r * columns + c];                                  \
     }
@@ -125,7 +126,7 @@ KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, 
         const ulong plain = row + (run % 2 * width + run / 2 * granularity) * element_bytes;
         global const uchar *source = from + (inverse ? mixed : plain);
         global uchar *target = to + (inverse ? plain : mixed);
-        for (ulong i = 0; i < bytes; i++)
+        for (ulong i = get_local_id(0); i < bytes; i += MOERT_ITEMS)
             target[i] = source[i];
     }
 }

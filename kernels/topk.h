@@ -1,8 +1,57 @@
 /*
- * Included by router.cl: the choice of the largest of a token's selection scores, as integer keys, alone and by groups.
- * A key of 0 is taken or not to be chosen. Whole vectors of keys are read, so arrays end at a multiple of 16.
+ * Included by router.cl: arrays over the experts of a token's row, which the items of a team share, and the choice of the
+ * largest of its selection scores, as integer keys, alone and by groups. A key of 0 is taken or not to be chosen. Whole
+ * steps of keys are read, so that arrays end at a multiple of VEC. An item reads what another has stored after meet().
  */
-#define LANES ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#if MOERT_ITEMS == 1
+#define ROW private
+#else
+#define ROW local
+#endif
+/* Else PoCL's compiler may leave `team` in a function of its own, where all work-groups share it. */
+#define INLINED static inline __attribute__((always_inline))
+#define ROW_ARRAY(name) ROW uint name[MOST_EXPERTS] __attribute__((aligned(64)))
+
+static inline void meet(void)
+{
+#if MOERT_ITEMS > 1
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+}
+
+static inline bool owns(int place)
+{
+    return MOERT_ITEMS == 1 || place % VEC / PART == (int)get_local_id(0);
+}
+
+static inline uvec load_keys(ROW const uint *p)
+{
+#if MOERT_ITEMS == 1
+    return vload16(0, p);
+#else
+    return *(ROW const uvec *)(p + part_start());
+#endif
+}
+
+static inline void store_keys(uvec x, ROW uint *p)
+{
+#if MOERT_ITEMS == 1
+    vstore16(x, 0, p);
+#else
+    *(ROW uvec *)(p + part_start()) = x;
+#endif
+}
+
+/* Arrays of floats are kept as their bits. */
+static inline vec load_floats(ROW const uint *p)
+{
+    return as_vec(load_keys(p));
+}
+
+static inline void store_floats(vec x, ROW uint *p)
+{
+    store_keys(as_uvec(x), p);
+}
 
 /* Unsigned numbers in the order of the floats, -0 as 0; no float but a NaN becomes 0. */
 static inline uint order_key(float x)
@@ -11,10 +60,10 @@ static inline uint order_key(float x)
     return bits ^ (as_uint(as_int(bits) >> 31) | 0x80000000u);
 }
 
-static inline uint16 order_keys(vec x)
+static inline uvec order_keys(vec x)
 {
-    uint16 bits = as_uint16(x + 0.0f);
-    return bits ^ (as_uint16(as_int16(bits) >> 31) | 0x80000000u);
+    uvec bits = as_uvec(x + 0.0f);
+    return bits ^ (as_uvec(as_ivec(bits) >> 31) | 0x80000000u);
 }
 
 static inline float key_value(uint key)
@@ -22,30 +71,26 @@ static inline float key_value(uint key)
     return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-/* The first of the largest of n keys; it becomes 0. Keys past n, up to a whole vector, must be 0. */
-static int take_best(uint *key, int n)
+/* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past n, up to a whole step,
+ * must be 0. */
+INLINED int take_best(ROW uint *key, int n, local float *team)
 {
-    uint16 best = 0;
-    int16 at = 0;
+    uvec best = 0;
+    ivec at = 0;
     for (int i = 0; i < n; i += VEC) {
-        uint16 k = vload16(0, key + i);
-        at = select(at, (int16)i, k > best);
+        uvec k = load_keys(key + i);
+        at = select(at, (ivec)i, k > best);
         best = max(best, k);
     }
-    uint8 b8 = max(best.lo, best.hi);
-    uint4 b4 = max(b8.lo, b8.hi);
-    uint2 b2 = max(b4.lo, b4.hi);
-    at = select((int16)INT_MAX, at + LANES, best == max(b2.x, b2.y));
-    int8 a8 = min(at.lo, at.hi);
-    int4 a4 = min(a8.lo, a8.hi);
-    int2 a2 = min(a4.lo, a4.hi);
-    int first = min(a2.x, a2.y);
-    key[first] = 0;
+    at = select((ivec)INT_MAX, at + lane_places(), best == max_uints(best, team));
+    const int first = (int)~max_uints(~as_uvec(at), team);
+    if (owns(first))
+        key[first] = 0;
     return first;
 }
 
 /* The sum of the `best` best selection scores of n keys, the smallest first: without infinities it is no NaN. */
-static float sum_best(const uint *key, int n, int best)
+static float sum_best(ROW const uint *key, int n, int best)
 {
     uint top[MOST_EXPERTS / 2]; /* descending */
     float sum = 0.0f;
@@ -64,19 +109,23 @@ static float sum_best(const uint *key, int n, int best)
     return sum;
 }
 
-/* Zeroes the keys of all experts outside the kept groups. */
-static void keep_groups(uint *key, int experts, int groups, int kept_groups, int group_best)
+/* With groups, zeroes the keys of all experts outside the kept ones. `group` is an array as long as `key`. */
+static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups, int kept_groups, int group_best,
+                        local float *team)
 {
-    uint group[MOST_EXPERTS];
-    const int size = experts / groups;
-    for (int g = 0; g < groups; g += VEC)
-        vstore16((uint16)0, 0, group + g);
-    for (int g = 0; g < groups; g++)
+    const int size = experts / groups, most = groups > 1 ? groups : 0;
+    for (int g = 0; g < most; g += VEC)
+        store_keys((uvec)0, group + g);
+    meet();
+    for (int g = get_local_id(0); g < most; g += MOERT_ITEMS)
         group[g] = order_key(sum_best(key + g * size, size, group_best));
-    for (int i = 0; i < kept_groups; i++)
-        take_best(group, groups);
-    for (int g = 0; g < groups; g++)
+    meet();
+    for (int i = 0; i < min(kept_groups, most); i++)
+        take_best(group, groups, team);
+    meet();
+    for (int g = 0; g < most; g++)
         if (group[g] != 0)
-            for (int e = g * size; e < (g + 1) * size; e++)
+            for (int e = g * size + (int)get_local_id(0); e < (g + 1) * size; e += MOERT_ITEMS)
                 key[e] = 0;
+    meet();
 }

@@ -26,9 +26,7 @@ static bool is_nvidia(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {"amax",        "attention", "dequantize", "gemm",
-                                           "gemm_packed", "op_glu",    "op_rows",    "quantize",
-                                           "roof",        "router",    "scales"};
+static const char *const cpu_families[] = {"attention", "gemm", "gemm_packed", "roof"};
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {

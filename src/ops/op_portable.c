@@ -10,7 +10,6 @@
 
 enum {
     SHARE = 4096,           /* in kernels/op_rows.cl */
-    SPLIT_ELEMENTS = 16384, /* a work-group takes about as many */
     BATCH_BYTES = 64 << 20, /* of converted weights */
 };
 
@@ -92,23 +91,24 @@ static moert_status load_rows(const moert_op *op, const moert_op_buffers *b,
     if (copy == NULL)
         return MOERT_OK;
     const moert_buffer *source = *use;
-    const size_t split = moert_ceil_div(SPLIT_ELEMENTS, rows->width);
+    const size_t split = moert_op_split(op, rows->width);
     const moert_grid grid = {moert_ceil_div(o->rows, split), 1, 1};
     *use = copy;
     *stride = rows->width;
     return MOERT_RUN(
-        op->device, "op_rows", "op_load_rows", grid, MOERT_ARG(b->ends),
-        MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)o->rows), MOERT_ARG(source),
-        MOERT_ARG((int)operand->type), MOERT_ARG((size_t)operand->stride),
-        MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG((unsigned)rows->divisor),
-        MOERT_ARG(copy), MOERT_ARG((int)rows->width), MOERT_ARG((unsigned)split));
+        op->device, MOERT_PROGRAM(op->device, "op_rows", rows->width | operand->stride),
+        "op_load_rows", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
+        MOERT_ARG((unsigned)o->rows), MOERT_ARG(source), MOERT_ARG((int)operand->type),
+        MOERT_ARG((size_t)operand->stride), MOERT_ARG(rows->gathered ? b->gather : NULL),
+        MOERT_ARG((unsigned)rows->divisor), MOERT_ARG(copy), MOERT_ARG((int)rows->width),
+        MOERT_ARG((unsigned)split));
 }
 
 moert_status moert_op_portable_amax(const moert_op *op, const moert_op_buffers *b, unsigned sets) {
     const moert_op_workspace *work = op->state;
     if (b->amax == NULL)
         return MOERT_OK;
-    return MOERT_RUN(op->device, "op_rows", "op_amax", ((moert_grid){op->options.groups, 1, 1}),
+    return MOERT_RUN(op->device, "op_rows", "op_amax", ((moert_grid){op->options.groups, sets, 1}),
                      MOERT_ARG(b->ends), MOERT_ARG((unsigned)op->options.rows),
                      MOERT_ARG(work->peak), MOERT_ARG(b->amax), MOERT_ARG(sets));
 }
@@ -118,17 +118,17 @@ static moert_status store_rows(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const moert_op_rows *rows = op->x.output ? &op->x : &op->y;
     const moert_operand *operand = op->x.output ? &o->x : &o->y;
-    const size_t split = moert_ceil_div(SPLIT_ELEMENTS, rows->width);
+    const size_t split = moert_op_split(op, rows->width);
     const moert_grid grid = {moert_ceil_div(o->rows, split), 1, 1};
-    MOERT_TRY(MOERT_RUN(op->device, "op_rows", "op_store_rows", grid, MOERT_ARG(b->ends),
-                        MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)o->rows),
-                        MOERT_ARG(work->acc), MOERT_ARG((int)rows->width), MOERT_ARG(b->alpha),
-                        MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f),
-                        MOERT_ARG(b->bias), MOERT_ARG((int)o->bias_type), MOERT_ARG(b->bias_scale),
-                        MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG(b->row_weight),
-                        MOERT_ARG(b->prob), MOERT_ARG(op->x.output ? b->x : b->y),
-                        MOERT_ARG((int)operand->type), MOERT_ARG((size_t)operand->stride),
-                        MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
+    MOERT_TRY(MOERT_RUN(
+        op->device, MOERT_PROGRAM(op->device, "op_rows", rows->width | operand->stride),
+        "op_store_rows", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
+        MOERT_ARG((unsigned)o->rows), MOERT_ARG(work->acc), MOERT_ARG((int)rows->width),
+        MOERT_ARG(b->alpha), MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f),
+        MOERT_ARG(b->bias), MOERT_ARG((int)o->bias_type), MOERT_ARG(b->bias_scale),
+        MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG(b->row_weight), MOERT_ARG(b->prob),
+        MOERT_ARG(op->x.output ? b->x : b->y), MOERT_ARG((int)operand->type),
+        MOERT_ARG((size_t)operand->stride), MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
     return moert_op_portable_amax(op, b, 1);
 }
 
@@ -143,9 +143,9 @@ static moert_status load_weights(const moert_op *op, const moert_op_buffers *b, 
     const moert_op_workspace *work = op->state;
     const size_t elements = op->options.n * op->options.k;
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
-    return MOERT_RUN(op->device, "op_rows", "op_load_weight", grid, MOERT_ARG(b->ends),
-                     MOERT_ARG((unsigned)w.first), MOERT_ARG((unsigned)w.slot),
-                     MOERT_ARG((unsigned)w.place), MOERT_ARG(w.weight),
+    return MOERT_RUN(op->device, MOERT_PROGRAM(op->device, "op_rows", elements), "op_load_weight",
+                     grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)w.first),
+                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place), MOERT_ARG(w.weight),
                      MOERT_ARG((int)op->options.weight.type), MOERT_ARG(work->weight),
                      MOERT_ARG(elements));
 }
@@ -155,11 +155,12 @@ static moert_status store_weights(const moert_op *op, const moert_op_buffers *b,
     const moert_op_options *o = &op->options;
     const size_t elements = o->n * o->k;
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
-    return MOERT_RUN(op->device, "op_rows", "op_store_weight", grid, MOERT_ARG(b->ends),
-                     MOERT_ARG((unsigned)w.first), MOERT_ARG((unsigned)w.slot),
-                     MOERT_ARG((unsigned)w.place), MOERT_ARG(work->weight), MOERT_ARG(b->alpha),
-                     MOERT_ARG(b->beta), MOERT_ARG(o->accumulate ? 1.0f : 0.0f),
-                     MOERT_ARG(w.weight), MOERT_ARG((int)o->weight.type), MOERT_ARG(elements));
+    return MOERT_RUN(op->device, MOERT_PROGRAM(op->device, "op_rows", elements), "op_store_weight",
+                     grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)w.first),
+                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place),
+                     MOERT_ARG(work->weight), MOERT_ARG(b->alpha), MOERT_ARG(b->beta),
+                     MOERT_ARG(o->accumulate ? 1.0f : 0.0f), MOERT_ARG(w.weight),
+                     MOERT_ARG((int)o->weight.type), MOERT_ARG(elements));
 }
 
 /* Moves the weights of a batch, each discrete one by itself. */

@@ -3,6 +3,7 @@
 #ifndef MOERT_OPS_OP_PORTABLE_H
 #define MOERT_OPS_OP_PORTABLE_H
 
+#include "base/memory.h"
 #include "ops/op.h"
 
 /*
@@ -18,6 +19,11 @@ typedef struct moert_op_workspace {
     moert_buffer *peak;   /* amax: of every row [M], DGLU [M,2] */
     size_t batch;
 } moert_op_workspace;
+
+/* Rows of so many columns that a work-group takes: about 16384 elements, on GPUs one. */
+static inline size_t moert_op_split(const moert_op *op, size_t columns) {
+    return moert_share(op->device, moert_ceil_div(16384, columns), 1);
+}
 
 /* Turns the product in `acc` into c, d and what comes with them. */
 moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *buffers);

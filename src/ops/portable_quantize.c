@@ -1,6 +1,7 @@
 /* Quantisers and casts of the portable backend: launches of kernels/quantize.cl, dequantize.cl,
  * amax.cl and cast.cl. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/number.h"
@@ -8,7 +9,8 @@
 #include "ops/portable.h"
 
 enum {
-    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
+    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block ... */
+    GPU_COLUMNS = 128, /* ... those of one step in columns on GPUs, which hold a block's rows */
     CAST_SHARE = 4096, /* SHARE in kernels/cast.cl */
     GPU_CAST_SHARE = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/amax.cl */
@@ -53,12 +55,25 @@ void moert_format_program(const char *family, moert_format format, char spec[MOE
              moert_number_bits(element), scale_kind[format], (double)largest, exponent);
 }
 
+static size_t strip_of(const moert_device *device, const moert_quantize *op) {
+    return op->how.axis == MOERT_AXIS_COLUMN ? moert_share(device, STRIP, GPU_COLUMNS) : STRIP;
+}
+
 /* Work-groups along the rows: rows, or the most row blocks there can be. */
-static moert_grid tiles_of(const moert_quantize *op) {
+static moert_grid tiles_of(const moert_device *device, const moert_quantize *op) {
     const size_t most = moert_row_blocks_most(op->groups.rows, op->groups.count,
                                               moert_format_block(op->how.format));
     const size_t along = op->how.axis == MOERT_AXIS_ROW ? op->groups.rows : most;
-    return (moert_grid){along, moert_ceil_div(op->columns, STRIP), 1};
+    return (moert_grid){along, moert_ceil_div(op->columns, strip_of(device, op)), 1};
+}
+
+/* The program of a family, see MOERT_PROGRAM(). */
+static void choose_program(const moert_device *device, const char *family, const moert_quantize *op,
+                           char spec[MOERT_SPEC_BYTES]) {
+    const size_t sizes = op->columns | moert_quantized_layout(op).q_bytes;
+    moert_format_program(family, op->how.format, spec);
+    if (moert_share(device, 1, sizes % 4) == 0)
+        strcat(spec, " -DALIGNED");
 }
 
 static moert_device *device_of(const moert_quantize *op) {
@@ -70,7 +85,8 @@ moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     moert_device *device = moert_buffer_device(op->amax);
     const moert_groups *groups = &op->groups;
     const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, AMAX_ROWS);
-    const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1}, one = {1, 1, 1};
+    const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1};
+    const moert_grid sums = {op->how.group_scales ? groups->count : 1, 1, 1};
     moert_buffer *partial = NULL;
     moert_status status;
     MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
@@ -80,7 +96,7 @@ moert_status moert_portable_quantize_amax(const moert_quantize *op) {
                            MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
                            MOERT_ARG((int)op->columns), MOERT_ARG(op->x),
                            MOERT_ARG((int)op->how.hadamard), MOERT_ARG(partial)));
-    MOERT_TRY_OR(destroy, MOERT_RUN(device, "amax" EXACT, "amax_groups", one,
+    MOERT_TRY_OR(destroy, MOERT_RUN(device, "amax" EXACT, "amax_groups", sums,
                                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
                                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(partial),
                                     MOERT_ARG((int)op->how.group_scales), MOERT_ARG(op->amax)));
@@ -103,17 +119,17 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                             MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG(op->global)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
-    moert_format_program("quantize", how->format, spec);
-    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(op), MOERT_ARG(groups->ends),
-                        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-                        MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP), MOERT_ARG(op->x),
-                        MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
-                        MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax),
-                        MOERT_ARG(op->global), MOERT_ARG(op->norm),
-                        MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
-                        MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG((int)how->rounding),
-                        MOERT_ARG((int)how->transposed), MOERT_ARG((int)how->hadamard),
-                        MOERT_ARG((unsigned)op->blocks), MOERT_ARG((size_t)how->seed)));
+    choose_program(device, "quantize", op, spec);
+    MOERT_TRY(MOERT_RUN(
+        device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
+        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+        MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)), MOERT_ARG(op->x),
+        MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
+        MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax), MOERT_ARG(op->global),
+        MOERT_ARG(op->norm), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
+        MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG((int)how->rounding),
+        MOERT_ARG((int)how->transposed), MOERT_ARG((int)how->hadamard),
+        MOERT_ARG((unsigned)op->blocks), MOERT_ARG((size_t)how->seed)));
     return MOERT_OK;
 }
 
@@ -121,15 +137,17 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     const moert_quantizer *how = &op->how;
     const moert_groups *groups = &op->groups;
     const moert_quantized_shape shape = moert_quantized_layout(op);
+    moert_device *device = moert_buffer_device(op->x);
     char spec[MOERT_SPEC_BYTES];
-    moert_format_program("dequantize", how->format, spec);
-    MOERT_TRY(MOERT_RUN(
-        moert_buffer_device(op->x), spec, "dequantize", tiles_of(op), MOERT_ARG((int)how->axis),
-        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
-        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((int)op->columns), MOERT_ARG((int)STRIP),
-        MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale), MOERT_ARG(shape.scales),
-        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->transposed),
-        MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
+    choose_program(device, "dequantize", op, spec);
+    MOERT_TRY(MOERT_RUN(device, spec, "dequantize", tiles_of(device, op), MOERT_ARG((int)how->axis),
+                        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((int)op->columns),
+                        MOERT_ARG((int)strip_of(device, op)), MOERT_ARG(op->q),
+                        MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale), MOERT_ARG(shape.scales),
+                        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
+                        MOERT_ARG((int)how->transposed), MOERT_ARG((unsigned)op->blocks),
+                        MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
     return MOERT_OK;
 }
 

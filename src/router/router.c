@@ -8,13 +8,30 @@
 #include "device/profile.h"
 #include "router/router.h"
 
-#define BLOCK        16 /* tokens of a work-item */
-#define MOST_EXPERTS 1024
-#define TEXT(x)      #x
-#define NUMBER(x)    TEXT(x)
+enum { MOST_EXPERTS = 1024 };
 
-static const char program[] =
-    "router -DBLOCK=" NUMBER(BLOCK) " -DMOST_EXPERTS=" NUMBER(MOST_EXPERTS);
+/* A build of kernels/router.cl for at most so many experts: GPUs, where arrays of that length are
+ * in local memory, have several. `block` tokens are a team's. */
+typedef struct build {
+    const char *program;
+    size_t block, experts;
+    size_t columns; /* of router_mass's work-groups */
+} build;
+
+static build choose_build(const moert_device *device, size_t experts) {
+#define BUILD(block, most, columns)                                                                \
+    { "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most, block, most, columns }
+    static const build cpu = BUILD(16, 1024, 1024);
+    static const build gpu[] = {BUILD(1, 128, 128), BUILD(1, 256, 128), BUILD(1, 512, 128),
+                                BUILD(1, 1024, 128)};
+#undef BUILD
+    if (!moert_device_describe(device)->gpu_form)
+        return cpu;
+    size_t i = 0;
+    while (gpu[i].experts < experts)
+        i++;
+    return gpu[i];
+}
 
 _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
                    MOERT_SCORE_SIGMOID == 2 && MOERT_SCORE_SQRT_SOFTPLUS == 3,
@@ -106,7 +123,7 @@ static int is_normalised(const moert_router_options *options) {
 
 /* For a profile: so many floats a token. */
 static void tell_work(moert_device *device, size_t tokens, size_t floats) {
-    moert_profile_work(device, program, 0.0, sizeof(float) * (double)(tokens * floats));
+    moert_profile_work(device, "router", 0.0, sizeof(float) * (double)(tokens * floats));
 }
 
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
@@ -119,8 +136,9 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     if (bias != NULL)
         MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
     tell_work(device, tokens, 2 * options->experts + 2 * options->topk);
-    return MOERT_RUN(device, program, "router_forward",
-                     ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
+    const build with = choose_build(device, options->experts);
+    return MOERT_RUN(device, with.program, "router_forward",
+                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
                      MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
@@ -143,8 +161,9 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     if (aux_gradient != NULL)
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
     tell_work(device, tokens, 3 * options->experts + 3 * options->topk);
-    return MOERT_RUN(device, program, "router_backward",
-                     ((moert_grid){moert_ceil_div(tokens, BLOCK), 1, 1}), MOERT_ARG(logits),
+    const build with = choose_build(device, options->experts);
+    return MOERT_RUN(device, with.program, "router_backward",
+                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),
                      MOERT_ARG(aux_gradient), MOERT_ARG(dlogits), MOERT_ARG(tokens),
@@ -164,7 +183,9 @@ moert_status moert_router_mass(moert_device *device, const moert_router_options 
     MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
     MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
     tell_work(device, tokens, options->experts);
-    return MOERT_RUN(device, program, "router_mass", ((moert_grid){sequences, 1, 1}),
+    const build with = choose_build(device, options->experts);
+    return MOERT_RUN(device, with.program, "router_mass",
+                     ((moert_grid){sequences, moert_ceil_div(options->experts, with.columns), 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
                      MOERT_ARG(tokens), MOERT_ARG((int)options->experts),
                      MOERT_ARG((int)options->score));

@@ -1,0 +1,167 @@
+/*
+ * bench_memory: how much of the device's copy bandwidth the memory-bound kernels reach, each result
+ * checked on samples.
+ *
+ * GB/s are the bytes that a kernel must move (bench/memory_cases.c), every operand once, by the
+ * time of calls in a row. Samples of a kernel and of a copy between two buffers take turns, so that
+ * both meet the same clocks; the share is the ratio of the medians.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "context/context.h"
+#include "memory.h"
+#include "report.h"
+#include "tools/program.h"
+
+enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };
+#define SAMPLE_S 0.01
+
+static bool small;
+static size_t seed;
+static const char *json_path;
+
+static const moert_option options[] = {
+    {"small", MOERT_OPTION_FLAG, &small, NULL, NULL, "sizes for a test, whose rates say nothing"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the data"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
+
+typedef struct bench {
+    bench_memory memory;
+    moert_buffer *from, *to; /* of the copy */
+    json_t *rows;
+    size_t wrong;
+} bench;
+
+/* ---- rates ---- */
+
+static moert_status run_copy(const bench *b) {
+    return moert_buffer_copy(b->from, 0, b->to, 0, moert_buffer_bytes(b->from));
+}
+
+/* Calls of a kernel, or of the copy if there is none. */
+static moert_status run_for(const bench *b, const bench_case *kernel, size_t calls,
+                            double *seconds) {
+    const uint64_t start = moert_clock_ns();
+    for (size_t i = 0; i < calls; i++)
+        MOERT_TRY(kernel != NULL ? kernel->run(&b->memory) : run_copy(b));
+    MOERT_TRY(moert_device_finish(b->memory.device));
+    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    return MOERT_OK;
+}
+
+static moert_status take_sample(const bench *b, const bench_case *kernel, double bytes,
+                                double *gbps) {
+    double one, seconds;
+    MOERT_TRY(run_for(b, kernel, 1, &one));
+    const size_t calls = (size_t)(SAMPLE_S / one) + 1;
+    MOERT_TRY(run_for(b, kernel, calls, &seconds));
+    *gbps = bytes * (double)calls / seconds / 1e9;
+    return MOERT_OK;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double samples[SAMPLES]) {
+    qsort(samples, SAMPLES, sizeof samples[0], by_size);
+    return samples[SAMPLES / 2];
+}
+
+static moert_status count_wrong(const bench *b, const bench_case *kernel, size_t *wrong) {
+    *wrong = 0;
+    for (size_t i = 0; i < CHECKS; i++) {
+        double got = 0.0, want = 0.0;
+        MOERT_TRY(kernel->check(&b->memory, moert_rng_uniform(seed, 2, i), &got, &want));
+        *wrong += !(fabs(got - want) <= 2e-5 * fabs(want) + 1e-6);
+    }
+    return MOERT_OK;
+}
+
+static moert_status report(bench *b, const bench_case *kernel, double gbps, double copy,
+                           size_t wrong) {
+    const double bytes = kernel->bytes(&b->memory.of);
+    json_t *row =
+        json_pack("{ss sf sf sf sf sI}", "kernel", kernel->name, "bytes", bytes, "gbps", gbps,
+                  "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
+    if (row == NULL || json_array_append_new(b->rows, row) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+    printf("%-18s %10.1f %9.1f %9.1f %6.2f %6zu\n", kernel->name, bytes / 1e6, gbps, copy,
+           gbps / copy, wrong);
+    fflush(stdout);
+    b->wrong += wrong;
+    return MOERT_OK;
+}
+
+static moert_status run_case(bench *b, const bench_case *kernel) {
+    const double bytes = kernel->bytes(&b->memory.of);
+    const double copied = 2.0 * (double)moert_buffer_bytes(b->from);
+    double rates[SAMPLES], copies[SAMPLES];
+    size_t wrong;
+    if (kernel->begin != NULL)
+        MOERT_TRY(kernel->begin(&b->memory));
+    MOERT_TRY(kernel->run(&b->memory));
+    MOERT_TRY(count_wrong(b, kernel, &wrong));
+    for (size_t i = 0; i < SAMPLES; i++) {
+        MOERT_TRY(take_sample(b, NULL, copied, &copies[i]));
+        MOERT_TRY(take_sample(b, kernel, bytes, &rates[i]));
+    }
+    return report(b, kernel, median(rates), median(copies), wrong);
+}
+
+static moert_status prepare(bench *b, moert_comm *comm) {
+    const size_t copied = small ? COPY_BYTES / 256 : COPY_BYTES;
+    MOERT_TRY(bench_memory_prepare(&b->memory, comm, seed));
+    MOERT_TRY(moert_buffer_create(b->memory.device, copied, &b->from));
+    MOERT_TRY(moert_buffer_create(b->memory.device, copied, &b->to));
+    return moert_buffer_clear(b->from, 0, copied);
+}
+
+static moert_status run(moert_context *context) {
+    static const bench_sizes sizes = {16384, 2048, 768, 8, 128, 2048, 32768};
+    static const bench_sizes test_sizes = {48, 256, 48, 4, 16, 16, 1000};
+    bench b = {
+        .memory = {.device = moert_context_device(context), .of = small ? test_sizes : sizes},
+        .rows = json_array()};
+    const bench_sizes *s = &b.memory.of;
+    moert_status status;
+    printf("# moert %s, %s\n# T %zu, H %zu, I %zu, K %zu, E %zu; cross-entropy: %zu tokens of V "
+           "%zu\n%-18s %10s %9s %9s %6s %6s\n",
+           bench_report_commit(), moert_device_name(b.memory.device), s->tokens, s->hidden,
+           s->intermediate, s->topk, s->experts, s->predicted, s->vocabulary, "#kernel", "MB",
+           "GB/s", "copy", "share", "wrong");
+    MOERT_TRY_OR(release, prepare(&b, moert_context_comm(context)));
+    for (size_t i = 0; i < bench_case_count; i++)
+        MOERT_TRY_OR(release, run_case(&b, &bench_cases[i]));
+    if (json_path != NULL)
+        MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
+    if (b.wrong > 0)
+        status = MOERT_FAIL(ERROR_NUMERIC, "%zu samples of the results are wrong", b.wrong);
+release:
+    moert_buffer_destroy(b.from);
+    moert_buffer_destroy(b.to);
+    bench_memory_release(&b.memory);
+    json_decref(b.rows);
+    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "bench_memory [OPTION...]",
+        .about =
+            "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
+            "with 1 when a result is wrong.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}
