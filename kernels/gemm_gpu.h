@@ -174,15 +174,23 @@ static inline void bring_block(const factor *f, int p, int width, local float4 *
 /* Only ever indexed by constants, so that they stay in registers. */
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
+/*
+ * Items that work in step, 32 of them, share 4 x 8 places: two neighbours read the same columns, and every other one the
+ * same lines, which local memory serves in the fewest turns.
+ */
+#define SQUARES (ACROSS / 8) /* of 4 x 8, side by side */
+
 /* The first line of an item's quad, and the first column. */
 static inline int line_of(int quad)
 {
-    return (quad * DOWN + (int)get_local_id(0) / ACROSS) * 4;
+    const int item = get_local_id(0), down = item / 32 / SQUARES * 4 + item / 16 % 2 * 2 + item % 2;
+    return (quad * DOWN + down) * 4;
 }
 
 static inline int column_of(int quad)
 {
-    return (quad * ACROSS + (int)get_local_id(0) % ACROSS) * 4;
+    const int item = get_local_id(0), across = item / 32 % SQUARES * 8 + item / 2 % 8;
+    return (quad * ACROSS + across) * 4;
 }
 
 static inline void add_block(sums sum, local const float4 *lines, local const float4 *columns)
@@ -190,9 +198,9 @@ static inline void add_block(sums sum, local const float4 *lines, local const fl
     UNROLL for (int p = 0; p < DEPTH; p++) {
         float4 a[LINE_QUADS], b[COLUMN_QUADS];
         UNROLL for (int i = 0; i < LINE_QUADS; i++)
-            a[i] = lines[place_of(p, line_of(i) / 4, LINES)];
+            a[i] = lines[place_of(p, line_of(0) / 4, LINES) + i * DOWN];
         UNROLL for (int j = 0; j < COLUMN_QUADS; j++)
-            b[j] = columns[place_of(p, column_of(j) / 4, COLUMNS)];
+            b[j] = columns[place_of(p, column_of(0) / 4, COLUMNS) + j * ACROSS];
         UNROLL for (int i = 0; i < LINE_QUADS; i++)
             UNROLL for (int j = 0; j < COLUMN_QUADS; j++) {
                 sum[4 * i][j] = fma((float4)a[i].x, b[j], sum[4 * i][j]);
