@@ -52,9 +52,10 @@ static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
     return q->payload == MOERT_OP_BUFFER_weight && op->options.weight.discrete;
 }
 
-/* Whether the backend takes the operand as it is. */
+/* Whether the backend takes the operand as it is; in GPU form none does. */
 static bool is_taken(const moert_op *op, const moert_op_quantized *q) {
-    return q->payload == MOERT_OP_BUFFER_weight && op->backend->decodes;
+    return q->payload == MOERT_OP_BUFFER_weight && op->backend->decodes &&
+           !moert_device_describe(op->device)->gpu_form;
 }
 
 static void destroy_all(moert_buffer **buffers, size_t count) {

@@ -1,5 +1,5 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm.cl,
- * kernels/gemm_packed.cl and kernels/glu.cl. */
+ * kernels/gemm_packed.cl and kernels/glu.cl; in GPU form products are portable_gpu.c's. */
 #include <stdio.h>
 
 #include "base/config.h"
@@ -111,6 +111,10 @@ void moert_gemm_program(const moert_device *device, moert_number type, unsigned 
         snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
+static bool has_gpu_form(moert_device *device) {
+    return moert_device_describe(device)->gpu_form;
+}
+
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
 static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forward) {
     moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
@@ -136,6 +140,8 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
                                          const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->y);
     const moert_groups *groups = &gemm->groups;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_forward(gemm, start);
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
@@ -159,6 +165,8 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                                        const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->x);
     const moert_groups *groups = &gemm->groups;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_dgrad(gemm, start);
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
@@ -182,6 +190,8 @@ moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     moert_device *device = moert_buffer_device(gemm->weight);
     const moert_groups *groups = &gemm->groups;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_wgrad(gemm, start);
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
                        moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
@@ -210,6 +220,8 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
     char spec[MOERT_SPEC_BYTES];
     bool measured;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
     moert_gemm_program(device, gemm->type, 0, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
@@ -268,7 +280,8 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     const moert_glu *glu = &fused->glu;
     moert_device *device = moert_buffer_device(gemm->y);
     const bool packed = gemm->packed != NULL;
-    if (packed && gemm->packed->tile.width % 2 != 0) { /* not packed for it */
+    if (has_gpu_form(device) ||
+        (packed && gemm->packed->tile.width % 2 != 0)) { /* not packed for it */
         MOERT_TRY(moert_portable_gemm_forward(gemm));
         return moert_portable_glu_forward(glu);
     }

@@ -10,12 +10,19 @@
 #include "ops/backend.h"
 #include "ops/tuning.h"
 
-/* `coded`: the weight instead of gemm->weight, or NULL. */
+/* `coded`: the weight instead of gemm->weight, or NULL; always NULL in GPU form, where weights are
+ * dequantised before their products. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
                                          const moert_coded *coded);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                                        const moert_coded *coded);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
+
+/* The same by the kernels of the GPU form (src/ops/portable_gpu.c), which the ones above call. */
+moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 
 enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
 

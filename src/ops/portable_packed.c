@@ -1,6 +1,5 @@
 /* How the portable backend packs weights: as panels in global memory (kernels/gemm_packed.cl), for
- * CPUs, whose caches take the place of the local copies that other devices make in every product.
- */
+ * CPUs in CPU form: caches take the place of the local copies that others make in every product. */
 #include "ops/backend.h"
 #include "ops/portable.h"
 
@@ -31,8 +30,9 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
     const moert_tuning_key key = {shape->use == MOERT_PACKED_DGRAD ? MOERT_TUNED_PACKED_DGRAD
                                                                    : MOERT_TUNED_PACKED_FORWARD,
                                   shape->type, shape->n, shape->k, 0};
+    const moert_device_info *info = moert_device_describe(device);
     bool measured;
-    if (!moert_device_describe(device)->is_cpu)
+    if (!info->is_cpu || info->gpu_form)
         return 0;
     packed->tile = moert_tuning_find(device, &key, &measured);
     if (shape->use == MOERT_PACKED_GATED)

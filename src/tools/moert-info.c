@@ -102,12 +102,17 @@ static moert_status print_memory(const json_t *memory) {
 static moert_status print_tuning(const json_t *survey) {
     const char *file;
     json_int_t rows;
+    const json_t *tuning = json_object_get(survey, "tuning");
+    if (json_array_size(tuning) == 0) {
+        printf("\ntuning: none; kernels in GPU form take their tiles by the shape alone\n");
+        return MOERT_OK;
+    }
     json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows);
     printf(
         "\ntuning of products of any shape; for shapes of their own there are %lld measured rows "
         "in %s\n",
         (long long)rows, file[0] != '\0' ? file : "no file");
-    return PRINT(json_object_get(survey, "tuning"), tuning_columns);
+    return PRINT(tuning, tuning_columns);
 }
 
 static moert_status print_text(const json_t *survey) {

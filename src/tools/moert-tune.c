@@ -225,14 +225,19 @@ static moert_status tune_all(moert_device *device) {
 }
 
 static moert_status run(moert_context *context) {
+    moert_device *device = moert_context_device(context);
     moert_status status;
-    if (moert_context_size(context) > 1)
+    if (moert_device_describe(device)->gpu_form)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "nothing to measure: kernels in GPU form take their tiles by the shape "
+                            "alone");
+    else if (moert_context_size(context) > 1)
         status = MOERT_FAIL(ERROR_USAGE,
                             "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets ranks "
                             "measure side by side",
                             moert_context_size(context));
     else
-        status = tune_all(moert_context_device(context));
+        status = tune_all(device);
     return moert_comm_agree(moert_context_comm(context), status);
 }
 

@@ -21,6 +21,8 @@ static json_t *product_row(const moert_device *device, const moert_tuning_key *k
 json_t *moert_survey_tuning(const moert_device *device) {
     static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
     json_t *rows = json_array();
+    if (moert_device_describe(device)->gpu_form) /* by the shape alone */
+        return rows;
     for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
         for (size_t t = 0; t < 2; t++) {
             const moert_tuning_key key = {o, types[t], 0, 0, 0};

@@ -47,6 +47,10 @@ options() { # FAMILY: the options of its programs, one a line
             for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
         done <<<"$formats"
         ;;
+    gemm_gpu)
+        local lines
+        for lines in 32 64 128; do printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"; done
+        ;;
     quantize | dequantize) echo "$formats" ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
@@ -76,8 +80,9 @@ export cpu_families
 
 compile() { # FORM FAMILY OPTION...
     local form=$1 file=kernels/$2.cl out what items=1
-    case $form:" $cpu_families " in
-    nvidia:*" $2 "* | without_fp64:*" $2 "* | avx* | aarch64*) ;;
+    case $2:$form:" $cpu_families " in
+    *_gpu:*) items=32 ;; # on CPUs too, where the form can be forced
+    *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:avx* | *:aarch64*) ;;
     *) items=32 ;;
     esac
     shift 2
@@ -127,7 +132,8 @@ verdict $status "sm_90a: wgmma in a row, registers as asked, no spills $([ -n "$
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
     : >"$failed.$form"
     compile "$form" gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
-    grep -q 'LINES must be 1 to 16' "$failed.$form"
+    compile "$form" gemm_gpu -DBF16=0 -DLINES=16
+    grep -q 'LINES must be 1 to 16' "$failed.$form" && grep -q 'LINES must be 32, 64 or 128' "$failed.$form"
     verdict $? "$form: a tile out of bounds is refused"
 done
 finish

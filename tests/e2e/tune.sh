@@ -39,6 +39,10 @@ MOERT_TUNE=off refused 'no file for the rows'
 verdict $? "without a file there is nothing to write to"
 MOERT_BACKEND=reference refused 'the backend reference has nothing to choose'
 verdict $? "a backend without choices is bad usage"
+MOERT_FORM=gpu refused 'nothing to measure'
+verdict $? "a device in GPU form is bad usage"
+MOERT_FORM=gpu alone "$bin/moert-info" && grep -q '^tuning: none' "$log"
+verdict $? "moert-info says so"
 tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
 [ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$folder/family")" -eq 1 ]
 verdict $? "rows can be for a whole family"

@@ -33,6 +33,7 @@ const problem gemm_problems[] = {
     {.n = 33, .k = 31, .rows = 26, .groups = 4, .ends = {1, 8, 16, 25}, .bias = true},
     {.n = 65, .k = 63, .rows = 17, .groups = 3, .ends = {0, 17, 17}, .accumulate = true},
     {.n = 600, .k = 130, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
+    {.n = 132, .k = 260, .rows = 150, .groups = 3, .ends = {70, 71, 149}, .accumulate = true},
 };
 const size_t gemm_problem_count = sizeof gemm_problems / sizeof gemm_problems[0];
 

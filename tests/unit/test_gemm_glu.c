@@ -100,6 +100,10 @@ static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **
 
 static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **state) {
     (void)state;
+    if (moert_device_describe(test_device)->gpu_form) {
+        print_message("# skipped: in GPU form the GLU is a launch of its own\n");
+        return;
+    }
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = PORTABLE_F32; w <= PACKED_F32; w++) {
             const problem *p = &problems[i];
