@@ -20,6 +20,9 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
         return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d",
                           (unsigned)options->precision, MOERT_PRECISION_NVFP4);
+    if ((unsigned)options->dense > MOERT_PRECISION_BF16)
+        return MOERT_FAIL(ERROR_USAGE, "dense of a layer is %u, above %d", (unsigned)options->dense,
+                          MOERT_PRECISION_BF16);
     if ((unsigned)options->dispatch > MOERT_DISPATCH_MXFP8)
         return MOERT_FAIL(ERROR_USAGE, "dispatch of a layer is %u, above %d",
                           (unsigned)options->dispatch, MOERT_DISPATCH_MXFP8);
