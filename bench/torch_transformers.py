@@ -36,6 +36,7 @@ class Model(nn.Module):
 def load(directory):
     from transformers import Qwen3MoeForCausalLM
 
+    torch.set_float32_matmul_precision("high")
     return Model(Qwen3MoeForCausalLM.from_pretrained(directory, **HOW).to(DEVICE))
 
 
