@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
+#include "layer/wire.h"
 #include "moert/quantize.h"
 
 /* A float32 matrix [groups.rows, columns] without gaps. */
@@ -210,19 +211,28 @@ typedef struct operand {
     size_t columns;
     float *amax;
     bool measured; /* amax is known */
+    bool rounded;  /* by the wire */
     moert_scratch target;
 } operand;
 
 static operand operand_x(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){&gemm->x, &gemm->ldx,
-                     gemm->k,  &layer->rounded[block].amax_x,
-                     false,    MOERT_SCRATCH_ROUNDED_X};
+    return (operand){&gemm->x,
+                     &gemm->ldx,
+                     gemm->k,
+                     &layer->rounded[block].amax_x,
+                     false,
+                     block == BLOCK_EXPERT_IN && moert_wire_has_factors(&layer->options),
+                     MOERT_SCRATCH_ROUNDED_X};
 }
 
 static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){&gemm->y, &gemm->ldy,
-                     gemm->n,  &layer->rounded[block].amax_y,
-                     false,    MOERT_SCRATCH_ROUNDED_Y};
+    return (operand){&gemm->y,
+                     &gemm->ldy,
+                     gemm->n,
+                     &layer->rounded[block].amax_y,
+                     false,
+                     block == BLOCK_EXPERT_OUT && moert_wire_has_factors(&layer->options),
+                     MOERT_SCRATCH_ROUNDED_Y};
 }
 
 /* Rows without gaps: themselves, or a copy of a window's. */
@@ -244,6 +254,8 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
     matrix rows = {*groups, o->columns, *o->values};
     moert_buffer *target, *amax = NULL;
     moert_quantize op;
+    if (o->rounded)
+        return MOERT_OK;
     MOERT_TRY(reserve_bytes(mesh, o->target, n * moert_number_bits(type) / 8, &target));
     MOERT_TRY(close_gaps(mesh, o, &rows));
     *o->values = target;

@@ -43,7 +43,7 @@ moert_status moert_precision_settle(moert_layer *layer, moert_status status);
 moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status);
 
 /* moert_gemm_forward, _glu_forward, _dgrad and _wgrad of the experts' projection `block`, with
- * float32 operands in `gemm`, which stay as they are. */
+ * float32 operands in `gemm`, which stay as they are, or those of the wire (moert_wire_unpack). */
 moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm);
 moert_status moert_precision_forward_glu(moert_layer *layer, int block,
                                          const moert_gemm_glu *fused);

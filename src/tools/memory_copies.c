@@ -113,16 +113,19 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_layer_options options = moert_layer_options_of(c);
     const moert_precision precision = c->precision;
-    const bool rounds = precision != MOERT_PRECISION_F32, travels = c->dispatch != 0;
+    const bool rounds = precision != MOERT_PRECISION_F32, ready = moert_wire_has_factors(&options);
+    const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
     size_t x = 0, y = 0, floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0,
            scales = 0;
-    if (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0))
+    if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
+    if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
+        codes = moert_max(codes, s->rows * h / 2);
     if (rounds) {
-        x = moert_ceil_div(s->rows * moert_max(h, i) * factor, sizeof(float));
-        y = moert_ceil_div(s->rows * moert_max(h, 2 * i) * factor, sizeof(float));
+        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, i) * factor, sizeof(float));
+        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, 2 * i) * factor, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {
         largest_factors(s, &x, &y);

@@ -70,7 +70,7 @@ for precision in bf16 mxfp8 nvfp4; do
 done
 for precision in f32 bf16; do
     invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
-        --dense bf16 --precision $precision
+        --dense bf16 --dispatch bf16 --precision $precision
 done
 invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
 

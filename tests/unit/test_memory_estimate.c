@@ -224,6 +224,10 @@ static void test_estimate_counts_what_low_precision_and_micro_batches_add(void *
         {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72},
         {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0},
         {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0},
     };
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
