@@ -51,10 +51,14 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
 static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     const moert_layer_options *o = &layer->options;
     size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
+    const moert_number type = moert_precision_h_type(layer);
+    const size_t n = rows * o->intermediate;
+    moert_buffer *h;
     moert_phase_set("experts");
     MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
-    MOERT_TRY(moert_layer_activation(layer, rows, o->intermediate, &layer->h));
+    MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, n), &layer->h));
+    MOERT_TRY(moert_factor_begin(layer->mesh, type, n, MOERT_SCRATCH_HIDDEN, layer->h, &h));
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
@@ -65,9 +69,10 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
                                               .glu = {.form = o->glu,
                                                       .prob = moert_window_rows(layer->prob),
                                                       .prob_stride = prob_stride,
-                                                      .h = layer->h},
+                                                      .h = h},
                                               .drop_v = layer->batch.forward_only,
                                           }));
+    MOERT_TRY(moert_factor_keep(type, n, h, layer->h));
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.x = layer->h;

@@ -124,7 +124,8 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         codes = moert_max(codes, s->rows * h / 2);
     if (rounds) {
-        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, i) * factor, sizeof(float));
+        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
+        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
         y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, 2 * i) * factor, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {

@@ -90,6 +90,8 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     const moert_number type = moert_factor_type(c->dense);
+    const moert_number h_type =
+        c->precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     size_t floats = moert_factor_floats(type, t * c->hidden);
     floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
     if (c->qk_norm)
@@ -103,7 +105,7 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         t * topk,
         t,
         s->rows * 2 * c->intermediate,
-        s->rows * c->intermediate,
+        moert_factor_floats(h_type, s->rows * c->intermediate),
         t * 2 * c->shared_intermediate,
         moert_factor_floats(type, t * c->shared_intermediate),
     };
