@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moert-train's model and step in PyTorch on the CPU, as fast as we could write it; bench/run-cpu calls it.
+"""moert-train's model and step in PyTorch, as fast as we could make it; bench/run-cpu and bench/run-h200 call it.
 
     torch_train.py make-data FILE --steps N --batch B --length S --vocabulary V     a token file for moert-train --tokens
     torch_train.py train --model DIR --tokens FILE --metrics FILE [OPTION...]       JSON lines like moert-train's
@@ -12,11 +12,15 @@ defaults: AdamW that decays matrices only, clipping, cosine after a warm-up, Hug
     sorted   slots sorted by expert, two products for each expert on a contiguous slice, rows gathered back
     grouped  the same with torch.nn.functional.grouped_mm over all experts
 
+or, as --experts transformers, a Qwen3-MoE model in bf16 by that library, on the GPU where there is one (torch_transformers.py).
+
 --linear onednn hands the float32 products to oneDNN, by an operator that PyTorch keeps for compiled inference, instead of to the
-BLAS that PyTorch was built with: on processors whose AVX-512 that BLAS leaves idle it is up to twice as fast. Needs torch only.
+BLAS that PyTorch was built with: on processors whose AVX-512 that BLAS leaves idle it is up to twice as fast. Needs torch alone but
+for that last form.
 """
 import argparse
 import array
+import importlib.metadata
 import json
 import math
 import os
@@ -29,6 +33,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import torch_transformers
 
 
 def read_safetensors(path):
@@ -236,37 +242,68 @@ def rate_of(args, step, total):
     return args.lr * (args.lr_floor + (1 - args.lr_floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def make_loss(args, length):
+    """The model, and its losses as a function of inputs and targets."""
+    if args.experts == "transformers":
+        model = torch_transformers.load(args.model)
+        return model, torch.compile(model, dynamic=False) if args.compile else model
+    model = Model(args.model, args.experts, OneDnn.apply if args.linear == "onednn" else F.linear)
+    if args.compile:
+        compile_parts(model)
+    cos, sin = model.angles(length)
+    return model, lambda inputs, targets: model(inputs, targets, cos, sin)
+
+
+def mark(device):
+    """A moment: on a GPU one that it will reach, so that the host need not wait for it."""
+    if device.type == "cpu":
+        return time.perf_counter(), time.process_time()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def rate_between(start, end, tokens):
+    if not isinstance(start, tuple):
+        end.synchronize()
+        return {"tokens_per_s": tokens / (start.elapsed_time(end) * 1e-3)}
+    seconds, used = end[0] - start[0], end[1] - start[1]
+    return {"tokens_per_s": tokens / seconds, "cores": used / seconds}
+
+
 def train(args):
     torch.set_num_threads(args.threads)
     tokens = read_safetensors(args.tokens)["tokens"].long()
     total = min(args.steps or len(tokens), len(tokens))
-    model = Model(args.model, args.experts, OneDnn.apply if args.linear == "onednn" else F.linear)
-    if args.compile:
-        compile_parts(model)
+    model, losses = make_loss(args, tokens.shape[2] - 1)
+    device = next(model.parameters()).device
+    tokens = tokens.to(device)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(args.beta1, args.beta2), eps=args.epsilon, fused=True)
-    angles = model.angles(tokens.shape[2] - 1)
-    steps = []
+    results, marks = [], [mark(device)]
     for step in range(total):
-        start, used = time.perf_counter(), time.process_time()
         for group in adamw.param_groups:
             group["lr"] = rate_of(args, step, total)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
-            loss, aux = model(tokens[step, :, :-1], tokens[step, :, 1:], *angles)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16" and device.type == "cpu"):
+            loss, aux = losses(tokens[step, :, :-1], tokens[step, :, 1:])
         (loss + args.aux_coef * aux).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip, foreach=True)
         adamw.step()
         adamw.zero_grad()
-        row = {"step": step, "loss": loss.item(), "aux_loss": aux.item(), "grad_norm": norm.item()}
-        seconds = time.perf_counter() - start
-        cores = (time.process_time() - used) / seconds
-        steps.append(row | {"tokens_per_s": tokens[step, :, 1:].numel() / seconds, "cores": cores})
-    Path(args.metrics).write_text("".join(json.dumps(row) + "\n" for row in steps))
+        results.append({"loss": loss.detach(), "aux_loss": aux.detach(), "grad_norm": norm})
+        marks.append(mark(device))
+    with open(args.metrics, "w") as file:
+        for step, result in enumerate(results):
+            row = {"step": step} | {key: value.item() for key, value in result.items()}
+            print(json.dumps(row | rate_between(*marks[step : step + 2], tokens[step, :, 1:].numel())), file=file)
 
 
 def about(args):
+    if torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__}, transformers {importlib.metadata.version('transformers')}")
+        return
     version = re.search(r"Math Kernel Library Version \S+|OpenBLAS[^\n,]*", torch.__config__.show())
     print(f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {version.group(0) if version else 'BLAS unknown'}")
 
@@ -285,10 +322,10 @@ def main():
         run.add_argument(f"--{name}", required=True)
     run.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     run.add_argument("--steps", type=int, default=0, help="0 = all batches of the file")
-    run.add_argument("--experts", choices=("index", "sorted", "grouped"), default="sorted")
+    run.add_argument("--experts", choices=("index", "sorted", "grouped", "transformers"), default="sorted")
     run.add_argument("--linear", choices=("blas", "onednn"), default="blas")
-    run.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
-    run.add_argument("--compile", action="store_true", help="torch.compile all but the experts' products; needs a C++ compiler")
+    run.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast; transformers: always bf16")
+    run.add_argument("--compile", action="store_true", help="torch.compile all but the experts' products (transformers: all); needs a C++ compiler")
     hyper = {"lr": 1e-3, "lr-floor": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "grad-clip": 1.0}
     for name, default in (hyper | {"aux-coef": 0.01}).items():
         run.add_argument(f"--{name}", type=float, default=default)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What bench/run-cpu makes of the metrics (JSON lines, one a step) of moert-train and torch_train.py.
+"""What bench/run-cpu and bench/run-h200 make of the metrics (JSON lines, one a step) of moert-train and torch_train.py.
 
     train_report.py cpus [THREADS]                        so many CPUs, a core's first threads before its second ones
     train_report.py rate [--skip N] FILE                  median tokens/s, the first N steps left out
     train_report.py compare [OPTION...]                   losses side by side, then rates and ratios
     train_report.py write FILE [KEY=VALUE...] [ROW...]    the rows that compare left, as one JSON object
 
-compare exits with 1 when the losses of the first steps differ by more than the tolerance. Needs nothing but Python.
+compare exits with 1 when the losses of the first steps differ by more than the tolerance. Told the model and the rate of a
+GEMM it also says how much of that rate the model's FLOPs reach. Needs nothing but Python.
 """
 import argparse
 import json
@@ -67,6 +68,18 @@ def summary(name, files, skip):
     }
 
 
+def flops_per_token(path, length):
+    """Of a step: 2 for each weight that a token meets and 4 for each element of a head that it attends to, and twice for backward."""
+    config = json.loads((Path(path) / "config.json").read_text())
+    hidden, heads, experts = (config[key] for key in ("hidden_size", "num_attention_heads", "num_local_experts"))
+    size = config.get("head_dim") or hidden // heads
+    projections = 2 * hidden * size * (heads + config["num_key_value_heads"])
+    intermediate = config.get("moe_intermediate_size") or config["intermediate_size"]
+    layer = projections + experts * hidden + config["num_experts_per_tok"] * 3 * hidden * intermediate
+    attention = 4 * heads * size * (length + 1) / 2  # a token attends to half of the others, on average
+    return 3 * (2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * (2 * layer + attention))
+
+
 def verify(ours, theirs, tolerance):
     """True when the first steps agree, in all that both sides say about them."""
     right = True
@@ -97,6 +110,14 @@ def compare(args):
             turns = [a / b for a, b in zip(ours["rounds"], row["rounds"])]
             line += f"  moert-train is {row['ratio']:.2f} times as fast ({min(turns):.2f} to {max(turns):.2f} in single rounds)"
         print(line)
+    if args.model:
+        flops = flops_per_token(args.model, args.length)
+        shares = []
+        for row in [ours] + rows:
+            row["gemm_share"] = row["tokens_per_s"] * flops / (args.gemm_tflops * 1e12)
+            shares.append(f"{row['name']} {100 * row['gemm_share']:.1f} %")
+        ours |= {"gflop_per_token": flops / 1e9, "gemm_tflops": args.gemm_tflops}
+        print(f"  {flops / 1e9:.3f} GFLOP a token; of a GEMM's {args.gemm_tflops:.0f} TFLOP/s: {', '.join(shares)}")
     goal = {}
     if args.goal > 0:
         goal = {"goal": args.goal, "holds": rows[0]["ratio"] >= args.goal}
@@ -133,6 +154,9 @@ def main():
     made.add_argument("--goal", type=float, default=0.0, help="ratio to the first of --against that is asked for")
     made.add_argument("--ours", nargs="+", required=True, metavar="FILE")
     made.add_argument("--against", nargs="+", action="append", required=True, metavar="NAME FILE...")
+    made.add_argument("--model", metavar="DIR", help="with --length and --gemm-tflops")
+    made.add_argument("--length", type=int)
+    made.add_argument("--gemm-tflops", type=float)
     made.add_argument("--tried", nargs="*", default=[], metavar="'VARIANT RATE'")
     made.add_argument("--row", required=True)
     command(write, ("file", {}), ("parts", {"nargs": "*"}))

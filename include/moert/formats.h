@@ -146,10 +146,16 @@ typedef enum moert_precision {
  * travel back, and are summed, as float32.
  *   F32    as they are, 4H bytes
  *   MXFP8  E4M3 with a scale for every 32 columns, RCEIL: H + ceil(H/32) bytes, rounded up to 4
+ *   BF16   to nearest even: 2H bytes, H even; with precision BF16 the same bits as F32 (biases of
+ *          the second projection excepted, whose gradients take dy as it arrives), and less work
  * A row is rounded once, on its token's rank, and the experts' three GEMMs all start from the
  * rounded row; router and shared expert see x and dy as they are.
  */
-typedef enum moert_dispatch { MOERT_DISPATCH_F32, MOERT_DISPATCH_MXFP8 } moert_dispatch;
+typedef enum moert_dispatch {
+    MOERT_DISPATCH_F32,
+    MOERT_DISPATCH_MXFP8,
+    MOERT_DISPATCH_BF16
+} moert_dispatch;
 
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);

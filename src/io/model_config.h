@@ -40,6 +40,7 @@ typedef struct moert_model_config {
     const char *quant_method; /* of the weights on disk (weights.h): "fp8", "mxfp4", NULL = plain */
     /* how to compute: not a part of config.json, F32 when read */
     moert_precision precision; /* of the experts' GEMMs */
+    moert_precision dense;     /* of all others but the router's: F32 or BF16 */
     moert_dispatch dispatch;
     char *text; /* config.json as read, to be written beside a trained model, which is plain:
                    without quantization_config */

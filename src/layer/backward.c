@@ -1,5 +1,6 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/phase.h"
+#include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "ops/bias.h"
@@ -133,18 +134,22 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
                                          moert_buffer *dx) {
     const moert_layer_options *o = &layer->options;
     moert_block *dense = layer->block[BLOCK_DENSE];
-    moert_buffer **partial = &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh;
+    moert_mesh *mesh = layer->mesh;
+    moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh;
+    const moert_number type = moert_factor_type(o->dense);
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set("shared expert");
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, tokens * width, &dh));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, tokens * width, &dh));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = o->hidden,
                        .k = width,
+                       .type = type,
                        .shared_weight = true,
-                       .x = layer->shared_h,
-                       .y = (moert_buffer *)dy};
+                       .x = layer->shared_h};
+    MOERT_TRY(
+        moert_factor_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
     MOERT_TRY(
         moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
     gemm.x = dh;
@@ -157,8 +162,10 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
                                               .dv = layer->shared_v}));
     gemm.n = 2 * width;
     gemm.k = o->hidden;
-    gemm.y = layer->shared_v;
-    gemm.x = (moert_buffer *)layer->input;
+    MOERT_TRY(moert_factor_take(mesh, type, tokens * 2 * width, layer->shared_v,
+                                MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
+    MOERT_TRY(moert_factor_take(mesh, type, tokens * o->hidden, layer->input,
+                                MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(
         moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
     gemm.x = dx;

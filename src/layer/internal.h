@@ -36,8 +36,8 @@ struct moert_layer {
     moert_routing routing;
     moert_exchange_plan *plan;
     moert_window *x, *prob; /* received rows, as they travel, and their weights */
-    moert_buffer *v, *h;    /* [M,2I] (backward turns it into dv), [M,I] */
-    moert_buffer *shared_v, *shared_h;
+    moert_buffer *v, *h;    /* [M,2I] (backward turns it into dv), [M,I] (moert_precision_h_type) */
+    moert_buffer *shared_v, *shared_h; /* [T,2I], and [T,I] as factors (layer/factor.h) */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 

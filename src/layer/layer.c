@@ -20,9 +20,16 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
         return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d",
                           (unsigned)options->precision, MOERT_PRECISION_NVFP4);
-    if ((unsigned)options->dispatch > MOERT_DISPATCH_MXFP8)
+    if ((unsigned)options->dense > MOERT_PRECISION_BF16)
+        return MOERT_FAIL(ERROR_USAGE, "dense of a layer is %u, above %d", (unsigned)options->dense,
+                          MOERT_PRECISION_BF16);
+    if ((unsigned)options->dispatch > MOERT_DISPATCH_BF16)
         return MOERT_FAIL(ERROR_USAGE, "dispatch of a layer is %u, above %d",
-                          (unsigned)options->dispatch, MOERT_DISPATCH_MXFP8);
+                          (unsigned)options->dispatch, MOERT_DISPATCH_BF16);
+    if (options->dispatch == MOERT_DISPATCH_BF16 && options->hidden % 2 != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "rows of an odd hidden size, %zu, are not dispatched as bf16",
+                          options->hidden);
     MOERT_TRY(moert_router_check(&options->router));
     if (options->router.experts < moert_comm_size(mesh->experts))
         return MOERT_FAIL(ERROR_USAGE,

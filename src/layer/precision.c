@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
+#include "layer/wire.h"
 #include "moert/quantize.h"
 
 /* A float32 matrix [groups.rows, columns] without gaps. */
@@ -34,6 +35,10 @@ static moert_number factor_type(const moert_layer *layer) {
     return precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8
                ? MOERT_NUMBER_BF16
                : MOERT_NUMBER_F32;
+}
+
+moert_number moert_precision_h_type(const moert_layer *layer) {
+    return layer->options.precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
 static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) {
@@ -210,19 +215,29 @@ typedef struct operand {
     size_t columns;
     float *amax;
     bool measured; /* amax is known */
+    bool rounded;  /* already */
     moert_scratch target;
 } operand;
 
 static operand operand_x(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){&gemm->x, &gemm->ldx,
-                     gemm->k,  &layer->rounded[block].amax_x,
-                     false,    MOERT_SCRATCH_ROUNDED_X};
+    return (operand){.values = &gemm->x,
+                     .stride = &gemm->ldx,
+                     .columns = gemm->k,
+                     .amax = &layer->rounded[block].amax_x,
+                     .rounded = block == BLOCK_EXPERT_IN
+                                    ? moert_wire_has_factors(&layer->options)
+                                    : moert_precision_h_type(layer) != MOERT_NUMBER_F32,
+                     .target = MOERT_SCRATCH_ROUNDED_X};
 }
 
 static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){&gemm->y, &gemm->ldy,
-                     gemm->n,  &layer->rounded[block].amax_y,
-                     false,    MOERT_SCRATCH_ROUNDED_Y};
+    return (operand){.values = &gemm->y,
+                     .stride = &gemm->ldy,
+                     .columns = gemm->n,
+                     .amax = &layer->rounded[block].amax_y,
+                     .rounded =
+                         block == BLOCK_EXPERT_OUT && moert_wire_has_factors(&layer->options),
+                     .target = MOERT_SCRATCH_ROUNDED_Y};
 }
 
 /* Rows without gaps: themselves, or a copy of a window's. */
@@ -244,6 +259,8 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
     matrix rows = {*groups, o->columns, *o->values};
     moert_buffer *target, *amax = NULL;
     moert_quantize op;
+    if (o->rounded)
+        return MOERT_OK;
     MOERT_TRY(reserve_bytes(mesh, o->target, n * moert_number_bits(type) / 8, &target));
     MOERT_TRY(close_gaps(mesh, o, &rows));
     *o->values = target;

@@ -1,15 +1,24 @@
-/* Rows of MXFP8 for the exchange, and back. */
+/* Rows of MXFP8 and of bf16 for the exchange, and back. */
 #include "layer/wire.h"
 
 #include "base/memory.h"
 #include "moert/quantize.h"
 
+enum { CODES = sizeof(float) / sizeof(uint16_t) }; /* of bf16 in the place of a float */
+
 size_t moert_wire_width(const moert_layer_options *options) {
     const moert_quantizer how = MOERT_QUANTIZER_INIT;
     if (options->dispatch == MOERT_DISPATCH_F32)
         return options->hidden;
+    if (options->dispatch == MOERT_DISPATCH_BF16)
+        return options->hidden / CODES;
     const moert_quantized_shape shape = moert_quantized_shape_of(&how, 1, options->hidden, 0);
     return moert_ceil_div(shape.q_bytes + shape.scales, sizeof(float));
+}
+
+bool moert_wire_has_factors(const moert_layer_options *options) {
+    return options->dispatch == MOERT_DISPATCH_BF16 && options->precision == MOERT_PRECISION_BF16 &&
+           !options->expert_biases;
 }
 
 /* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
@@ -33,20 +42,47 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
         return MOERT_OK;
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, tokens * width, &codes));
     *packed = codes;
+    if (layer->options.dispatch == MOERT_DISPATCH_BF16)
+        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
+                                            tokens * layer->options.hidden, rows, codes});
     const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, codes);
     return moert_quantize_run(&op);
 }
 
+/* rows[M,H] of float32 from codes that lie `width` floats apart. */
+static moert_status widen(moert_layer *layer, size_t width, const moert_buffer *codes,
+                          moert_buffer *rows) {
+    const size_t received = layer->plan->plan->rows, hidden = layer->options.hidden;
+    const size_t row_bytes = hidden * sizeof(uint16_t);
+    if (width * CODES > hidden) {
+        moert_buffer *dense;
+        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, received * hidden / CODES,
+                                     &dense));
+        MOERT_TRY(moert_buffer_copy_rows((moert_buffer *)codes, width * sizeof(float), dense,
+                                         row_bytes, received));
+        codes = dense;
+    }
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_BF16, MOERT_NUMBER_F32,
+                                        received * hidden, codes, rows});
+}
+
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride) {
-    const size_t received = layer->plan->plan->rows, hidden = layer->options.hidden;
+    const moert_layer_options *o = &layer->options;
+    const size_t received = layer->plan->plan->rows, hidden = o->hidden;
     *rows = moert_window_rows(window);
     *stride = moert_window_stride(window);
-    if (layer->options.dispatch == MOERT_DISPATCH_F32)
+    if (o->dispatch == MOERT_DISPATCH_F32)
         return MOERT_OK;
-    moert_quantize op = quantize_of(layer, received, *stride, NULL, *rows);
+    const size_t width = *stride;
+    if (moert_wire_has_factors(o)) {
+        *stride = width * CODES;
+        return MOERT_OK;
+    }
+    moert_quantize op = quantize_of(layer, received, width, NULL, *rows);
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, received * hidden, &op.x));
     *rows = op.x;
     *stride = hidden;
-    return moert_dequantize_run(&op);
+    return o->dispatch == MOERT_DISPATCH_BF16 ? widen(layer, width, op.q, op.x)
+                                              : moert_dequantize_run(&op);
 }

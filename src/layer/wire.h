@@ -14,8 +14,11 @@ size_t moert_wire_width(const moert_layer_options *options);
 /* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
                              const moert_buffer **packed);
+/* Whether rows travel as the bf16 codes that the experts' products take. */
+bool moert_wire_has_factors(const moert_layer_options *options);
 /* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
- * buffer until the next unpack. */
+ * buffer until the next unpack. If they are factors: where they are, as codes and `*stride` codes
+ * apart. */
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
 

@@ -52,7 +52,7 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
 }
 
 /* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of
- * `block`. */
+ * `block`; x and dy are factors. */
 static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
                                         size_t n, size_t k, const moert_buffer *x,
                                         const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
@@ -69,13 +69,15 @@ static moert_status differentiate_dense(moert_model *model, moert_block *block, 
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     moert_phase_set("logits backward");
+    MOERT_TRY(moert_model_factor(model, c->vocabulary, model->logits, MOERT_SCRATCH_ROUNDED_LOGITS,
+                                 &model->dlogits));
     if (c->tied_embeddings) {
         const moert_gemm gemm =
-            moert_model_gemm(model, c->vocabulary, c->hidden, model->dn, model->logits);
+            moert_model_gemm(model, c->vocabulary, c->hidden, model->dn, model->dlogits);
         MOERT_TRY(moert_block_dgrad(model->outer, OUTER_EMBED, &gemm));
     } else {
         MOERT_TRY(differentiate_dense(model, model->outer, OUTER_HEAD, c->vocabulary, c->hidden,
-                                      model->final_normed, model->logits, model->dn, false));
+                                      model->final_normed, model->dlogits, model->dn, false));
     }
     return differentiate_norm(model, model->outer, OUTER_NORM, model->batch.tokens, c->hidden, x,
                               model->final_rstd, model->dn, model->d, false);
@@ -88,22 +90,28 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
                                         bool accumulate) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
+    moert_buffer *factor;
     MOERT_TRY(moert_rope(tokens, model->length, heads, c->head_size, model->rope, true, dx));
     if (c->qk_norm)
         MOERT_TRY(differentiate_norm(model, layer->attention, norm, tokens * heads, c->head_size,
                                      raw, rstd, dx, dx, false));
+    MOERT_TRY(
+        moert_model_factor(model, heads * c->head_size, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
     return differentiate_dense(model, layer->attention, weight, heads * c->head_size, c->hidden,
-                               layer->normed, dx, model->dn, accumulate);
+                               layer->normed, factor, model->dn, accumulate);
 }
 
 /* d += gradient through the attention half of a layer. */
 static moert_status differentiate_attention(moert_model *model, moert_model_layer *layer,
                                             const moert_buffer *x) {
     const moert_model_config *c = &model->config;
-    size_t q = c->heads * c->head_size;
+    size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
+    moert_buffer *attended, *dy;
     moert_phase_set("attention backward");
-    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_O, c->hidden, q, layer->attended,
-                                  model->d, model->datt, false));
+    MOERT_TRY(moert_model_factor(model, q, layer->attended, MOERT_SCRATCH_ROUNDED_X, &attended));
+    MOERT_TRY(moert_model_factor(model, c->hidden, model->d, MOERT_SCRATCH_ROUNDED_Y, &dy));
+    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_O, c->hidden, q, attended, dy,
+                                  model->datt, false));
     moert_attention attention = moert_model_attention(model, layer);
     attention.dout = model->datt;
     attention.dq = model->dq;
@@ -114,8 +122,9 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
                                   layer->q_rstd, model->dq, false));
     MOERT_TRY(differentiate_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
                                   layer->k_rstd, model->dk, true));
-    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_V, c->kv_heads * c->head_size,
-                                  c->hidden, layer->normed, model->dv, model->dn, true));
+    MOERT_TRY(moert_model_factor(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
+    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_V, kv, c->hidden, layer->normed, dy,
+                                  model->dn, true));
     return differentiate_norm(model, layer->attention, ATTN_INPUT_NORM, model->batch.tokens,
                               c->hidden, x, layer->rstd, model->dn, model->d, true);
 }
@@ -148,7 +157,7 @@ static moert_status differentiate_embedding(moert_model *model) {
                                            model->d, row, count, *partial_scratch(model)));
         if (c->tied_embeddings) {
             moert_gemm gemm =
-                moert_model_gemm(model, count, c->hidden, model->final_normed, model->logits);
+                moert_model_gemm(model, count, c->hidden, model->final_normed, model->dlogits);
             gemm.weight = *partial_scratch(model);
             gemm.ldy = c->vocabulary;
             gemm.y_column = row;

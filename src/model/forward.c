@@ -54,7 +54,7 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
         moert_buffer **buffer;
         size_t floats;
     } rows[] = {
-        {&layer->normed, t * c->hidden},
+        {&layer->normed, moert_factor_floats(moert_model_type(model), t * c->hidden)},
         {&layer->rstd, t},
         {&layer->q, q},
         {&layer->k, kv},
@@ -74,6 +74,19 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
     MOERT_TRY(moert_model_reserve(model, kv, &layer->k_raw));
     MOERT_TRY(moert_model_reserve(model, t * c->heads, &layer->q_rstd));
     return moert_model_reserve(model, t * c->kv_heads, &layer->k_rstd);
+}
+
+/* normed[T,H] = norm(x) as factors, by tensor `index` of `block`. */
+static moert_status normalise(moert_model *model, const moert_block *block, size_t index,
+                              const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd) {
+    const moert_model_config *c = &model->config;
+    const moert_number type = moert_model_type(model);
+    const size_t tokens = model->batch.tokens, n = tokens * c->hidden;
+    moert_buffer *values;
+    MOERT_TRY(moert_factor_begin(model->mesh, type, n, MOERT_SCRATCH_TOKENS, normed, &values));
+    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x, block->tensor[index].weight,
+                                 values, rstd));
+    return moert_factor_keep(type, n, values, normed);
 }
 
 /* q or k: projection, norm over each head where the model has one, rotation. */
@@ -96,12 +109,10 @@ static moert_status project_heads(moert_model *model, const moert_model_layer *l
 /* middle = x + attention(norm(x)) */
 static moert_status attend(moert_model *model, moert_model_layer *layer, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
-    const moert_block_tensor *tensor = layer->attention->tensor;
     size_t tokens = model->batch.tokens, q = c->heads * c->head_size,
            kv = c->kv_heads * c->head_size;
     moert_phase_set("attention");
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x,
-                                 tensor[ATTN_INPUT_NORM].weight, layer->normed, layer->rstd));
+    MOERT_TRY(normalise(model, layer->attention, ATTN_INPUT_NORM, x, layer->normed, layer->rstd));
     MOERT_TRY(project_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
                             layer->q_rstd, layer->q));
     MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
@@ -110,7 +121,8 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
     MOERT_TRY(moert_block_forward(layer->attention, ATTN_V, &gemm));
     const moert_attention attention = moert_model_attention(model, layer);
     MOERT_TRY(moert_attention_forward(&attention));
-    gemm = moert_model_gemm(model, c->hidden, q, layer->attended, layer->middle);
+    gemm = moert_model_gemm(model, c->hidden, q, NULL, layer->middle);
+    MOERT_TRY(moert_model_factor(model, q, layer->attended, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(moert_block_forward(layer->attention, ATTN_O, &gemm));
     return moert_add(tokens * c->hidden, x, layer->middle);
 }
@@ -130,12 +142,13 @@ static moert_status project_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
     moert_phase_set("logits");
-    MOERT_TRY(moert_model_reserve(model, tokens * c->hidden, &model->final_normed));
+    MOERT_TRY(moert_model_reserve(model,
+                                  moert_factor_floats(moert_model_type(model), tokens * c->hidden),
+                                  &model->final_normed));
     MOERT_TRY(moert_model_reserve(model, tokens, &model->final_rstd));
     MOERT_TRY(moert_model_reserve(model, tokens * c->vocabulary, &model->logits));
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x,
-                                 model->outer->tensor[OUTER_NORM].weight, model->final_normed,
-                                 model->final_rstd));
+    MOERT_TRY(
+        normalise(model, model->outer, OUTER_NORM, x, model->final_normed, model->final_rstd));
     const moert_gemm gemm =
         moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed, model->logits);
     return moert_block_forward(model->outer, moert_model_head(model), &gemm);

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "layer/factor.h"
 #include "model/model.h"
 #include "ops/dense.h"
 
@@ -27,7 +28,7 @@ typedef struct moert_model_layer {
     moert_buffer *aux_gradient; /* [E] of the last loss */
 
     /* activations of the last forward; T rows each */
-    moert_buffer *normed, *rstd;           /* [T,H], [T] */
+    moert_buffer *normed, *rstd;           /* [T,H] as factors (layer/factor.h), [T] */
     moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, when there are such */
     moert_buffer *q_rstd, *k_rstd;         /* [T,heads], [T,kv_heads] */
     moert_buffer *q, *k, *v;               /* after the rotation */
@@ -52,15 +53,16 @@ struct moert_model {
     moert_batch batch;
     size_t length;
     moert_buffer *ends, *tokens, *targets;
-    moert_buffer *embedded; /* [T,H] */
-    moert_buffer *final_normed, *final_rstd;
-    moert_buffer *logits, *token_loss; /* [T,V], [T] */
-    moert_model_losses losses;         /* of the last loss */
+    moert_buffer *embedded;                  /* [T,H] */
+    moert_buffer *final_normed, *final_rstd; /* as those of a layer */
+    moert_buffer *logits, *token_loss;       /* [T,V], [T] */
+    moert_model_losses losses;               /* of the last loss */
     double factor;
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
     moert_buffer *datt, *dq, *dk, *dv;
+    moert_buffer *dlogits; /* [T,V] as factors: the logits, or scratch of the mesh */
 };
 
 /* Fills the table of tensors. */
@@ -72,12 +74,27 @@ static inline moert_status moert_model_reserve(moert_model *model, size_t floats
     return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
 }
 
-/* A dense layer of `model` over its batch, y[T,n] = x[T,k] weight^T, without the weight. */
+/* How the dense layers multiply. */
+static inline moert_number moert_model_type(const moert_model *model) {
+    return moert_factor_type(model->config.dense);
+}
+
+/* values[T,columns] as factors of dense layers: moert_factor_take. */
+static inline moert_status moert_model_factor(moert_model *model, size_t columns,
+                                              const moert_buffer *values, moert_scratch which,
+                                              moert_buffer **factor) {
+    return moert_factor_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
+                             values, which, factor);
+}
+
+/* A dense layer of `model` over its batch, y[T,n] = x[T,k] weight^T, without the weight; what it
+ * reads of x and y are factors. */
 static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
                                           const moert_buffer *x, const moert_buffer *y) {
     return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
                         .n = n,
                         .k = k,
+                        .type = moert_model_type(model),
                         .shared_weight = true,
                         .x = (moert_buffer *)x,
                         .y = (moert_buffer *)y};

@@ -1,5 +1,6 @@
 /* What low precision and packed weights add to the memory of a rank. */
 #include "base/memory.h"
+#include "layer/factor.h"
 #include "layer/wire.h"
 #include "model/layer_files.h"
 #include "moert/quantize.h"
@@ -10,15 +11,15 @@
 typedef struct projection {
     size_t groups, n, k;
     moert_packed_for forward; /* the use of its forward product */
+    moert_number type;
 } projection;
 
 enum { USES = 2 };
 
 /* Of a packing for forward or, use 1, for dgrad. */
-static size_t packed_bytes(const moert_device *device, projection p, moert_number type,
-                           size_t use) {
+static size_t packed_bytes(const moert_device *device, projection p, size_t use) {
     const moert_packed_shape packed = {p.groups, p.n, p.k,
-                                       use == 0 ? p.forward : MOERT_PACKED_DGRAD, type};
+                                       use == 0 ? p.forward : MOERT_PACKED_DGRAD, p.type};
     return device != NULL ? moert_packed_need(device, &packed) : 0;
 }
 
@@ -29,18 +30,18 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
     const moert_precision precision = c->precision;
     const bool blocks = precision >= MOERT_PRECISION_MXFP8;
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
+    const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     const moert_layer_options options = moert_layer_options_of(c);
     const projection experts[] = {
-        {s->experts, 2 * c->intermediate, c->hidden, moert_packed_for_glu(&options.glu)},
-        {s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD}};
+        {s->experts, 2 * c->intermediate, c->hidden, moert_packed_for_glu(&options.glu), type},
+        {s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type}};
     size_t bytes = 0;
     if (!blocks && (setting->micro_batches < 2 || s->rows == 0))
         return 0;
     for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
         for (size_t use = 0; use < USES; use++) {
             const projection p = experts[i];
-            const size_t packed =
-                packed_bytes(setting->device, p, pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, use);
+            const size_t packed = packed_bytes(setting->device, p, use);
             bytes += packed > 0 || !blocks ? packed : p.groups * p.n * p.k * sizeof(float);
         }
     return bytes;
@@ -50,22 +51,22 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
 static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
-    const projection dense[] = {{1, s->q, h, MOERT_PACKED_FORWARD},
-                                {1, s->kv, h, MOERT_PACKED_FORWARD},
-                                {1, s->kv, h, MOERT_PACKED_FORWARD},
-                                {1, h, s->q, MOERT_PACKED_FORWARD},
-                                {1, c->router.experts, h, MOERT_PACKED_FORWARD},
-                                {shared > 0, 2 * shared, h, MOERT_PACKED_GATED},
-                                {shared > 0, h, shared, MOERT_PACKED_FORWARD}};
+    const moert_number type = moert_factor_type(c->dense);
+    const projection head = {1, c->vocabulary, h, MOERT_PACKED_FORWARD, type};
+    const projection dense[] = {{1, s->q, h, MOERT_PACKED_FORWARD, type},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+                                {1, h, s->q, MOERT_PACKED_FORWARD, type},
+                                {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
+                                {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
+                                {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
     size_t bytes = 0;
     if (setting->micro_batches < 2 || s->tokens == 0)
         return 0;
     for (size_t use = 0; use < USES; use++) {
-        bytes +=
-            packed_bytes(setting->device, (projection){1, c->vocabulary, h, MOERT_PACKED_FORWARD},
-                         MOERT_NUMBER_F32, use);
+        bytes += packed_bytes(setting->device, head, use);
         for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
-            bytes += c->layers * packed_bytes(setting->device, dense[i], MOERT_NUMBER_F32, use);
+            bytes += c->layers * packed_bytes(setting->device, dense[i], use);
     }
     return bytes;
 }
@@ -97,24 +98,45 @@ static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *sc
         }
 }
 
+/* The factors that the dense layers make of rows, at most at a time: x, y. */
+static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const moert_number type = moert_factor_type(c->dense);
+    const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
+    const size_t widest_y = moert_max(moert_max(h, 2 * shared), moert_max(s->q, s->kv));
+    *x = moert_max(*x, moert_factor_floats(type, s->tokens * widest_x));
+    *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
+}
+
 size_t moert_memory_rounding(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_layer_options options = moert_layer_options_of(c);
     const moert_precision precision = c->precision;
-    const bool rounds = precision != MOERT_PRECISION_F32, travels = c->dispatch != 0;
+    const bool rounds = precision != MOERT_PRECISION_F32, ready = moert_wire_has_factors(&options);
+    const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
-    size_t floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0, scales = 0;
-    if (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0))
+    size_t x = 0, y = 0, floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0,
+           scales = 0;
+    if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
-    if (rounds)
-        floats += moert_ceil_div(s->rows * moert_max(h, i) * factor, sizeof(float)) +
-                  moert_ceil_div(s->rows * moert_max(h, 2 * i) * factor, sizeof(float));
+    if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
+        codes = moert_max(codes, s->rows * h / 2);
+    if (rounds) {
+        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
+        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
+        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, 2 * i) * factor, sizeof(float));
+    }
+    if (c->dense != MOERT_PRECISION_F32) {
+        largest_factors(s, &x, &y);
+        floats += moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->vocabulary);
+    }
     if (precision >= MOERT_PRECISION_MXFP8) {
         largest_codes(s, &codes, &scales);
         floats += 2 * s->experts; /* ends, global scales */
     }
     if (precision == MOERT_PRECISION_NVFP4)
         floats += s->experts; /* amax */
-    return floats + codes + scales;
+    return floats + x + y + codes + scales;
 }

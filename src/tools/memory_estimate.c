@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/tree.h"
 #include "layer/block.h"
+#include "layer/factor.h"
 #include "layer/wire.h"
 #include "model/layer_files.h"
 #include "model/model.h"
@@ -88,7 +89,11 @@ static size_t count_nodes(const moert_memory_shape *s) {
 static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
-    size_t floats = t * (4 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
+    const moert_number type = moert_factor_type(c->dense);
+    const moert_number h_type =
+        c->precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+    size_t floats = moert_factor_floats(type, t * c->hidden);
+    floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
     if (c->qk_norm)
         floats += t * (s->q + s->kv + c->heads + c->kv_heads);
     floats += experts;                                 /* gradient of the auxiliary loss */
@@ -100,9 +105,9 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         t * topk,
         t,
         s->rows * 2 * c->intermediate,
-        s->rows * c->intermediate,
+        moert_factor_floats(h_type, s->rows * c->intermediate),
         t * 2 * c->shared_intermediate,
-        t * c->shared_intermediate,
+        moert_factor_floats(type, t * c->shared_intermediate),
     };
     size_t bytes = floats * sizeof(float);
     for (size_t i = 0; i < sizeof with_growth / sizeof with_growth[0]; i++)
@@ -113,8 +118,9 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
 /* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
 static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    const size_t per_token = 2 + 2 * c->hidden + 1 + c->vocabulary + 1;
-    return s->sequences + s->length * c->head_size + s->tokens * per_token;
+    const size_t per_token = 2 + c->hidden + 1 + c->vocabulary + 1;
+    return s->sequences + s->length * c->head_size + s->tokens * per_token +
+           moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->hidden);
 }
 
 /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
@@ -143,7 +149,8 @@ static size_t count_scratch(const moert_memory_shape *s) {
     const size_t t = s->tokens;
     size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
-    floats += c->shared_intermediate > 0 ? t * c->hidden : 0;
+    if (c->shared_intermediate > 0 || c->dense != MOERT_PRECISION_F32)
+        floats += t * c->hidden;
     return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(s);
 }
 

@@ -17,7 +17,8 @@ typedef struct moert_memory_shape {
 
 /* Bytes of copies of weights. */
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
-/* Floats in the mesh's scratch buffers of layer/precision.c and layer/wire.c. */
+/* Floats in the mesh's scratch buffers of layer/precision.c, layer/factor.c and
+ * layer/wire.c. */
 size_t moert_memory_rounding(const moert_memory_shape *s);
 
 #endif

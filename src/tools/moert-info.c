@@ -10,7 +10,7 @@
 
 static const char *model_path;
 static size_t batch, length, micro_batches, ep;
-static unsigned precision, dispatch;
+static unsigned precision, dense, dispatch;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -22,6 +22,8 @@ static const moert_option options[] = {
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000", "of a step"},
     {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
      "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of all other GEMMs but the router's"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
@@ -82,15 +84,16 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces;
-    const char *path, *weights, *engine, *shown_precision, *shown_dispatch;
-    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss}", "path", &path, "weights", &weights,
-                "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
-                "precision", &shown_precision, "dispatch", &shown_dispatch, "engine", &engine);
-    printf(
-        "\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, %s, "
-        "%s exchange of rows in %s, micro-batches in a step: %lld\n",
-        path, weights, (long long)shown_batch, (long long)shown_length, shown_precision, engine,
-        shown_dispatch, (long long)pieces);
+    const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch;
+    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss}", "path", &path, "weights",
+                &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
+                "precision", &shown_precision, "dense", &shown_dense, "dispatch", &shown_dispatch,
+                "engine", &engine);
+    printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
+           "experts in %s, dense layers in %s, %s exchange of rows in %s, micro-batches in a step: "
+           "%lld\n",
+           path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
+           shown_dense, engine, shown_dispatch, (long long)pieces);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
@@ -156,6 +159,7 @@ static moert_status run(moert_context *context) {
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     config.precision = (moert_precision)precision;
+    config.dense = (moert_precision)dense;
     config.dispatch = (moert_dispatch)dispatch;
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
@@ -171,8 +175,9 @@ done:
 
 int main(int argc, char **argv) {
     const moert_program program = {
-        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-                    "[--micro-batches N] [--precision P] [--dispatch D]] [--ep N] [--json]",
+        .synopsis =
+            "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
+            "[--micro-batches N] [--precision P] [--dense P] [--dispatch D]] [--ep N] [--json]",
         .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
                  "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
                  "the memory that training the model would take.",

@@ -18,7 +18,7 @@ enum {
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
-static unsigned precision, dispatch;
+static unsigned precision, dense, dispatch;
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
@@ -31,7 +31,9 @@ static const moert_option options[] = {
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
-     "operands of the experts' GEMMs; all else stays f32"},
+     "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of the shared expert's GEMMs"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
 };
@@ -224,6 +226,7 @@ static moert_status write_output(job *j) {
 static moert_status run_job(job *j) {
     MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
     j->config.precision = (moert_precision)precision;
+    j->config.dense = (moert_precision)dense;
     j->config.dispatch = (moert_dispatch)dispatch;
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));

@@ -19,7 +19,7 @@ static size_t steps = SIZE_MAX;
 static size_t token_bits, ep, seed, warmup, eval_every, save_every, max_skipped, log_every,
     sample_bytes;
 static double held_out, temperature;
-static unsigned schedule_kind, aux_form, precision, dispatch;
+static unsigned schedule_kind, aux_form, precision, dense, dispatch;
 
 static const moert_option options[] = {
     {.help = "Model: read from a directory, or new of the given sizes"},
@@ -79,7 +79,9 @@ static const moert_option options[] = {
     {"max-skipped", MOERT_OPTION_UINT, &max_skipped, "10", "1..",
      "stop after so many non-finite steps in a row"},
     {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
-     "operands of the experts' GEMMs; all else stays f32"},
+     "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of all other GEMMs but the router's"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..9007199254740992", "of weights and data"},
@@ -152,6 +154,7 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     config->precision = (moert_precision)precision;
+    config->dense = (moert_precision)dense;
     config->dispatch = (moert_dispatch)dispatch;
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
     if (sample_bytes > 0 && config->vocabulary != 256)

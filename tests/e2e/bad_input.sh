@@ -113,6 +113,7 @@ bad "1 2 4" 2 'unknown option --stepz; did you mean --steps\?' train "${text[@]}
 bad "$both" 2 '--held-out 0\.95: expected a number 0\.\.0\.9' train "${text[@]}" --held-out 0.95
 bad 1 2 '--hidden x: expected an integer 2\.\.65536' train "${text[@]}" --hidden x
 bad 1 2 '--lr needs a value' train "${text[@]}" --lr
+bad 1 2 '--dense mxfp8: expected f32\|bf16' train "${text[@]}" --dense mxfp8
 bad "$both" 2 '--data .* or by --tokens' train --steps 1
 bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run

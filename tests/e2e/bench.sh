@@ -84,6 +84,14 @@ if command -v python3 >/dev/null; then
     verdict $? "run-cpu: losses that differ by rounding alone are accepted"
     ! compare 5.002 && grep -q WRONG "$log"
     verdict $? "run-cpu: a loss that is off by 4e-4 is refused"
+    losses "$folder/ours" 5.0
+    bench/train_report.py compare --title test --row "$folder/row" --ours "$folder/ours" --against other "$folder/ours" \
+        --model tests/golden/model/qwen3-tiny --length 31 --gemm-tflops 0.001 >"$log" 2>&1
+    # a token meets 24576 weights of projections, 1024 of the router, 49152 of four experts in each of 2 layers, 16384 of the head, and
+    # attends to 16 others in 4 heads of 32 numbers, twice 8192 FLOPs in each layer: 3 x (2 x 165888 + 2 x 8192)
+    grep -q '^  0.001 GFLOP a token; of a GEMM.s 0 TFLOP/s: moert-train 10.4 %, other 10.4 %$' "$log" &&
+        grep -q '"gflop_per_token": 0.00104448,' "$folder/row"
+    verdict $? "run-h200: a model's FLOPs are those of its weights and of attention"
 else
     verdict 0 "run-cpu: losses are compared # SKIP no python3"
 fi

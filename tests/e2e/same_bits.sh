@@ -68,6 +68,10 @@ invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 -
 for precision in bf16 mxfp8 nvfp4; do
     invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
 done
+for precision in f32 bf16; do
+    invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
+        --dense bf16 --dispatch bf16 --precision $precision
+done
 invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
 
 # a model that starts from files, its embeddings tied
@@ -76,6 +80,7 @@ cp -r "$folder/qwen3-1-local/model" "$folder/tied" &&
     grep -q '"tie_word_embeddings": *true' "$folder/tied/config.json"
 verdict $? "tied: a model with tied embeddings is there"
 invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$folder/tied"
+invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$folder/tied" --dense bf16
 
 train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
     train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same replicas-a replicas-b

@@ -44,9 +44,14 @@ static void round_row(double *row, size_t n) {
 
 /* Numbers of a name, as the layer's dispatch has them. */
 static double *sent(const char *name, const moert_layer_options *options, size_t tokens) {
-    double *rows = scaled(name, tokens * options->hidden, 1.0);
+    const size_t n = tokens * options->hidden;
+    double *rows = scaled(name, n, 1.0);
     for (size_t t = 0; t < tokens && options->dispatch == MOERT_DISPATCH_MXFP8; t++)
         round_row(rows + t * options->hidden, options->hidden);
+    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++) {
+        const double step = exp2(floor(log2(fabs(rows[i]))) - 7.0);
+        rows[i] = nearbyint(rows[i] / step) * step;
+    }
     return rows;
 }
 

@@ -170,17 +170,18 @@ static void test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_diff
     check_form(dense_form());
 }
 
-/* The experts get x and dy as MXFP8, router and shared expert as they are. */
-static void test_gradients_of_a_layer_that_dispatches_mxfp8_are_those_of_the_rounded_rows(
-    void **state) {
+/* The experts get x and dy as MXFP8 or bf16, router and shared expert as they are. */
+static void test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs(void **state) {
     (void)state;
-    moert_layer_options options = full_form();
-    options.dispatch = MOERT_DISPATCH_MXFP8;
-    check_form(options);
-    options = dense_form();
-    options.dispatch = MOERT_DISPATCH_MXFP8;
-    options.hidden = 44;
-    check_form(options);
+    for (int d = MOERT_DISPATCH_MXFP8; d <= MOERT_DISPATCH_BF16; d++) {
+        moert_layer_options options = full_form();
+        options.dispatch = (moert_dispatch)d;
+        check_form(options);
+        options = dense_form();
+        options.dispatch = (moert_dispatch)d;
+        options.hidden = 44;
+        check_form(options);
+    }
 }
 
 static void test_deferred_wgrad_gives_the_same_bits(void **state) {
@@ -332,8 +333,11 @@ static void test_impossible_layers_and_meshes_are_refused(void **state) {
     status = moert_layer_create(mesh, &options, &layer);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
     options = plain_form();
-    options.dispatch = (moert_dispatch)2;
+    options.dispatch = (moert_dispatch)3;
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dispatch");
+    options.dispatch = MOERT_DISPATCH_BF16;
+    options.hidden = 33;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED, "33");
     options = plain_form();
     options.router.experts = options.router.topk = 1;
     status = moert_layer_create(mesh, &options, &layer);
@@ -349,8 +353,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
         cmocka_unit_test(
             test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
-        cmocka_unit_test(
-            test_gradients_of_a_layer_that_dispatches_mxfp8_are_those_of_the_rounded_rows),
+        cmocka_unit_test(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
         cmocka_unit_test(test_calls_out_of_order_are_refused),

@@ -115,8 +115,8 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     moert_status status;
     MOERT_TRY_OR(done, moert_model_initialize(model, 1));
     for (size_t i = 0; i < micro_batches; i++) {
-        MOERT_TRY_OR(done, moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens,
-                                                                           tokens, false}));
+        MOERT_TRY_OR(done, moert_model_forward(
+                               model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false}));
         MOERT_TRY_OR(done,
                      moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
                                       1.0, &result));
@@ -149,12 +149,12 @@ static void compare(const moert_memory *want, const moert_memory *got, bool any_
 }
 
 typedef struct recipe {
-    moert_precision precision;
+    moert_precision precision, dense;
     moert_dispatch dispatch;
     size_t micro_batches, hidden; /* 0: the model's */
 } recipe;
 
-static const recipe plain = {MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0};
+static const recipe plain = {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0};
 
 /* With one rank per group every row stays where it is, whatever the routing. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
@@ -167,6 +167,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     snprintf(path, sizeof path, "tests/golden/model/%s", name);
     ASSERT_OK_ON_ALL(moert_model_config_read(path, &config));
     config.precision = how->precision;
+    config.dense = how->dense;
     config.dispatch = how->dispatch;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
@@ -211,14 +212,22 @@ static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void *
 static void test_estimate_counts_what_low_precision_and_micro_batches_add(void **state) {
     (void)state;
     static const recipe recipes[] = {
-        {MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
-        {MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0},
-        {MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 72},
-        {MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 3, 0},
-        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_F32, 1, 72},
-        {MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 2, 0},
-        {MOERT_PRECISION_NVFP4, MOERT_DISPATCH_F32, 2, 0},
-        {MOERT_PRECISION_NVFP4, MOERT_DISPATCH_MXFP8, 1, 72},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 3, 0},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 2, 0},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 72},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 0},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0},
     };
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);

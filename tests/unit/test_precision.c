@@ -134,6 +134,39 @@ static void test_one_rounded_gemm_keeps_its_signal(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
+static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
+                          const layer_results *a, const layer_results *b) {
+    return memcmp(a->gradient[which], b->gradient[which],
+                  oracle->elements[which] * sizeof(float)) == 0;
+}
+
+/* The experts and the router see float32 rows as ever. */
+static void test_a_shared_expert_in_bf16_stays_near_float32_alone(void **state) {
+    (void)state;
+    moert_layer_options options = form(52, 36);
+    oracle_layer oracle;
+    layer_results exact, got;
+    options.shared_intermediate = 7;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    compute(&oracle, MOERT_PRECISION_F32, 0, &exact);
+    oracle.options.dense = MOERT_PRECISION_BF16;
+    compute(&oracle, MOERT_PRECISION_F32, 0, &got);
+    const size_t n = TOKENS * options.hidden;
+    const double rows[] = {sqnr(got.y, exact.y, n), sqnr(got.dx, exact.dx, n)};
+    for (size_t i = 0; i < 2; i++)
+        ASSERT_ON_ALL(rows[i] >= 40.0 && rows[i] < 100.0);
+    for (int which = MOERT_LAYER_SHARED_W1; which <= MOERT_LAYER_SHARED_W2; which++) {
+        const double dw = sqnr(got.gradient[which], exact.gradient[which], oracle.elements[which]);
+        ASSERT_ON_ALL(dw >= 40.0 && dw < 100.0);
+    }
+    ASSERT_ON_ALL(same_gradient(&oracle, MOERT_LAYER_ROUTER, &exact, &got) &&
+                  same_gradient(&oracle, MOERT_LAYER_W1, &exact, &got) &&
+                  same_gradient(&oracle, MOERT_LAYER_W2, &exact, &got));
+    layer_results_free(&exact);
+    layer_results_free(&got);
+    oracle_layer_destroy(&oracle);
+}
+
 /* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
  * of weight gradients are cut otherwise when replicas share an expert's rows. */
 static void test_replicas_of_experts_give_the_same_rows(void **state) {
@@ -259,6 +292,9 @@ static void test_an_unknown_precision_is_refused(void **state) {
     options.precision = (moert_precision)4;
     ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "precision");
+    options.precision = MOERT_PRECISION_F32;
+    options.dense = MOERT_PRECISION_MXFP8;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dense");
     moert_mesh_destroy(mesh);
 }
 
@@ -267,6 +303,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_recipes_stay_near_float32),
         cmocka_unit_test(test_recipes_take_odd_sizes_and_biases),
         cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
+        cmocka_unit_test(test_a_shared_expert_in_bf16_stays_near_float32_alone),
         cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
         cmocka_unit_test(test_a_failure_between_gathers_is_that_of_all_ranks),
         cmocka_unit_test(test_a_bad_token_fails_on_all_replicas_of_nvfp4),

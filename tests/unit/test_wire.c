@@ -1,7 +1,7 @@
 // run: np=1,2,3,4 sanitize=2
 /*
- * Layers that dispatch MXFP8: the same bits on one rank and on several, by every engine and in
- * every precision; what rounding before the experts' own rounding changes; bytes that travel.
+ * Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
+ * in every precision; what rounding before the experts' own rounding changes; bytes that travel.
  * test_layer holds their values against float64.
  */
 #include <math.h>
@@ -66,53 +66,62 @@ static bool works(size_t engine) {
     return (engine == 0) == (test_ranks == 1) || engine == 2;
 }
 
+/* `alone` gives what all ranks and engines must. */
+static void check_engines(moert_context *alone, const moert_layer_options *options) {
+    oracle_layer oracle;
+    layer_results want, got;
+    uint64_t bytes;
+    oracle_layer_create(options, TOKENS, &oracle);
+    compute(&oracle, alone, "local", false, &want, &bytes);
+    for (size_t e = 0; e < ENGINES; e++) {
+        if (!works(e))
+            continue;
+        compute(&oracle, test_context, engines[e], e == 2, &got, &bytes);
+        const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
+        layer_results_free(&got);
+        ASSERT_ON_ALL(same);
+    }
+    layer_results_free(&want);
+    oracle_layer_destroy(&oracle);
+}
+
 static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **state) {
     (void)state;
     moert_context *alone;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_MXFP8);
+        moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_BF16);
+        check_engines(alone, &options);
         options.shared_intermediate = 7;
         options.expert_biases = options.router_bias = true;
-        oracle_layer oracle;
-        layer_results want, got;
-        uint64_t bytes;
-        oracle_layer_create(&options, TOKENS, &oracle);
-        compute(&oracle, alone, "local", false, &want, &bytes);
-        for (size_t e = 0; e < ENGINES; e++) {
-            if (!works(e))
-                continue;
-            compute(&oracle, test_context, engines[e], e == 2, &got, &bytes);
-            const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
-            layer_results_free(&got);
-            ASSERT_ON_ALL(same);
-        }
-        layer_results_free(&want);
-        oracle_layer_destroy(&oracle);
+        check_engines(alone, &options);
+        options.dispatch = MOERT_DISPATCH_MXFP8;
+        check_engines(alone, &options);
     }
     moert_context_destroy(alone);
 }
 
-/* Both dispatches of the same layer and values. */
-static void compute_both(oracle_layer *oracle, layer_results results[2]) {
+/* A layer that dispatches float32 and one that does otherwise, of the same values. */
+static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_results results[2]) {
     const char *engine = test_ranks == 1 ? "local" : "window";
     uint64_t bytes;
-    for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_MXFP8; d++) {
-        oracle->options.dispatch = (moert_dispatch)d;
-        compute(oracle, test_context, engine, false, &results[d], &bytes);
+    for (size_t i = 0; i < 2; i++) {
+        oracle->options.dispatch = i == 0 ? MOERT_DISPATCH_F32 : other;
+        compute(oracle, test_context, engine, false, &results[i], &bytes);
     }
 }
 
-static void test_rows_that_are_mxfp8_already_lose_nothing(void **state) {
+static void test_rows_that_are_rounded_already_lose_nothing(void **state) {
     (void)state;
-    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        const moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_MXFP8);
+    for (int i = 0; i <= 2 * MOERT_PRECISION_NVFP4 + 1; i++) {
+        const moert_dispatch dispatch = i % 2 == 0 ? MOERT_DISPATCH_MXFP8 : MOERT_DISPATCH_BF16;
+        const moert_layer_options options = form((moert_precision)(i / 2), dispatch);
         oracle_layer oracle;
         layer_results results[2];
         oracle_layer_create(&options, TOKENS, &oracle);
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
-        compute_both(&oracle, results);
+        compute_both(&oracle, dispatch, results);
         const bool same = same_rows(&results[0], &results[1]) &&
                           same_gradients(&oracle, &results[0], &results[1]);
         for (size_t d = 0; d < 2; d++)
@@ -128,8 +137,9 @@ static void lift(double *rows) {
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Whether rows and gradients of both dispatches are the same, with x[:,0] times `scale`. */
-static void compare_both(moert_precision precision, double scale, bool *rows, bool *gradients) {
+/* Whether rows and gradients are the same in float32 and otherwise, with x[:,0] times `scale`. */
+static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool *rows,
+                         bool *gradients) {
     const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
     oracle_layer oracle;
     layer_results results[2];
@@ -138,7 +148,7 @@ static void compare_both(moert_precision precision, double scale, bool *rows, bo
     lift(oracle.dy);
     for (size_t t = 0; t < TOKENS; t++)
         oracle.x[t * HIDDEN] *= scale;
-    compute_both(&oracle, results);
+    compute_both(&oracle, other, results);
     *rows = same_rows(&results[0], &results[1]);
     *gradients = same_gradients(&oracle, &results[0], &results[1]);
     for (size_t d = 0; d < 2; d++)
@@ -153,21 +163,32 @@ static void compare_both(moert_precision precision, double scale, bool *rows, bo
 static void test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only(void **state) {
     (void)state;
     bool rows, gradients;
-    compare_both(MOERT_PRECISION_MXFP8, 1.0, &rows, &gradients);
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
     ASSERT_ON_ALL(rows && gradients);
-    compare_both(MOERT_PRECISION_MXFP8, 0x1p-17, &rows, &gradients);
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, &rows, &gradients);
     ASSERT_ON_ALL(rows && !gradients);
-    compare_both(MOERT_PRECISION_F32, 1.0, &rows, &gradients);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(!rows && !gradients);
+}
+
+/* A row's rounding is its own, whoever does it. */
+static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
+    (void)state;
+    bool rows, gradients;
+    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, &rows, &gradients);
+    ASSERT_ON_ALL(rows && gradients);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, &rows, &gradients);
     ASSERT_ON_ALL(!rows && !gradients);
 }
 
 /* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
-static void test_dispatches_move_a_byte_for_each_column_and_for_each_scale(void **state) {
+static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
     (void)state;
     const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
-    const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float))};
+    const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float)),
+                          HIDDEN * sizeof(uint16_t)};
     for (size_t e = 0; e < ENGINES; e++) {
-        for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_MXFP8 && works(e); d++) {
+        for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16 && works(e); d++) {
             const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
             const size_t unit = e == 2 ? sizeof(float) : 64;
             oracle_layer oracle;
@@ -190,9 +211,10 @@ static void test_dispatches_move_a_byte_for_each_column_and_for_each_scale(void 
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_and_engines_give_the_same_bits_in_every_precision),
-        cmocka_unit_test(test_rows_that_are_mxfp8_already_lose_nothing),
+        cmocka_unit_test(test_rows_that_are_rounded_already_lose_nothing),
         cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
-        cmocka_unit_test(test_dispatches_move_a_byte_for_each_column_and_for_each_scale),
+        cmocka_unit_test(test_precision_bf16_sees_no_dispatch_of_bf16),
+        cmocka_unit_test(test_dispatches_move_what_a_row_is_on_its_way),
     };
     if (!mpi_tests_begin(count, arguments))
         return 1;

@@ -1,0 +1,38 @@
+/* Rows as the dense layers multiply them. */
+#include "layer/factor.h"
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "moert/quantize.h"
+
+moert_number moert_factor_type(moert_precision dense) {
+    return dense == MOERT_PRECISION_F32 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
+}
+
+size_t moert_factor_floats(moert_number type, size_t n) {
+    return moert_ceil_div(n * moert_number_bits(type) / 8, sizeof(float));
+}
+
+moert_status moert_factor_take(moert_mesh *mesh, moert_number type, size_t n,
+                               const moert_buffer *values, moert_scratch which,
+                               moert_buffer **factor) {
+    *factor = (moert_buffer *)values;
+    if (type == MOERT_NUMBER_F32)
+        return MOERT_OK;
+    MOERT_TRY(moert_mesh_scratch(mesh, which, moert_factor_floats(type, n), factor));
+    return moert_factor_keep(type, n, values, *factor);
+}
+
+moert_status moert_factor_begin(moert_mesh *mesh, moert_number type, size_t n, moert_scratch which,
+                                moert_buffer *kept, moert_buffer **values) {
+    *values = kept;
+    return type == MOERT_NUMBER_F32 ? MOERT_OK : moert_mesh_scratch(mesh, which, n, values);
+}
+
+moert_status moert_factor_keep(moert_number type, size_t n, const moert_buffer *values,
+                               moert_buffer *kept) {
+    if (type == MOERT_NUMBER_F32)
+        return MOERT_OK;
+    return moert_cast_run(
+        &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, values, kept});
+}

@@ -1,0 +1,248 @@
+// run: np=1,2,3 sanitize=2
+/* Models whose dense layers multiply bf16: near those in float32, weights rounded to nearest and
+ * the router's not at all, gradients that foretell the loss. All experts get all tokens, so that
+ * noise changes no choice. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "context/context.h"
+#include "model/model.h"
+#include "support/mpi.h"
+
+enum { SEQUENCES = 5, LENGTH = 24, TOKENS = SEQUENCES * LENGTH };
+
+static moert_mesh *mesh;
+static int32_t tokens[TOKENS + 1];
+
+static int open_mesh(void **state) {
+    for (size_t i = 0; i <= TOKENS; i++)
+        tokens[i] = (int32_t)((i * 37 + i * i / 7) % 128);
+    if (open_test_context(state) != 0)
+        return -1;
+    return moert_mesh_create(test_context, 0, &mesh) == MOERT_OK ? 0 : -1;
+}
+
+static int close_mesh(void **state) {
+    moert_mesh_destroy(mesh);
+    return close_test_context(state);
+}
+
+static moert_model *new_model(bool tied, moert_precision dense) {
+    moert_model_config config;
+    moert_model *model;
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    config.tied_embeddings = tied;
+    config.initializer_range = 0.1f;
+    config.router.experts = config.router.topk = 3;
+    config.dense = dense;
+    ASSERT_OK(moert_model_create(mesh, &config, &model));
+    ASSERT_OK_ON_ALL(moert_model_initialize(model, 5));
+    moert_model_config_free(&config);
+    return model;
+}
+
+/* The cross-entropy, and unless `forward_only` the gradients of two micro-batches that are the same
+ * sequences. */
+static double run(moert_model *model, bool forward_only) {
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
+    moert_model_result result;
+    size_t first, count;
+    moert_model_share(SEQUENCES, test_rank, test_ranks, &first, &count);
+    const int32_t *input = tokens + first * LENGTH;
+    const moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only};
+    for (size_t i = 0; i < (forward_only ? 1 : 2); i++) {
+        ASSERT_OK(moert_model_forward(model, &batch));
+        ASSERT_OK(moert_model_loss(model, &losses, forward_only ? 0.0 : 0.5, &result));
+        if (!forward_only)
+            ASSERT_OK(moert_model_backward(model, i, 2));
+    }
+    return result.cross_entropy;
+}
+
+/* A tensor's weights or gradient on this rank, to be freed. */
+static float *values_of(const moert_model_tensor *tensor, bool gradient) {
+    float *values = test_alloc(tensor->elements * sizeof *values);
+    ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
+                                tensor->offset * sizeof *values, values,
+                                tensor->elements * sizeof *values));
+    return values;
+}
+
+static void set_values(const moert_model_tensor *tensor, const float *values) {
+    ASSERT_OK(moert_buffer_write(tensor->block->weight, tensor->offset * sizeof *values, values,
+                                 tensor->elements * sizeof *values));
+}
+
+/* ---- noise ---- */
+
+/* Norm of the difference of two models' gradients of tensor t over that of the first; -1 if it is
+ * another rank's. */
+static double difference(const moert_model *a, const moert_model *b, size_t t) {
+    const moert_model_tensor *of_a = &moert_model_tensors(a)[t], *of_b = &moert_model_tensors(b)[t];
+    double norm = 0.0, noise = 0.0;
+    if (of_a->block == NULL)
+        return -1.0;
+    float *x = values_of(of_a, true), *y = values_of(of_b, true);
+    for (size_t i = 0; i < of_a->elements; i++) {
+        const double d = (double)x[i] - (double)y[i];
+        norm += (double)x[i] * (double)x[i];
+        noise += d * d;
+    }
+    free(x);
+    free(y);
+    return sqrt(noise / norm);
+}
+
+static void check_noise(bool tied) {
+    moert_model *exact = new_model(tied, MOERT_PRECISION_F32),
+                *rounded = new_model(tied, MOERT_PRECISION_BF16);
+    const double want = run(exact, false), got = run(rounded, false);
+    double worst = 0.0, least = INFINITY;
+    for (size_t t = 0; t < moert_model_tensor_count(exact); t++) {
+        const double d = difference(exact, rounded, t);
+        if (d < 0.0)
+            continue;
+        worst = d > worst || isnan(d) ? d : worst;
+        least = d < least ? d : least;
+    }
+    if (test_rank == 0)
+        print_message("# loss %.6f, %.6f; gradients off by %.2g to %.2g\n", want, got, least,
+                      worst);
+    ASSERT_ON_ALL(fabs(got - want) <= 2e-3 * want && got != want);
+    ASSERT_ON_ALL(worst <= 2e-2 && least >= 1e-4);
+    moert_model_destroy(exact);
+    moert_model_destroy(rounded);
+}
+
+static void test_losses_and_gradients_stay_near_those_of_float32(void **state) {
+    (void)state;
+    check_noise(false);
+    check_noise(true);
+}
+
+/* ---- weights ---- */
+
+static bool is_router(const moert_model_tensor *tensor) {
+    return strstr(tensor->name, "mlp.gate.weight") != NULL;
+}
+
+/* Rounds the router's weights, or those that all other replicated products read. */
+static void round_weights(moert_model *model, bool router) {
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
+        if (tensor->block == NULL || !tensor->replicated || !tensor->is_matrix ||
+            is_router(tensor) != router || strstr(tensor->name, "embed") != NULL)
+            continue;
+        float *values = values_of(tensor, false);
+        for (size_t i = 0; i < tensor->elements; i++)
+            values[i] = moert_number_decode(MOERT_NUMBER_BF16,
+                                            moert_number_encode(MOERT_NUMBER_BF16, values[i]));
+        set_values(tensor, values);
+        free(values);
+    }
+    moert_model_weights_changed(model);
+}
+
+/* Whether all gradients of two models are the same, bit for bit, on this rank. */
+static bool same_gradients(const moert_model *a, const moert_model *b) {
+    bool same = true;
+    for (size_t i = 0; i < moert_model_block_count(a); i++) {
+        const moert_buffer *of_a = moert_model_block((moert_model *)a, i)->gradient,
+                           *of_b = moert_model_block((moert_model *)b, i)->gradient;
+        const size_t bytes = moert_buffer_bytes(of_a);
+        char *x = test_alloc(bytes), *y = test_alloc(bytes);
+        ASSERT_OK(moert_buffer_read(of_a, 0, x, bytes));
+        ASSERT_OK(moert_buffer_read(of_b, 0, y, bytes));
+        same &= memcmp(x, y, bytes) == 0;
+        free(x);
+        free(y);
+    }
+    return same;
+}
+
+static void test_weights_count_as_their_nearest_codes_but_for_the_routers(void **state) {
+    (void)state;
+    moert_model *model = new_model(false, MOERT_PRECISION_BF16),
+                *rounded = new_model(false, MOERT_PRECISION_BF16),
+                *exact = new_model(false, MOERT_PRECISION_F32);
+    const double loss = run(model, false);
+    round_weights(rounded, false);
+    round_weights(exact, false);
+    ASSERT_ON_ALL(run(rounded, false) == loss && same_gradients(model, rounded));
+    ASSERT_ON_ALL(run(exact, false) != loss); /* whose rows are not rounded */
+    round_weights(rounded, true);
+    run(rounded, false);
+    ASSERT_ON_ALL(!same_gradients(model, rounded));
+    moert_model_destroy(model);
+    moert_model_destroy(rounded);
+    moert_model_destroy(exact);
+}
+
+/* ---- differences ---- */
+
+/* Sum of the squares of all gradients, each counted once. Collective. */
+static double squared_norm(const moert_model *model) {
+    double mine = 0.0, *all = test_alloc(test_ranks * sizeof *all), sum = 0.0;
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
+        if (tensor->block == NULL || !moert_model_writes(model, tensor))
+            continue;
+        float *values = values_of(tensor, true);
+        for (size_t i = 0; i < tensor->elements; i++)
+            mine += (double)values[i] * (double)values[i];
+        free(values);
+    }
+    ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
+    for (size_t r = 0; r < test_ranks; r++)
+        sum += all[r];
+    free(all);
+    return sum;
+}
+
+/* Moves all weights along their gradients. */
+static void move(moert_model *model, double distance) {
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
+        if (tensor->block == NULL)
+            continue;
+        float *values = values_of(tensor, false), *gradient = values_of(tensor, true);
+        for (size_t i = 0; i < tensor->elements; i++)
+            values[i] += (float)(distance * (double)gradient[i]);
+        set_values(tensor, values);
+        free(values);
+        free(gradient);
+    }
+    moert_model_weights_changed(model);
+}
+
+/* A step is many times as long as the weights' rounding, which averages out over all of them. */
+static void test_gradients_foretell_how_the_loss_changes(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        moert_model *model = new_model(tied != 0, MOERT_PRECISION_BF16);
+        run(model, false);
+        const double squared = squared_norm(model), step = 0.03 / sqrt(squared);
+        move(model, step);
+        const double above = run(model, true);
+        move(model, -2.0 * step);
+        const double below = run(model, true);
+        const double ratio = (above - below) / (2.0 * step * squared);
+        if (test_rank == 0)
+            print_message("# %.6f of the loss's change\n", ratio);
+        ASSERT_ON_ALL(fabs(ratio - 1.0) <= 2e-2);
+        moert_model_destroy(model);
+    }
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_losses_and_gradients_stay_near_those_of_float32),
+        cmocka_unit_test(test_weights_count_as_their_nearest_codes_but_for_the_routers),
+        cmocka_unit_test(test_gradients_foretell_how_the_loss_changes),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("dense", tests, open_mesh, close_mesh));
+}
