@@ -1,5 +1,6 @@
 /*
- * Causal attention with grouped-query heads: argument checks and launches of kernels/attention.cl.
+ * Causal attention with grouped-query heads: argument checks and launches of kernels/attention.cl,
+ * or on GPUs of kernels/attention_gpu.cl, which has the same kernels.
  *
  * The backward takes two passes, one over blocks of queries for dq, one over blocks of keys for dk
  * and dv: seven products of matrices where one pass would take five, but parallel over blocks,
@@ -14,7 +15,10 @@
 enum {
     MAX_HEAD_SIZE = 512,
     TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
-    VECTOR_LANES = 16
+    VECTOR_LANES = 16,
+    MOST_OWN =
+        64, /* positions of a work-group of a GPU; half of them keep the sums of larger heads */
+    MOST_OWN_HEAD_SIZE = 256 /* in registers */
 };
 
 /* What the launches need of a description. */
@@ -38,10 +42,12 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &width));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
     MOERT_TRY(moert_to_int(kv_heads, "number of key and value heads", &shape->kv_heads));
+    const bool gpu = moert_device_describe(moert_buffer_device(attention->q))->gpu_form;
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE ? 2 : 1;
-    shape->blocks = moert_ceil_div(attention->length, vectors * VECTOR_LANES);
-    snprintf(shape->program, sizeof shape->program, "attention -DHEAD_SIZE=%zu -DLANE_VECS=%zu",
-             head_size, vectors);
+    const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
+    shape->blocks = moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES);
+    snprintf(shape->program, sizeof shape->program, "attention%s -DHEAD_SIZE=%zu -D%s=%zu",
+             gpu ? "_gpu" : "", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
     return MOERT_OK;
 }
 

@@ -11,9 +11,9 @@ typedef struct shape {
     size_t sequences, length, heads, kv_heads, head_size;
 } shape;
 
-static const shape cases[] = {{0, 17, 2, 1, 20}, {2, 0, 2, 1, 20},  {1, 1, 1, 1, 20},
-                              {3, 17, 4, 2, 20}, {2, 33, 3, 3, 24}, {1, 70, 4, 1, 64},
-                              {2, 37, 2, 2, 7},  {1, 50, 4, 2, 128}};
+static const shape cases[] = {{0, 17, 2, 1, 20}, {2, 0, 2, 1, 20},   {1, 1, 1, 1, 20},
+                              {3, 17, 4, 2, 20}, {2, 33, 3, 3, 24},  {1, 70, 4, 1, 64},
+                              {2, 37, 2, 2, 7},  {1, 50, 4, 2, 128}, {1, 70, 2, 1, 300}};
 #define CASES (sizeof cases / sizeof *cases)
 
 static size_t q_count(shape s) {
