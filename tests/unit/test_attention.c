@@ -110,10 +110,21 @@ static results device_attention(const oracle *o, size_t first, size_t sequences,
     in[3] = upload_doubles(o->dout + q_first, q_count(s));
     for (size_t r = 0; r < RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
-    const moert_attention attention = {
-        sequences, s.length, s.heads, s.kv_heads, s.head_size, 1.0f / sqrtf((float)s.head_size),
-        in[0],     in[1],    in[2],   made[OUT],  made[LSE],   in[3],
-        made[DQ],  made[DK], made[DV]};
+    const moert_attention attention = {.sequences = sequences,
+                                       .length = s.length,
+                                       .heads = s.heads,
+                                       .kv_heads = s.kv_heads,
+                                       .head_size = s.head_size,
+                                       .scale = 1.0f / sqrtf((float)s.head_size),
+                                       .q = in[0],
+                                       .k = in[1],
+                                       .v = in[2],
+                                       .out = made[OUT],
+                                       .lse = made[LSE],
+                                       .dout = in[3],
+                                       .dq = made[DQ],
+                                       .dk = made[DK],
+                                       .dv = made[DV]};
     ASSERT_OK(moert_attention_forward(&attention));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
@@ -208,7 +219,8 @@ static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
 static void test_attention_refuses_heads_that_do_not_divide(void **state) {
     (void)state;
     moert_buffer *x = unset_floats(64);
-    moert_attention a = {1, 1, 3, 2, 4, 1.0f, x, x, x, x, x, x, x, x, x};
+    moert_attention a = {.sequences = 1, .length = 1, .heads = 3, .kv_heads = 2, .head_size = 4};
+    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
     a.kv_heads = 0;
