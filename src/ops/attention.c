@@ -10,7 +10,7 @@
 
 #include "base/memory.h"
 #include "device/profile.h"
-#include "ops/dense.h"
+#include "ops/attention.h"
 
 enum {
     MAX_HEAD_SIZE = 512,
@@ -38,6 +38,10 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
     if (head_size == 0 || head_size > MAX_HEAD_SIZE)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
                           MAX_HEAD_SIZE, head_size);
+    if (attention->type != MOERT_NUMBER_F32 && attention->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
+    if (attention->type == MOERT_NUMBER_BF16 && attention->scratch == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &length));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &width));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
@@ -70,6 +74,8 @@ moert_status moert_attention_forward(const moert_attention *attention) {
     MOERT_TRY(check_shape(attention, &shape));
     const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
     tell_work(attention, 2, 2, 2);
+    if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
+        return moert_attention_nvidia_forward(attention);
     return MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
                      MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                      MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
@@ -84,6 +90,8 @@ moert_status moert_attention_backward(const moert_attention *attention) {
     const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
     const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
     tell_work(attention, 7, 4, 4);
+    if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
+        return moert_attention_nvidia_backward(attention);
     MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
                         MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                         MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
