@@ -52,6 +52,14 @@ typedef struct place {
     int length, heads, kv_heads, sequence, head, first;
 } place;
 
+/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many heads. */
+INLINE void store_rows(const float *sums, const float *factor, place at, int first, int heads, global float *x)
+{
+    const size_t stride = heads * HEAD_SIZE;
+    x += ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
+    store_rows_at(sums, factor, at.length - first, x, stride);
+}
+
 INLINE uint stage_at(uint base, uint step)
 {
     return base + STAGES_AT + step % STAGES * STAGE_BYTES;
@@ -94,11 +102,21 @@ INLINE int blocks_until(place at, int first)
 INLINE void produce(place at, ulong map, uint base)
 {
     const int blocks = blocks_until(at, at.first + ROWS), kv_head = at.head / (at.heads / at.kv_heads);
-    for (int step = 0; step < 2 * blocks; step++) {
+    ROLLED for (int step = 0; step < 2 * blocks; step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
         load_block(stage_at(base, step), map, (step % 2 * at.kv_heads + kv_head) * HEAD_SIZE, step / 2 * ROWS, at.sequence,
                    full);
     }
+}
+#endif
+
+#if PASS != BACKWARD_KV
+/* Scores of later keys than the query, where the own rows are those of the block. */
+INLINE void hide_later(float *score)
+{
+    UNROLL for (int i = 0; i < 32; i++)
+        if (own_column(i / 4) + i % 2 > own_row() + i / 2 % 2 * 8)
+            score[i] = -INFINITY;
 }
 #endif
 
@@ -107,15 +125,12 @@ INLINE void produce(place at, ulong map, uint base)
  * the block's. */
 INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep)
 {
+    if (diagonal)
+        hide_later(score);
     UNROLL for (int side = 0; side < 2; side++) {
-        const int row = own_row() + 8 * side;
         float highest = maximum[side], sum = 0.0f;
-        UNROLL for (int j = 0; j < 16; j++) {
-            float *s = score + j / 2 * 4 + 2 * side + j % 2;
-            if (diagonal && own_column(j / 2) + j % 2 > row)
-                *s = -INFINITY;
-            highest = larger(highest, *s);
-        }
+        UNROLL for (int j = 0; j < 16; j++)
+            highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
         highest = row_max(highest);
         UNROLL for (int j = 0; j < 16; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
@@ -177,18 +192,17 @@ INLINE void consume(place at, uint base, float scale, global const float *q, glo
             lse[(row + own_side) * at.heads + at.head] = LN2 * (maximum[side] + log2_of(all));
         keep[side] = 1.0f / all;
     }
-    store_rows(sums, keep, count, out + from, stride);
+    store_rows(sums, keep, at, first, at.heads, out);
 }
 
 #elif PASS == BACKWARD_Q
 /* Scores to probabilities by the own rows' lse. `diagonal`: own rows are the block's. */
 INLINE void exponentiate(float *score, bool diagonal, const float *normaliser)
 {
-    UNROLL for (int i = 0; i < 32; i++) {
-        const int side = i / 2 % 2;
-        const bool hidden = diagonal && own_column(i / 4) + i % 2 > own_row() + 8 * side;
-        score[i] = exp2_of((hidden ? -INFINITY : score[i]) - normaliser[side]);
-    }
+    if (diagonal)
+        hide_later(score);
+    UNROLL for (int i = 0; i < 32; i++)
+        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]);
 }
 
 INLINE void consume(place at, uint base, float scale, global const float *q, global const float *dout,
@@ -233,7 +247,7 @@ INLINE void consume(place at, uint base, float scale, global const float *q, glo
     }
     wgmma_wait(0);
     const float factor[2] = {scale, scale};
-    store_rows(sums, factor, count, dq + from, stride);
+    store_rows(sums, factor, at, anew(first), at.heads, dq);
 }
 
 #else
@@ -247,7 +261,7 @@ INLINE void produce(place at, ulong map, global const float *stats, uint base)
         load_block(base + i * BLOCK_BYTES, map, (i / 2 * at.kv_heads + at.head) * HEAD_SIZE, at.first + i % 2 * ROWS,
                    at.sequence, kept);
     for (int head = at.head * group, step = 0; head < (at.head + 1) * group; head++)
-        for (int block = at.first / ROWS; block < blocks; block++, step++) {
+        ROLLED for (int block = at.first / ROWS; block < blocks; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
             load_block(to, map, (q_column + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
             load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
@@ -259,12 +273,14 @@ INLINE void produce(place at, ulong map, global const float *stats, uint base)
 /* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first query. */
 INLINE void exponentiate(float *score, local const float *normaliser, int ahead)
 {
+    if (ahead >= 0)
+        UNROLL for (int i = 0; i < 32; i++)
+            if (ahead + own_row() + i / 2 % 2 * 8 > own_column(i / 4) + i % 2)
+                score[i] = -INFINITY;
     UNROLL for (int j = 0; j < 8; j++) {
         const float2 of = *(local const float2 *)(normaliser + own_column(j));
-        UNROLL for (int i = 0; i < 4; i++) {
-            const bool hidden = ahead >= 0 && ahead + own_row() + i / 2 * 8 > own_column(j) + i % 2;
-            score[4 * j + i] = exp2_of((hidden ? -INFINITY : score[4 * j + i]) - (i % 2 ? of.y : of.x));
-        }
+        UNROLL for (int i = 0; i < 4; i++)
+            score[4 * j + i] = exp2_of(score[4 * j + i] - (i % 2 ? of.y : of.x));
     }
 }
 
@@ -280,17 +296,15 @@ INLINE void differentiate(float *score, const float *dscore, local const float *
 
 INLINE void consume(place at, uint base, local const uchar *arena, float scale, global float *dk, global float *dv)
 {
-    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS, count = at.length - first;
+    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int blocks = blocks_of(at.length) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
-    const size_t stride = at.kv_heads * HEAD_SIZE;
-    const size_t from = ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
     const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
     float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4], dweights[4][4];
     UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
         dksums[i] = dvsums[i] = 0.0f;
     await(base + KEPT_AT, 0);
-    int step = 0;
+    int step = 0, block = 0; /* of the head's */
     do { /* there is a step: a way around would have ptxas put a wait behind every wgmma */
         const uint q = stage_at(base, step), dout = q + BLOCK_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);
@@ -304,7 +318,7 @@ INLINE void consume(place at, uint base, local const uchar *arena, float scale, 
         wgmma_wait(1); /* for score, and so for the last sum of dk */
         if (step > 0)
             give_back(base, step - 1);
-        exponentiate(score, stats, (consumer - step % blocks) * ROWS);
+        exponentiate(score, stats, (consumer - block) * ROWS);
         round_weights(score, weights);
         wgmma_fence();
         gather(dvsums, weights, dout);
@@ -315,11 +329,12 @@ INLINE void consume(place at, uint base, local const uchar *arena, float scale, 
         wgmma_fence();
         gather(dksums, dweights, q);
         wgmma_commit();
+        block = block + 1 < blocks ? block + 1 : 0;
     } while (++step < steps);
     wgmma_wait(0);
     const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
-    store_rows(dksums, factor, count, dk + from, stride);
-    store_rows(dvsums, one, count, dv + from, stride);
+    store_rows(dksums, factor, at, anew(first), at.kv_heads, dk);
+    store_rows(dvsums, one, at, anew(first), at.kv_heads, dv);
 }
 #endif
 

@@ -104,6 +104,13 @@ INLINE void round_weights(const float *score, uint weights[4][4])
 
 /* ---- rows of this work-item ---- */
 
+/* x, in a way that keeps compilers from holding in registers, over a loop, what follows from it. */
+INLINE int anew(int x)
+{
+    __asm__ volatile("" : "+r"(x));
+    return x;
+}
+
 /* The first of its two rows; the other is 8 on. */
 INLINE int own_row(void)
 {
@@ -128,15 +135,15 @@ INLINE void load_rows(uint own[STEPS][4], global const float *x, size_t stride, 
 }
 
 /* x[64,HEAD_SIZE] = factor[row] * sums for `count` rows. */
-INLINE void store_rows(const float *sums, const float *factor, int count, global float *x, size_t stride)
+INLINE void store_rows_at(const float *sums, const float *factor, int count, global float *x, size_t stride)
 {
-    UNROLL for (int side = 0; side < 2; side++) {
-        const int row = own_row() + 8 * side;
+    const int own = anew(own_row());
+    x += own * stride + own_column(0);
+    UNROLL for (int side = 0; side < 2; side++)
         UNROLL for (int j = 0; j < HEAD_SIZE / 8; j++)
-            if (row < count)
-                *(global float2 *)(x + row * stride + own_column(j)) =
+            if (own + 8 * side < count)
+                *(global float2 *)(x + 8 * side * stride + 8 * j) =
                     (float2)(factor[side] * sums[4 * j + 2 * side], factor[side] * sums[4 * j + 2 * side + 1]);
-    }
 }
 
 /* ---- single numbers ---- */
