@@ -2,8 +2,10 @@
  * What nvidia_attention.cl reads of float32 tensors: rows in bf16, and of each query lse / log 2 and delta.
  *
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns, rows of `to` lie `stride` numbers apart
- *   stats[s,head,block,0,i] = lse[t,head] / log 2,  stats[s,head,block,1,i] = dout[t,head] . out[t,head]
+ *   stats[s,head,block,0,i] = lse[t,head] / log 2,  stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
  *                                                      t = position 64 block + i of sequence s; 0 past its end
+ *
+ * delta takes the dout that dp takes, so that ds of a row sum up to nearly 0.
  *
  * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: a fixed order of each sum.
  */
@@ -20,6 +22,11 @@ static inline ushort4 to_bf16(float4 x)
     const uint4 bits = as_uint4(x);
     const uint4 rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     return convert_ushort4(isnan(x) ? (int4)0x7FC0 : as_int4(rounded));
+}
+
+static inline float4 of_bf16(ushort4 x)
+{
+    return as_float4(convert_uint4(x) << 16);
 }
 
 /* Grid: {rows * columns / 4 / ITEMS rounded up}; columns, stride and column are multiples of 4. */
@@ -42,8 +49,8 @@ GROUP void attention_stats(ulong length, int heads, global const float *out, glo
     const size_t row = (sequence * length + position) * heads + head;
     float4 sum = 0.0f;
     for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64)
-        sum = fma(*(global const float4 *)(out + row * HEAD_SIZE + d), *(global const float4 *)(dout + row * HEAD_SIZE + d),
-                  sum);
+        sum = fma(*(global const float4 *)(out + row * HEAD_SIZE + d),
+                  of_bf16(to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d))), sum);
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);
     barrier(CLK_LOCAL_MEM_FENCE);
     if (part > 0)
