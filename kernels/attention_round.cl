@@ -39,18 +39,23 @@ GROUP void round_rows(ulong rows, int columns, float factor, global const float 
             to_bf16(factor * *(global const float4 *)(x + row * columns + c));
 }
 
-/* Grid: {pieces of ROWS positions of the length rounded up to 64, heads, sequences}. Stats begin at `from`. */
+/*
+ * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the length rounded up to
+ * 64, heads, sequences}. Stats begin `from` floats behind.
+ */
 GROUP void attention_stats(ulong length, int heads, global const float *out, global const float *dout,
-                           global const float *lse, ulong from, global float *stats)
+                           global const float *lse, ulong stride, ulong column, global ushort *to, ulong from)
 {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1), sequence = get_group_id(2);
-    const size_t row = (sequence * length + position) * heads + head;
+    const size_t token = sequence * length + position, row = token * heads + head;
     float4 sum = 0.0f;
-    for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64)
-        sum = fma(*(global const float4 *)(out + row * HEAD_SIZE + d),
-                  of_bf16(to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d))), sum);
+    for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64) {
+        const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d));
+        *(global ushort4 *)(to + token * stride + column + head * HEAD_SIZE + d) = rounded;
+        sum = fma(*(global const float4 *)(out + row * HEAD_SIZE + d), of_bf16(rounded), sum);
+    }
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);
     barrier(CLK_LOCAL_MEM_FENCE);
     if (part > 0)
@@ -58,7 +63,8 @@ GROUP void attention_stats(ulong length, int heads, global const float *out, glo
     float delta = 0.0f;
     for (int i = 0; i < 16; i++)
         delta += parts[own][i];
-    stats += from + ((sequence * heads + head) * (get_num_groups(0) / 4) + position / 64) * 128 + position % 64;
+    global float *stats = (global float *)to + from + position % 64 +
+                          ((sequence * heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
     stats[0] = position < length ? lse[row] * 1.44269504088896341f : 0.0f;
     stats[64] = delta;
 }

@@ -56,13 +56,18 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
                      MOERT_ARG(at), MOERT_ARG(*a->scratch));
 }
 
-static moert_status make_stats(const moert_attention *a, int heads) {
+/* Rounds dout to the columns from `column` on, and makes the stats. */
+static moert_status make_stats(const moert_attention *a, size_t column) {
+    const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
+    int heads;
+    MOERT_TRY(moert_to_int(a->heads, "number of query heads", &heads));
     snprintf(spec, sizeof spec, "attention_round -DHEAD_SIZE=%zu", a->head_size);
     const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->length),
                      MOERT_ARG(heads), MOERT_ARG(a->out), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
-                     MOERT_ARG(stats_at(a)), MOERT_ARG(*a->scratch));
+                     MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(*a->scratch),
+                     MOERT_ARG(stats_at(a)));
 }
 
 /* What the passes read besides q and dout. */
@@ -70,8 +75,6 @@ static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t rows = a->sequences * a->length;
     const size_t stats = a->sequences * a->heads * blocks_of(a) * STATS_PER_BLOCK;
     size_t column = 0;
-    int heads;
-    MOERT_TRY(moert_to_int(a->heads, "number of query heads", &heads));
     MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
                                    rows * width_of(a, backward) * sizeof(uint16_t) +
                                        (backward ? stats * sizeof(float) : 0),
@@ -81,8 +84,7 @@ static moert_status prepare(const moert_attention *a, bool backward) {
     if (!backward)
         return MOERT_OK;
     MOERT_TRY(round_rows(a, a->q, a->heads, a->scale * LOG2E, true, &column));
-    MOERT_TRY(round_rows(a, a->dout, a->heads, 1.0f, true, &column));
-    return make_stats(a, heads);
+    return make_stats(a, column);
 }
 
 static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
