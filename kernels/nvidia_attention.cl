@@ -34,12 +34,11 @@
 #if PASS == BACKWARD_KV
 #define STAGES      4
 #define STAGE_BYTES (2 * BLOCK_BYTES)
-#define KEPT_BYTES  (4 * BLOCK_BYTES) /* k, then v, of the own rows */
 #else
 #define STAGES      8
 #define STAGE_BYTES BLOCK_BYTES
-#define KEPT_BYTES  0
 #endif
+#define KEPT_BYTES (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* of the own rows, q and dout or k and v */
 /* Offsets in the arena. */
 #define STAGES_AT KEPT_BYTES
 #define STATS_AT  (STAGES_AT + STAGES * STAGE_BYTES)
@@ -52,10 +51,10 @@ typedef struct place {
     int length, heads, kv_heads, sequence, head, first;
 } place;
 
-/* Operands: float32, but for what TMA loads. */
+/* Operands. */
 typedef struct tensors {
     float scale;
-    global const float *q, *dout, *stats;
+    global const float *q, *stats; /* q: of FORWARD */
     global float *result, *other; /* out and lse; dq; dk and dv */
 } tensors;
 
@@ -105,6 +104,15 @@ INLINE int blocks_until(place at, int first)
     return min(blocks_of(at.length), first / ROWS + 1);
 }
 
+/* Loads the own rows of two tensors from their columns of the head on. */
+INLINE void load_kept(place at, ulong map, uint base, int column, int next_column)
+{
+    expect(base + KEPT_AT, KEPT_BYTES);
+    for (int i = 0; i < 4; i++)
+        load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column, at.first + i % 2 * ROWS, at.sequence,
+                   base + KEPT_AT);
+}
+
 #if PASS == BACKWARD_KV
 #include "nvidia_attention_kv.h"
 #else
@@ -114,14 +122,13 @@ INLINE int blocks_until(place at, int first)
 /* Grid: {heads or kv_heads, sequences, blocks of OWN rows}, those with the most work first. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nvidia_attention(tensor_map rows, int length, int heads, int kv_heads, float scale, global const float *q,
-                      global const float *dout, global const float *scratch, ulong stats_at, global float *result,
-                      global float *other)
+                      global const float *scratch, ulong stats_at, global float *result, global float *other)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const int tile = PASS == BACKWARD_KV ? get_group_id(2) : get_num_groups(2) - 1 - get_group_id(2);
     const place at = {length, heads, kv_heads, get_group_id(1), get_group_id(0), tile * OWN};
-    const tensors t = {scale, q, dout, scratch + stats_at, result, other};
+    const tensors t = {scale, q, scratch + stats_at, result, other};
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
             begin_barrier(base + FULL_AT + 8 * i, 1);

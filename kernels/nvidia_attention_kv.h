@@ -4,11 +4,7 @@
 INLINE void produce(place at, tensors t, ulong map, uint base)
 {
     const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads, q_column = 2 * at.kv_heads;
-    const uint kept = base + KEPT_AT;
-    expect(kept, KEPT_BYTES);
-    for (int i = 0; i < 4; i++)
-        load_block(base + i * BLOCK_BYTES, map, (i / 2 * at.kv_heads + at.head) * HEAD_SIZE, at.first + i % 2 * ROWS,
-                   at.sequence, kept);
+    load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
     for (int head = at.head * group, step = 0; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < blocks; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);

@@ -3,6 +3,8 @@
 INLINE void produce(place at, tensors t, ulong map, uint base)
 {
     const int blocks = blocks_until(at, at.first + ROWS), kv_head = at.head / (at.heads / at.kv_heads);
+    if (PASS == BACKWARD_Q)
+        load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE, (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
     ROLLED for (int step = 0; step < 2 * blocks; step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
         load_block(stage_at(base, step), map, (step % 2 * at.kv_heads + kv_head) * HEAD_SIZE, step / 2 * ROWS, at.sequence,
@@ -58,7 +60,7 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
     wgmma_commit();
     wgmma_wait(0);
     give_back(base, 0);
-    softmax_block(score, first == 0, maximum, total, keep);
+    softmax_block(score, blocks == 1, maximum, total, keep);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
         const int k = 2 * block, v = k - 1;
@@ -71,7 +73,7 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         wgmma_commit();
         wgmma_wait(1);
         give_back(base, k);
-        softmax_block(score, block * ROWS == first, maximum, total, keep);
+        softmax_block(score, block == blocks - 1, maximum, total, keep);
         wgmma_wait(0);
         give_back(base, v);
         round_weights(score, weights);
@@ -105,35 +107,34 @@ INLINE void exponentiate(float *score, bool diagonal, const float *normaliser)
 
 INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
 {
-    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, blocks = blocks_until(at, first);
-    const int count = at.length - first, all = blocks_of(at.length);
-    const size_t stride = at.heads * HEAD_SIZE;
-    const size_t from = ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
-    float normaliser[2], delta[2], sums[HEAD_SIZE / 2], score[32], dscore[32];
-    uint own[STEPS][4], down[STEPS][4], weights[4][4];
+    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS, all = blocks_of(at.length);
+    const int blocks = blocks_until(at, first);
+    const uint q = base + consumer * BLOCK_BYTES, dout = q + 2 * BLOCK_BYTES;
     global const float *stats =
         t.stats + (((size_t)at.sequence * at.heads + at.head) * all + min(first / ROWS, all - 1)) * 2 * ROWS + own_row();
+    float normaliser[2], delta[2], sums[HEAD_SIZE / 2], score[32], dscore[32];
+    uint weights[4][4];
     UNROLL for (int side = 0; side < 2; side++) {
         normaliser[side] = stats[8 * side];
         delta[side] = stats[ROWS + 8 * side];
     }
-    load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
-    load_rows(down, t.dout + from, stride, count, 1.0f);
     UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
         sums[i] = 0.0f;
-    for (int block = 0; block < blocks; block++) {
-        const int k = 2 * block, v = k + 1;
+    await(base + KEPT_AT, 0);
+    int k = 0;
+    do { /* there is a block: a way around would have ptxas put a wait behind every wgmma */
+        const int v = k + 1;
         await_full(base, k);
         await_full(base, v);
         wgmma_fence();
-        products(score, own, stage_at(base, k));
+        products_of(score, q, stage_at(base, k));
         wgmma_commit();
-        products(dscore, down, stage_at(base, v));
+        products_of(dscore, dout, stage_at(base, v));
         wgmma_commit();
         wgmma_wait(1); /* for score, and so for the sum over the block before this one */
-        if (block > 0)
+        if (k > 0)
             give_back(base, k - 2);
-        exponentiate(score, block * ROWS == first, normaliser);
+        exponentiate(score, v == 2 * blocks - 1, normaliser);
         wgmma_wait(0);
         give_back(base, v);
         UNROLL for (int i = 0; i < 32; i++)
@@ -142,7 +143,8 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         wgmma_fence();
         gather(sums, weights, stage_at(base, k));
         wgmma_commit();
-    }
+        k += 2;
+    } while (k < 2 * blocks);
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};
     store_rows(sums, factor, at, anew(first), at.heads, t.result);

@@ -70,7 +70,7 @@ static moert_status make_stats(const moert_attention *a, size_t column) {
                      MOERT_ARG(stats_at(a)));
 }
 
-/* What the passes read besides q and dout. */
+/* What the passes read; the forward takes q as it is. */
 static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t rows = a->sequences * a->length;
     const size_t stats = a->sequences * a->heads * blocks_of(a) * STATS_PER_BLOCK;
@@ -106,7 +106,7 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
                              moert_ceil_div(a->length, OWN_ROWS)};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "nvidia_attention", grid,
                      moert_argument_struct(&map, sizeof map), MOERT_ARG(length), MOERT_ARG(heads),
-                     MOERT_ARG(kv_heads), MOERT_ARG(a->scale), MOERT_ARG(a->q), MOERT_ARG(a->dout),
+                     MOERT_ARG(kv_heads), MOERT_ARG(a->scale), MOERT_ARG(a->q),
                      MOERT_ARG(*a->scratch), MOERT_ARG(stats), MOERT_ARG(result), MOERT_ARG(other));
 }
 
