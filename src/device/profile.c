@@ -52,12 +52,26 @@ static const struct {
     const char *family;
     moert_operation operation;
 } families[] = {
-    {"attention", OF(ATTENTION)}, {"glu", OF(GLU)},           {"amax", OF(QUANTIZE)},
-    {"cast", OF(QUANTIZE)},       {"quantize", OF(QUANTIZE)}, {"dequantize", OF(QUANTIZE)},
-    {"scales", OF(QUANTIZE)},     {"norm", OF(NORM)},         {"router", OF(ROUTER)},
-    {"embedding", OF(EMBEDDING)}, {"loss", OF(LOSS)},         {"elementwise", OF(ELEMENTWISE)},
-    {"rope", OF(ELEMENTWISE)},    {"bias", OF(ELEMENTWISE)},  {"reduce", OF(SUMS)},
+    {"attention", OF(ATTENTION)},
+    {"glu", OF(GLU)},
+    {"amax", OF(QUANTIZE)},
+    {"cast", OF(QUANTIZE)},
+    {"quantize", OF(QUANTIZE)},
+    {"dequantize", OF(QUANTIZE)},
+    {"scales", OF(QUANTIZE)},
+    {"norm", OF(NORM)},
+    {"router", OF(ROUTER)},
+    {"embedding", OF(EMBEDDING)},
+    {"loss", OF(LOSS)},
+    {"elementwise", OF(ELEMENTWISE)},
+    {"rope", OF(ELEMENTWISE)},
+    {"bias", OF(ELEMENTWISE)},
+    {"reduce", OF(SUMS)},
     {"optimizer", OF(OPTIMIZER)},
+    /* forms of attention */
+    {"attention_gpu", OF(ATTENTION)},
+    {"attention_round", OF(ATTENTION)},
+    {"nvidia_attention", OF(ATTENTION)},
 };
 
 /* What products, exchanges, copies and waits are for. */

@@ -1,5 +1,6 @@
 /*
- * Causal attention with grouped-query heads: argument checks and launches of kernels/attention.cl.
+ * Causal attention with grouped-query heads: argument checks and launches of kernels/attention.cl,
+ * or on GPUs of kernels/attention_gpu.cl, which has the same kernels.
  *
  * The backward takes two passes, one over blocks of queries for dq, one over blocks of keys for dk
  * and dv: seven products of matrices where one pass would take five, but parallel over blocks,
@@ -9,12 +10,15 @@
 
 #include "base/memory.h"
 #include "device/profile.h"
-#include "ops/dense.h"
+#include "ops/attention.h"
 
 enum {
     MAX_HEAD_SIZE = 512,
     TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
-    VECTOR_LANES = 16
+    VECTOR_LANES = 16,
+    MOST_OWN =
+        64, /* positions of a work-group of a GPU; half of them keep the sums of larger heads */
+    MOST_OWN_HEAD_SIZE = 256 /* in registers */
 };
 
 /* What the launches need of a description. */
@@ -34,14 +38,20 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
     if (head_size == 0 || head_size > MAX_HEAD_SIZE)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
                           MAX_HEAD_SIZE, head_size);
+    if (attention->type != MOERT_NUMBER_F32 && attention->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
+    if (attention->type == MOERT_NUMBER_BF16 && attention->scratch == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &length));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &width));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
     MOERT_TRY(moert_to_int(kv_heads, "number of key and value heads", &shape->kv_heads));
+    const bool gpu = moert_device_describe(moert_buffer_device(attention->q))->gpu_form;
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE ? 2 : 1;
-    shape->blocks = moert_ceil_div(attention->length, vectors * VECTOR_LANES);
-    snprintf(shape->program, sizeof shape->program, "attention -DHEAD_SIZE=%zu -DLANE_VECS=%zu",
-             head_size, vectors);
+    const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
+    shape->blocks = moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES);
+    snprintf(shape->program, sizeof shape->program, "attention%s -DHEAD_SIZE=%zu -D%s=%zu",
+             gpu ? "_gpu" : "", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
     return MOERT_OK;
 }
 
@@ -64,6 +74,8 @@ moert_status moert_attention_forward(const moert_attention *attention) {
     MOERT_TRY(check_shape(attention, &shape));
     const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
     tell_work(attention, 2, 2, 2);
+    if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
+        return moert_attention_nvidia_forward(attention);
     return MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
                      MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                      MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
@@ -78,6 +90,8 @@ moert_status moert_attention_backward(const moert_attention *attention) {
     const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
     const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
     tell_work(attention, 7, 4, 4);
+    if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
+        return moert_attention_nvidia_backward(attention);
     MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
                         MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                         MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),

@@ -1,7 +1,7 @@
 /*
  * The dense operations of a transformer on the device: embedding, RMSNorm, rotary positions,
  * attention, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL kernels
- * (kernels/common.h).
+ * (kernels/common.h) unless said otherwise.
  *
  * Bits: a row's or a sequence's result depends on that row or sequence alone. Parameter gradients
  * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
@@ -12,6 +12,7 @@
 
 #include "base/tree.h"
 #include "device/device.h"
+#include "moert/formats.h"
 
 /* ---- embedding ---- */
 
@@ -74,6 +75,10 @@ moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_
  * overwrites dq, dk, dv, which must not be its inputs. 2 and 7 products of 2 * S * heads *
  * head_size * length * (length + 1) / 2 FLOPs. Any length; head_size 1 to 512. Errors: ERROR_USAGE
  * (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size).
+ *
+ * `type` BF16 allows the factors of all products to be rounded to bf16, whose products are summed
+ * in float32. So it is on GPUs of compute capability 9.0, for a head_size of 64 or 128; everywhere
+ * else the float32 kernels run. Needs `scratch` then (ERROR_USAGE). The bits of the two differ.
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads, head_size;
@@ -83,6 +88,8 @@ typedef struct moert_attention {
     moert_buffer *lse; /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
     const moert_buffer *dout;
     moert_buffer *dq, *dk, *dv;
+    moert_number type;      /* F32 (0) or BF16 */
+    moert_buffer **scratch; /* growable, nothing is kept there between calls; for BF16 */
 } moert_attention;
 moert_status moert_attention_forward(const moert_attention *attention);
 moert_status moert_attention_backward(const moert_attention *attention);

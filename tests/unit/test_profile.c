@@ -69,6 +69,7 @@ static void test_names_tell_the_operation_and_phases_that_of_products(void **sta
         {"gemm", "", MOERT_OPERATION_OTHER},
         {"norm -DCOLUMNS=64", "attention", MOERT_OPERATION_NORM},
         {"norm", "no such phase", MOERT_OPERATION_NORM},
+        {"nvidia_attention -DPASS=0", "attention", MOERT_OPERATION_ATTENTION},
         {"exchange -DREMOTE=1", "dispatch", MOERT_OPERATION_DISPATCH},
         {"exchange -DREMOTE=1", "combine", MOERT_OPERATION_COMBINE},
         {"exchange -DREMOTE=1", "start", MOERT_OPERATION_OTHER},
