@@ -104,19 +104,41 @@ done
 # ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-tensor_cores() { # ORIENTATION F16
-    local out=$folder/nvidia-$1$2
+plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+gemm_options() { # products alone, into what is there, with all that may follow; GLUs of every layout
+    local orientation result run
+    for orientation in 0 1 2; do
+        for result in 0 1 2; do
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result $plain"
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${plain/BETA=0/BETA=1}"
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${all/BIAS_TYPE=1/BIAS_TYPE=$result}"
+        done
+    done
+    for run in 0 1 8 32; do
+        for result in 0 2; do
+            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
+            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
+                "-DGLU=1 -DRUN=$run -DSWAPPED=1 -DV=1 -DV_TYPE=$result"
+        done
+    done
+}
+tensor_cores() { # FAMILY OPTION...
+    local out said
+    out=$(mktemp -p "$folder") || return 1
     "$clang" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -x cl -cl-std=CL3.0 \
         -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 \
-        -DORIENTATION=$1 -DF16=$2 -DSTAGES=4 -DOUTS=2 -DGROUP=8 -O2 -S kernels/nvidia_gemm.cl -o "$out.ptx" &&
+        "${@:2}" -DSTAGES=4 -DOUTS=2 -DGROUP=8 -O2 -S "kernels/$1.cl" -o "$out.ptx" &&
         "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     [ -z "$ptxas" ] && return 0
-    "$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" >"$out.said" 2>&1 || { cat "$out.said"; return 1; }
-    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes spill' "$out.said"
+    said=$("$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" 2>&1) || { echo "$said"; return 1; }
+    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes (spill|stack)' <<<"$said"
 }
-status=0
-for orientation in 0 1 2; do for f16 in 0 1; do tensor_cores $orientation $f16 || status=1; done; done >"$log" 2>&1
-verdict $status "sm_90a: wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+export -f tensor_cores
+export ptxas
+gemm_options >"$list"
+xargs -P "$(nproc)" -I LINE bash -c 'tensor_cores nvidia_gemm LINE || { echo "in LINE"; exit 1; }' <"$list" >"$log" 2>&1
+verdict $? "sm_90a: $(wc -l <"$list") products with wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
