@@ -147,7 +147,7 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
     int peak = -1;
     UNROLL for (int j = 0; j < 32; j++) {
         if (t.column + 8 * j >= columns)
-            break;
+            continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         const float2 bias = BIAS ? load_two(e.bias, BIAS_TYPE, (ulong)t.group * columns + column) : (float2)(0.0f);
         UNROLL for (int i = 0; i < 2; i++) {
@@ -173,7 +173,7 @@ static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, glob
     int peak = -1;
     UNROLL for (int j = 0; j < 16; j++) {
         if (t.column + 8 * j >= columns)
-            break;
+            continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         float *g = sum + 4 * j, *u = g + 64;
         pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};
