@@ -68,7 +68,8 @@ static void print_header(moert_context *context, const bench_setup *bench, const
     printf("# moert %s, commit %s, bench_gemm\n# machine %s, load %.2f before this\n",
            MOERT_VERSION, bench_report_commit(), machine, load);
     printf("# device %s, %s, driver %s, %u compute units, backend %s\n", device->name,
-           device->platform_name, device->driver, device->compute_units, moert_backend_name());
+           device->platform_name, device->driver, device->compute_units,
+           moert_backend_name(bench->device));
     if (placement->cpu_count > 0)
         printf("# threads %zu, one to a core of the cpus %s\n", threads, placement->cpus);
     else

@@ -147,7 +147,7 @@ static void summarise(contest *c, bench_row *row) {
     row->op = c->run.op;
     row->type = p->type;
     row->ragged = p->ragged;
-    row->backend = moert_backend_name();
+    row->backend = moert_backend_name(bench->device);
     row->gflops = median(c->ours, bench->repeat);
     row->p10 = c->ours[tenth];
     row->p90 = c->ours[last - tenth];

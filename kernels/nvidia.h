@@ -93,6 +93,16 @@ static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrie
                      : "memory");
 }
 
+/* The same of a map whose rows are gates and ups in turn (rank 5): rows from `row` on of run number `run` of them and of
+ * the following, of the ups if `up`. */
+static inline void load_gated_box(uint to, ulong map, int x, int row, int up, int run, int z, uint barrier)
+{
+    __asm__ volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(up),
+                     "r"(run), "r"(z)
+                     : "memory");
+}
+
 /* ---- tensor cores ---- */
 
 /*
@@ -143,12 +153,46 @@ static inline void wgmma_commit(void)
                      : SUMS_128(s)                                                                                     \
                      : "l"(a), "l"(b))
 
-/* Two numbers rounded to nearest even, the first in the low half. */
-static inline uint round_pair(float low, float high)
+/* ---- numbers of 16 bits, two in a word, the first in the low half ---- */
+
+/* Rounds to nearest even. */
+static inline uint round_pair_as(int f16, float low, float high)
 {
     uint pair;
-    __asm__("cvt.rn." NUMBER "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    if (f16)
+        __asm__("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+static inline uint round_pair(float low, float high)
+{
+    return round_pair_as(F16, low, high);
+}
+
+static inline float2 widen_pair(int f16, uint pair)
+{
+    float2 x = {as_float(pair << 16), as_float(pair & 0xFFFF0000u)};
+    if (f16)
+        __asm__("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+                : "=f"(x.x), "=f"(x.y)
+                : "r"(pair));
+    return x;
+}
+
+/* ---- maxima ---- */
+
+static inline int largest_of_warp(int x)
+{
+    int largest;
+    __asm__ volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(x));
+    return largest;
+}
+
+static inline void raise_global(global int *to, int x)
+{
+    __asm__ volatile("red.global.max.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
 /* Four 8x8 matrices of 16-bit numbers in the tensor cores' order; lane l gives the address of row l % 8 of matrix l / 8. */

@@ -15,8 +15,9 @@
     X(device, "MOERT_DEVICE", STRING, "auto", "",                                                  \
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
-    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto|reference|portable",                         \
-      "who computes the expert operations")                                                        \
+    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto|reference|portable|nvidia",                  \
+      "who computes the expert operations: auto takes nvidia on GPUs of compute capability 9.0, "  \
+      "else portable, which also does what nvidia cannot")                                         \
     X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
       "how rows travel between ranks")                                                             \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
@@ -51,7 +52,7 @@ enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_E
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
-enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE };
+enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE, MOERT_BACKEND_NVIDIA };
 
 #define MOERT_CONFIG_TYPE_STRING const char *
 #define MOERT_CONFIG_TYPE_UINT   unsigned

@@ -136,10 +136,15 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
  * A tensor [groups, rows, columns] of 16-bit numbers whose rows lie `stride` numbers apart, loaded
  * in boxes of 64 columns (128 bytes, swizzled) by box_rows rows of one group; zeros past its end.
  * The address and the strides in bytes must be multiples of 16.
+ *
+ * With a run its rows are `run` gates, then as many ups, and so on: a tensor
+ * [groups, rows / (2 run), 2, run, columns], whose boxes hold gates or ups alone.
  */
 typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
-    uint32_t box_rows; /* up to 256 */
+    size_t first;      /* numbers of the buffer before the tensor */
+    size_t run;        /* 0: rows are as they lie */
+    uint32_t box_rows; /* up to 256; of several runs a multiple of one */
     bool f16;          /* not bf16 */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {

@@ -30,6 +30,8 @@ static const char *const cpu_families[] = {"attention", "gemm", "gemm_packed", "
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {
+    if (is_nvidia(spec))
+        return GPU_ITEMS;
     const size_t length = strcspn(spec, " ");
     for (size_t i = 0; i < sizeof cpu_families / sizeof cpu_families[0]; i++)
         if (strlen(cpu_families[i]) == length && strncmp(spec, cpu_families[i], length) == 0)

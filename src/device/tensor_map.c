@@ -49,25 +49,49 @@ moert_status moert_tensor_map_ready(const moert_device *device) {
     return MOERT_OK;
 }
 
+/* The dimensions of a map, innermost first, and of its boxes. */
+enum { MOST_RANK = 5 };
+typedef struct dimensions {
+    uint32_t rank;
+    uint64_t sizes[MOST_RANK], strides[MOST_RANK - 1]; /* in numbers; in bytes, without the first */
+    uint32_t box[MOST_RANK];
+} dimensions;
+
+static dimensions dimensions_of(const moert_tensor_layout *t) {
+    const uint64_t row = t->stride * sizeof(uint16_t);
+    if (t->run == 0)
+        return (dimensions){.rank = 3,
+                            .sizes = {t->columns, t->rows, t->groups},
+                            .strides = {row, t->rows * row},
+                            .box = {64, t->box_rows, 1}};
+    const size_t runs = t->rows / (2 * t->run);
+    const uint32_t across = runs > 1 ? t->box_rows / (uint32_t)t->run : 1;
+    return (dimensions){
+        .rank = 5,
+        .sizes = {t->columns, t->run, 2, runs, t->groups},
+        .strides = {row, t->run * row, 2 * t->run * row, t->rows * row},
+        .box = {64, t->box_rows / across, 1, across, 1},
+    };
+}
+
 moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
                                    moert_tensor_map *map) {
-    const uint64_t bytes = sizeof(uint16_t);
-    const uint64_t sizes[] = {tensor->columns, tensor->rows, tensor->groups};
-    const uint64_t strides[] = {tensor->stride * bytes, tensor->rows * tensor->stride * bytes};
-    const uint32_t box[] = {64, tensor->box_rows, 1}, steps[] = {1, 1, 1};
+    const dimensions d = dimensions_of(tensor);
+    const uint32_t steps[MOST_RANK] = {1, 1, 1, 1, 1};
     uint64_t address;
     MOERT_TRY(moert_tensor_map_ready(buffer->device));
     MOERT_TRY(moert_buffer_address(buffer, &address));
+    address += tensor->first * sizeof(uint16_t);
     int code = driver.set_current(driver.context);
     if (code == 0)
-        code = driver.encode(map, tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16, 3,
-                             (void *)(uintptr_t)address, sizes, strides, box, steps, 0,
+        code = driver.encode(map, tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16, d.rank,
+                             (void *)(uintptr_t)address, d.sizes, d.strides, d.box, steps, 0,
                              SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "
-                          "address %#llx",
+                          "runs of %zu, address %#llx",
                           code, tensor->groups, tensor->rows, tensor->columns, tensor->stride,
-                          (unsigned long long)address);
+                          tensor->run, (unsigned long long)address);
     return MOERT_OK;
 }

@@ -1,7 +1,7 @@
 /*
  * The backends of the grouped operations. A backend implements every entry of MOERT_OPS_TABLE as
- * moert_<backend>_<entry>; the arguments have been checked by src/ops/grouped.c, quantize.c or
- * scales.c before it is called.
+ * moert_<backend>_<entry>, but nvidia the products only: its other entries are portable's. The
+ * arguments have been checked by src/ops/grouped.c, quantize.c or scales.c before it is called.
  */
 #ifndef MOERT_OPS_BACKEND_H
 #define MOERT_OPS_BACKEND_H
@@ -11,15 +11,16 @@
 #include "ops/scales.h"
 #include "ops/tuning.h"
 
-/* X(entry, argument): one row per operation. */
-#define MOERT_OPS_TABLE(X)                                                                         \
+/* X(entry, argument): one row per operation; first those that tensor cores can do. */
+#define MOERT_PRODUCTS_TABLE(X)                                                                    \
     X(gemm_forward, moert_gemm)                                                                    \
     X(gemm_dgrad, moert_gemm)                                                                      \
     X(gemm_wgrad, moert_gemm)                                                                      \
+    X(gemm_glu_forward, moert_gemm_glu)
+#define MOERT_OTHERS_TABLE(X)                                                                      \
     X(gemm_bias_grad, moert_gemm)                                                                  \
     X(glu_forward, moert_glu)                                                                      \
     X(glu_backward, moert_glu)                                                                     \
-    X(gemm_glu_forward, moert_gemm_glu)                                                            \
     X(quantize_amax, moert_quantize)                                                               \
     X(quantize, moert_quantize)                                                                    \
     X(dequantize, moert_quantize)                                                                  \
@@ -30,11 +31,13 @@
     X(fold_globals, moert_global_scales)                                                           \
     X(transpose, moert_transpose)                                                                  \
     X(interleave, moert_interleave)
+#define MOERT_OPS_TABLE(X) MOERT_PRODUCTS_TABLE(X) MOERT_OTHERS_TABLE(X)
 
 /* X(NAME, name, packing or NULL): one row per backend, MOERT_BACKEND_<NAME> its choice. */
 #define MOERT_BACKEND_TABLE(X)                                                                     \
     X(REFERENCE, reference, NULL)                                                                  \
-    X(PORTABLE, portable, &moert_portable_packing)
+    X(PORTABLE, portable, &moert_portable_packing)                                                 \
+    X(NVIDIA, nvidia, &moert_nvidia_packing)
 
 /* How a backend packs weights. */
 typedef struct moert_packing {
@@ -44,8 +47,10 @@ typedef struct moert_packing {
     /* From the weight or, if it is NULL, from its codes. */
     moert_status (*fill)(const moert_packed *packed, const moert_buffer *weight,
                          const moert_coded *coded);
+    size_t pays_at; /* the product since a change of the weight that makes it */
+    bool any_use;   /* it serves all uses of the weight */
 } moert_packing;
-extern const moert_packing moert_portable_packing;
+extern const moert_packing moert_portable_packing, moert_nvidia_packing;
 
 struct moert_packed {
     moert_packed_shape shape;
@@ -62,8 +67,8 @@ typedef struct moert_backend {
 #undef MOERT_OPS_MEMBER
 } moert_backend;
 
-/* The backend in use. */
-const moert_backend *moert_backend_get(void);
+/* The backend in use on a device; NULL will do for an entry that is no product. */
+const moert_backend *moert_backend_get(const moert_device *device);
 /* The backend of a name in MOERT_BACKEND_TABLE; NULL if there is none. */
 const moert_backend *moert_backend_named(const char *name);
 
@@ -81,9 +86,12 @@ moert_status moert_check_size(const char *initialiser, size_t size, size_t expec
 
 #define MOERT_OPS_REFERENCE(entry, argument) moert_status moert_reference_##entry(const argument *);
 #define MOERT_OPS_PORTABLE(entry, argument)  moert_status moert_portable_##entry(const argument *);
+#define MOERT_OPS_NVIDIA(entry, argument)    moert_status moert_nvidia_##entry(const argument *);
 MOERT_OPS_TABLE(MOERT_OPS_REFERENCE)
 MOERT_OPS_TABLE(MOERT_OPS_PORTABLE)
+MOERT_PRODUCTS_TABLE(MOERT_OPS_NVIDIA)
 #undef MOERT_OPS_REFERENCE
 #undef MOERT_OPS_PORTABLE
+#undef MOERT_OPS_NVIDIA
 
 #endif

@@ -43,7 +43,7 @@ moert_status moert_glu_forward(const moert_glu *glu) {
     if (glu->rows == 0)
         return MOERT_OK;
     tell_glu(glu, 3, 1);
-    MOERT_TRY(moert_backend_get()->glu_forward(&full));
+    MOERT_TRY(moert_backend_get(NULL)->glu_forward(&full));
     return MOERT_OK;
 }
 
@@ -53,7 +53,7 @@ moert_status moert_glu_backward(const moert_glu *glu) {
     if (glu->rows == 0)
         return MOERT_OK;
     tell_glu(glu, 5, 2);
-    MOERT_TRY(moert_backend_get()->glu_backward(&full));
+    MOERT_TRY(moert_backend_get(NULL)->glu_backward(&full));
     return MOERT_OK;
 }
 
@@ -81,6 +81,7 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
     if (full.gemm.groups.count == 0 || full.glu.rows == 0)
         return MOERT_OK;
     tell_fused(&full);
-    MOERT_TRY(moert_backend_get()->gemm_glu_forward(&full));
+    MOERT_TRY(
+        moert_backend_get(moert_buffer_device(fused->gemm.groups.ends))->gemm_glu_forward(&full));
     return MOERT_OK;
 }

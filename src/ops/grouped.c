@@ -9,26 +9,37 @@
 #include "device/profile.h"
 #include "ops/backend.h"
 
-#define MOERT_OPS_POINTER_reference(entry, argument) .entry = moert_reference_##entry,
-#define MOERT_OPS_POINTER_portable(entry, argument)  .entry = moert_portable_##entry,
+#define REFERENCE_ENTRY(entry, argument) .entry = moert_reference_##entry,
+#define PORTABLE_ENTRY(entry, argument)  .entry = moert_portable_##entry,
+#define NVIDIA_ENTRY(entry, argument)    .entry = moert_nvidia_##entry,
+#define ENTRIES_reference                MOERT_OPS_TABLE(REFERENCE_ENTRY)
+#define ENTRIES_portable                 MOERT_OPS_TABLE(PORTABLE_ENTRY)
+#define ENTRIES_nvidia                   MOERT_PRODUCTS_TABLE(NVIDIA_ENTRY) MOERT_OTHERS_TABLE(PORTABLE_ENTRY)
 
 static const moert_backend backends[] = {
 #define MOERT_BACKEND_ROW(NAME, word, pack)                                                        \
-    [MOERT_BACKEND_##                                                                              \
-        NAME] = {.name = #word, .packing = pack, MOERT_OPS_TABLE(MOERT_OPS_POINTER_##word)},
+    [MOERT_BACKEND_##NAME] = {.name = #word, .packing = pack, ENTRIES_##word},
     MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
 #undef MOERT_BACKEND_ROW
 };
 
 enum {
-    AUTOMATIC = MOERT_BACKEND_PORTABLE,
     FIRST_BACKEND = MOERT_BACKEND_AUTO + 1,
     BACKENDS = sizeof backends / sizeof backends[0],
 };
 
-const moert_backend *moert_backend_get(void) {
-    unsigned choice = moert_config_get()->backend;
-    return &backends[choice == MOERT_BACKEND_AUTO ? AUTOMATIC : choice];
+static bool has_tensor_cores(const moert_device *device) {
+    return device != NULL && moert_device_describe(device)->nvidia == 90;
+}
+
+static unsigned automatic(const moert_device *device) {
+    return has_tensor_cores(device) ? MOERT_BACKEND_NVIDIA : MOERT_BACKEND_PORTABLE;
+}
+
+const moert_backend *moert_backend_get(const moert_device *device) {
+    const unsigned choice = moert_config_get()->backend;
+    const bool none = choice == MOERT_BACKEND_NVIDIA && !has_tensor_cores(device);
+    return &backends[choice == MOERT_BACKEND_AUTO || none ? automatic(device) : choice];
 }
 
 const moert_backend *moert_backend_named(const char *name) {
@@ -38,8 +49,8 @@ const moert_backend *moert_backend_named(const char *name) {
     return NULL;
 }
 
-const char *moert_backend_name(void) {
-    return moert_backend_get()->name;
+const char *moert_backend_name(const moert_device *device) {
+    return moert_backend_get(device)->name;
 }
 
 /* *product = 2 * 3 by the backend. */
@@ -74,9 +85,13 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     if (index >= BACKENDS - FIRST_BACKEND)
         return false;
     float product = 0.0f;
-    *report = (moert_backend_report){.name = backends[FIRST_BACKEND + index].name,
-                                     .automatic = FIRST_BACKEND + index == AUTOMATIC};
-    if (multiply(&backends[FIRST_BACKEND + index], device, &product) != MOERT_OK)
+    const unsigned number = FIRST_BACKEND + (unsigned)index;
+    *report = (moert_backend_report){.name = backends[number].name,
+                                     .automatic = number == automatic(device)};
+    if (number == MOERT_BACKEND_NVIDIA && !has_tensor_cores(device))
+        snprintf(report->reason, sizeof report->reason,
+                 "it takes GPUs of compute capability 9.0; portable takes its place");
+    else if (multiply(&backends[number], device, &product) != MOERT_OK)
         snprintf(report->reason, sizeof report->reason, "%s", moert_last_error());
     else if (product != 6.0f)
         snprintf(report->reason, sizeof report->reason, "it takes 2 * 3 for %g", (double)product);
@@ -178,8 +193,8 @@ static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
         return MOERT_OK;
     const moert_packed_shape *s = &gemm->packed->shape;
     const size_t weights = weights_of(gemm);
-    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->use != use ||
-        s->type != gemm->type)
+    if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->type != gemm->type ||
+        (s->use != use && !gemm->packed->packing->any_use))
         return MOERT_FAIL(ERROR_USAGE,
                           "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
                           "%d of [%zu,%zu,%zu]",
@@ -199,12 +214,16 @@ moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, m
     return MOERT_OK;
 }
 
+static const moert_backend *backend_of(const moert_gemm *gemm) {
+    return moert_backend_get(moert_buffer_device(gemm->groups.ends));
+}
+
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_backend_get()->gemm_forward(&full));
+    MOERT_TRY(backend_of(gemm)->gemm_forward(&full));
     return MOERT_OK;
 }
 
@@ -215,7 +234,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     if (gemm->groups.count == 0 || gemm->groups.rows == 0)
         return MOERT_OK;
     tell_product(gemm, weights_of(gemm), FACTOR_Y);
-    MOERT_TRY(moert_backend_get()->gemm_dgrad(&full));
+    MOERT_TRY(backend_of(gemm)->gemm_dgrad(&full));
     return MOERT_OK;
 }
 
@@ -226,7 +245,7 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
     if (gemm->groups.count == 0)
         return MOERT_OK;
     tell_product(gemm, gemm->groups.count, FACTOR_X | FACTOR_Y);
-    MOERT_TRY(moert_backend_get()->gemm_wgrad(&full));
+    MOERT_TRY(backend_of(gemm)->gemm_wgrad(&full));
     return MOERT_OK;
 }
 
@@ -236,6 +255,6 @@ moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
     MOERT_TRY(check_gemm(&own, NEEDS_BIAS | FACTOR_Y, &full));
     if (gemm->groups.count == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_backend_get()->gemm_bias_grad(&full));
+    MOERT_TRY(backend_of(gemm)->gemm_bias_grad(&full));
     return MOERT_OK;
 }

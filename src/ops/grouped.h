@@ -1,6 +1,7 @@
 /*
- * Grouped GEMM in its three orientations and the GLU, alone or together, behind two backends with
- * the same entry points: `reference` (plain C on mapped buffers) and `portable` (OpenCL).
+ * Grouped GEMM in its three orientations and the GLU, alone or together, behind three backends with
+ * the same entry points: `reference` (plain C on mapped buffers), `portable` (OpenCL) and `nvidia`
+ * (the tensor cores of Hopper GPUs, and `portable` for what they cannot do).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -8,8 +9,10 @@
  *
  * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
  * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
- * in order. With `accumulate` the chain starts from the old value instead of 0. Both backends keep
- * to this and agree bit for bit; the GLU's exp may differ between them.
+ * in order. With `accumulate` the chain starts from the old value instead of 0. Reference and
+ * portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor cores
+ * add bf16 products in an order of their own, which is the same for a row in any company and in
+ * every run, and the old value last.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
@@ -26,7 +29,8 @@
 /*
  * A weight in the order in which the kernels of its device take it, made once and used by many
  * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
- * each, and so has forward with a GLU whose gates come first, all of them. Packings of BF16 hold
+ * each, and so has forward with a GLU whose gates come first, all of them; on tensor cores one
+ * serves all. Packings of BF16 hold
  * the weight rounded to nearest even. Devices and backends that gain nothing from it, or have no
  * buffer that large, have none: then moert_packed_create gives NULL, which is legal everywhere, and
  * products read the weight itself.
@@ -89,9 +93,10 @@ typedef struct moert_gemm {
 } moert_gemm;
 
 /*
- * The packings of a weight that changes now and then. Making one costs about what it saves a
- * product, so it is made by the second product since the change: a weight that has one product each
- * way between two changes, as in a plain training step, has none.
+ * The packings of a weight that changes now and then. On CPUs making one costs about what it saves
+ * a product, so it is made by the second product since the change: a weight that has one product
+ * each way between two changes, as in a plain training step, has none. Tensor cores take nothing
+ * else, so theirs is made by the first product.
  */
 typedef struct moert_packings {
     moert_packed *packed[MOERT_PACKED_USES];
@@ -152,8 +157,8 @@ static inline moert_packed_for moert_packed_for_glu(const moert_glu_form *form) 
     return form->interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED;
 }
 
-/* The backend in use: "reference" or "portable" (MOERT_BACKEND). */
-const char *moert_backend_name(void);
+/* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
+const char *moert_backend_name(const moert_device *device);
 
 /*
  * Backend number `index` and whether it works on this device, by a product of two numbers; false

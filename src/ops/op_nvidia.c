@@ -1,60 +1,50 @@
 /*
  * The nvidia backend of ops: grouped GEMMs of 16-bit numbers on the tensor cores of Hopper GPUs,
- * kernels/nvidia_gemm.cl. Sums are the tensor cores' float32 sums: repeatable, but within rounding
- * of the other backends' only.
+ * with what follows them in the same kernel.
  */
-#include <stdio.h>
-
-#include "base/memory.h"
+#include "ops/nvidia.h"
 #include "ops/op.h"
 
-enum {
-    ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
-    STAGES = 4,
-    OUTS = 2,
-    GROUP = 8,
-    STAGE_BYTES = 49152,
-    OUT_BYTES = 16384,
-    TABLE_BYTES = 256,
-    MOST_GROUPS = (ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES) / 4,
-    TURNED_BOX = 64, /* lines of a box whose lines are terms */
-    SPEC_BYTES = 128,
-};
+static bool is_narrow(moert_number type) {
+    return type == MOERT_NUMBER_BF16 || type == MOERT_NUMBER_F16;
+}
 
-/* How each kind multiplies; the boxes are those of kernels/nvidia_gemm.cl. */
-typedef struct orientation {
-    moert_op_buffer a, b, result;
-    uint32_t box_a, box_b;
-} orientation;
+static bool is_result(moert_number type) {
+    return type == MOERT_NUMBER_F32 || is_narrow(type);
+}
 
-static const orientation orientations[] = {
-    [MOERT_OP_GEMM_FORWARD] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_y, 128,
-                               256},
-    [MOERT_OP_GEMM_DGRAD] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_x, 128,
-                             TURNED_BOX},
-    [MOERT_OP_GEMM_WGRAD] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
-                             TURNED_BOX, TURNED_BOX},
-};
+/* The type of a product's result. */
+static moert_number result_type(const moert_op_options *o) {
+    const moert_number types[] = {[MOERT_OP_GEMM_FORWARD] = o->y.type,
+                                  [MOERT_OP_GEMM_DGRAD] = o->x.type,
+                                  [MOERT_OP_GEMM_WGRAD] = o->weight.type,
+                                  [MOERT_OP_GLU] = o->d.type,
+                                  [MOERT_OP_DGLU] = o->d.type};
+    return types[o->kind];
+}
 
 /* What of a description the kernel cannot do; each text completes "the nvidia backend takes". */
 static const char *refuse(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const bool plain = !o->alpha && !o->beta && !o->accumulate && !o->bias && !o->row_weight &&
-                       !o->prob && !o->amax && o->permute == MOERT_OP_PERMUTE_NONE;
-    const size_t columns = (o->n | o->k | (size_t)o->x.stride | (size_t)o->y.stride) % 8;
+    const moert_number factor = o->kind == MOERT_OP_GEMM_DGRAD ? o->y.type : o->x.type;
+    const size_t strides = (size_t)o->x.stride | (size_t)o->y.stride |
+                           (o->kind == MOERT_OP_GLU ? (size_t)(o->c.stride | o->d.stride) : 0);
     const struct {
         bool taken;
         const char *what;
     } conditions[] = {
         {moert_device_describe(op->device)->nvidia == 90, "GPUs of compute capability 9.0"},
-        {o->kind <= MOERT_OP_GEMM_WGRAD, "gemm_forward, gemm_dgrad and gemm_wgrad"},
-        {o->x.type == MOERT_NUMBER_BF16 || o->x.type == MOERT_NUMBER_F16, "bf16 or f16"},
-        {o->y.type == o->x.type && o->weight.type == o->x.type, "operands of one type"},
+        {o->kind <= MOERT_OP_GLU, "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
         {op->quantized_count == 0, "plain operands"},
+        {is_narrow(factor), "bf16 or f16 factors"},
+        {is_result(result_type(o)), "results in f32, bf16 or f16"},
+        {!o->save_c || is_result(o->c.type), "c in f32, bf16 or f16"},
         {!o->weight.discrete, "stacked weights"},
-        {plain, "products without factors, biases, permutations and amax"},
-        {columns == 0, "n, k and strides that are multiples of 8"},
-        {o->groups <= MOST_GROUPS, "at most 448 groups"},
+        {o->permute == MOERT_OP_PERMUTE_NONE, "no permutation"},
+        {((o->n | o->k | strides) & 7) == 0, "n, k and strides that are multiples of 8"},
+        {o->kind != MOERT_OP_GLU || o->n % 16 == 0, "n of a glu that is a multiple of 16"},
+        {o->groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
+        {o->rows > 0 || !o->beta, "at least one row beside beta"},
     };
     for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
         if (!conditions[i].taken)
@@ -70,47 +60,45 @@ static void destroy(moert_op *op) {
     (void)op; /* it has no state */
 }
 
-/* The map of one operand: the weight in its groups, row matrices as one. */
-static moert_status make_map(const moert_op *op, const moert_op_buffers *b, moert_op_buffer which,
-                             uint32_t box_rows, moert_tensor_map *map) {
-    const moert_op_options *o = &op->options;
-    moert_op_buffers buffers = *b;
-    const bool weight = which == MOERT_OP_BUFFER_weight, x = which == MOERT_OP_BUFFER_x;
-    const moert_tensor_layout tensor = {
-        .groups = weight ? o->groups : 1,
-        .rows = weight ? o->n : o->rows,
-        .columns = weight || x ? o->k : o->n,
-        .stride = weight ? o->k : (size_t)(x ? o->x.stride : o->y.stride),
-        .box_rows = box_rows,
-        .f16 = o->x.type == MOERT_NUMBER_F16,
-    };
-    return moert_tensor_map_make(*moert_op_buffer_at(&buffers, which), &tensor, map);
+static moert_nvidia_rows rows_of(const moert_operand *operand, moert_buffer *buffer) {
+    return (moert_nvidia_rows){buffer, (size_t)operand->stride, 0, operand->type};
+}
+
+/* A gradient of no rows: beta times the old weights. */
+static moert_status clear_weight(const moert_op_options *o, const moert_op_buffers *b) {
+    if (o->accumulate)
+        return MOERT_OK;
+    return moert_buffer_clear(b->weight, 0,
+                              o->groups * o->n * o->k * moert_number_bits(o->weight.type) / 8);
 }
 
 static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
-    const orientation *how = &orientations[o->kind];
-    moert_op_buffers buffers = *b;
-    moert_tensor_map map_a, map_b;
-    char spec[SPEC_BYTES];
+    const bool glu = o->kind == MOERT_OP_GLU;
     if (o->rows == 0) /* a wgrad */
-        return moert_buffer_clear(b->weight, 0, o->groups * o->n * o->k * sizeof(uint16_t));
-    MOERT_TRY(make_map(op, b, how->a, how->box_a, &map_a));
-    MOERT_TRY(make_map(op, b, how->b, how->box_b, &map_b));
-    snprintf(spec, sizeof spec,
-             "nvidia_gemm -DORIENTATION=%d -DF16=%d -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-             o->kind, o->x.type == MOERT_NUMBER_F16, STAGES, OUTS, GROUP, ARENA_BYTES);
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD;
-    const size_t stride = how->result == MOERT_OP_BUFFER_weight ? o->k
-                          : forward                             ? (size_t)o->y.stride
-                                                                : (size_t)o->x.stride;
-    const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
-    return MOERT_RUN(
-        op->device, spec, "nvidia_gemm", grid, moert_argument_struct(&map_a, sizeof map_a),
-        moert_argument_struct(&map_b, sizeof map_b),
-        MOERT_ARG(*moert_op_buffer_at(&buffers, how->result)), MOERT_ARG(stride),
-        MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)o->n),
-        MOERT_ARG((unsigned)(forward ? o->n : o->k)), MOERT_ARG((unsigned)(forward ? o->k : o->n)));
+        return clear_weight(o, b);
+    return moert_nvidia_run(&(moert_nvidia_product){
+        .kind = o->kind,
+        .groups = {b->ends, o->groups, o->rows},
+        .n = o->n,
+        .k = o->k,
+        .x = rows_of(&o->x, b->x),
+        .y = glu ? rows_of(&o->d, b->d) : rows_of(&o->y, b->y),
+        .weight = b->weight,
+        .weight_type = o->weight.type,
+        .accumulate = o->accumulate,
+        .alpha = b->alpha,
+        .beta = b->beta,
+        .bias = b->bias,
+        .factor = o->bias_scale ? b->bias_scale : b->prob,
+        .factor_stride = 1,
+        .amax = b->amax,
+        .bias_type = o->bias_type,
+        .glu = o->glu,
+        .run = op->run,
+        .linear_first = o->linear_first,
+        .v = rows_of(&o->c, b->c),
+    });
 }
 
 const moert_op_backend moert_op_backend_nvidia = {"nvidia", false,   false, create,

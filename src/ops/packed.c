@@ -24,7 +24,7 @@ static moert_status check_shape(const moert_packed_shape *shape) {
 /* The bytes that `packed` would take, with its tile; 0 if nothing is gained or there is no room. */
 static size_t plan(const moert_device *device, const moert_packed_shape *shape,
                    moert_packed *packed) {
-    *packed = (moert_packed){.shape = *shape, .packing = moert_backend_get()->packing};
+    *packed = (moert_packed){.shape = *shape, .packing = moert_backend_get(device)->packing};
     const size_t bytes = packed->packing != NULL ? packed->packing->plan(device, packed) : 0;
     return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
 }
@@ -103,23 +103,27 @@ void moert_packed_destroy(moert_packed *packed) {
 
 /* ---- packings that are made when they pay ---- */
 
-enum { PRODUCTS_THAT_PAY = 2 };
-
 void moert_packings_changed(moert_packings *packings) {
     for (size_t use = 0; use < MOERT_PACKED_USES; use++)
         packings->products[use] = 0;
 }
 
 moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm) {
-    moert_packed **packed = &packings->packed[use];
+    moert_device *device = moert_buffer_device(gemm->weight);
+    const moert_packing *packing = moert_backend_get(device)->packing;
     gemm->packed = NULL;
-    if (gemm->groups.rows == 0 || ++packings->products[use] < PRODUCTS_THAT_PAY)
+    if (gemm->groups.rows == 0 || packing == NULL)
+        return MOERT_OK;
+    if (packing->any_use)
+        use = MOERT_PACKED_FORWARD;
+    moert_packed **packed = &packings->packed[use];
+    if (++packings->products[use] < packing->pays_at)
         return MOERT_OK;
     const moert_packed_shape shape = {gemm->shared_weight ? 1 : gemm->groups.count, gemm->n,
                                       gemm->k, use, gemm->type};
     if (*packed == NULL)
-        MOERT_TRY(moert_packed_create(moert_buffer_device(gemm->weight), &shape, packed));
-    if (packings->products[use] == PRODUCTS_THAT_PAY)
+        MOERT_TRY(moert_packed_create(device, &shape, packed));
+    if (packings->products[use] == packing->pays_at)
         MOERT_TRY(moert_packed_fill(*packed, gemm->weight));
     gemm->packed = *packed;
     return MOERT_OK;

@@ -59,4 +59,4 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
                      MOERT_ARG((int)height_of(shape)), MOERT_ARG((int)PANELS));
 }
 
-const moert_packing moert_portable_packing = {plan, fill};
+const moert_packing moert_portable_packing = {.plan = plan, .fill = fill, .pays_at = 2};

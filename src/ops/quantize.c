@@ -138,7 +138,7 @@ moert_status moert_quantize_amax(const moert_quantize *op) {
         return MOERT_OK;
     if (op->x != NULL)
         tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
-    MOERT_TRY(moert_backend_get()->quantize_amax(&full));
+    MOERT_TRY(moert_backend_get(NULL)->quantize_amax(&full));
     return MOERT_OK;
 }
 
@@ -158,7 +158,7 @@ moert_status moert_quantize_run(const moert_quantize *op) {
         return MOERT_OK;
     if (op->x != NULL)
         tell_quantized(&full);
-    MOERT_TRY(moert_backend_get()->quantize(&full));
+    MOERT_TRY(moert_backend_get(NULL)->quantize(&full));
     return MOERT_OK;
 }
 
@@ -173,7 +173,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
     if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
         return MOERT_OK;
     tell_quantized(&full);
-    MOERT_TRY(moert_backend_get()->dequantize(&full));
+    MOERT_TRY(moert_backend_get(NULL)->dequantize(&full));
     return MOERT_OK;
 }
 
@@ -198,6 +198,6 @@ moert_status moert_cast_run(const moert_cast *cast) {
     moert_profile_work(
         moert_buffer_device(cast->target), "cast", 0.0,
         (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to)) / 8));
-    MOERT_TRY(moert_backend_get()->cast(cast));
+    MOERT_TRY(moert_backend_get(NULL)->cast(cast));
     return MOERT_OK;
 }

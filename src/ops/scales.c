@@ -44,11 +44,11 @@ static moert_status move_tiles(const moert_scale_tiles *op,
 }
 
 moert_status moert_swizzle(const moert_scale_tiles *op) {
-    return move_tiles(op, moert_backend_get()->swizzle);
+    return move_tiles(op, moert_backend_get(NULL)->swizzle);
 }
 
 moert_status moert_unswizzle(const moert_scale_tiles *op) {
-    return move_tiles(op, moert_backend_get()->unswizzle);
+    return move_tiles(op, moert_backend_get(NULL)->unswizzle);
 }
 
 moert_status moert_interleave_run(const moert_interleave *op) {
@@ -66,7 +66,7 @@ moert_status moert_interleave_run(const moert_interleave *op) {
     MOERT_TRY(moert_check_buffer("to", op->to, op->rows, columns, columns, op->element_bytes));
     if (op->rows == 0 || op->width == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_backend_get()->interleave(op));
+    MOERT_TRY(moert_backend_get(NULL)->interleave(op));
     return MOERT_OK;
 }
 

@@ -258,7 +258,8 @@ static moert_status run(moert_context *context) {
         moert_program_say(
             context, "layer %zu of %s: %zu tokens on %zu ranks, exchange %s, backend %s -> %s\n",
             layer_index, model_path, j.tokens, moert_context_size(context),
-            moert_mesh_engine(j.mesh), moert_backend_name(), output_path);
+            moert_mesh_engine(j.mesh), moert_backend_name(moert_context_device(context)),
+            output_path);
     clean_up(&j);
     return status;
 }

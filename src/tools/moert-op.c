@@ -22,7 +22,7 @@ static const char *op_word;     /* its name, or what was given for it; NULL when
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
     {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL, "safetensors file to write"},
-    {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto|reference|portable",
+    {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto|reference|portable|nvidia",
      "who computes; auto leaves it to MOERT_BACKEND"},
 };
 enum { COMMON = sizeof common_options / sizeof common_options[0] };
@@ -53,7 +53,7 @@ static size_t make_options(void) {
 
 static moert_status check(int argc, char **argv) {
     (void)argc, (void)argv;
-    static const char *const names[] = {"auto", "reference", "portable"};
+    static const char *const names[] = {"auto", "reference", "portable", "nvidia"};
     if (op == NULL)
         return op_word != NULL
                    ? MOERT_FAIL(ERROR_USAGE, "no operation '%s'; --help lists them", op_word)
@@ -69,7 +69,7 @@ static moert_status check(int argc, char **argv) {
 static moert_status run(moert_context *context) {
     MOERT_TRY(moert_file_op_run(op, context, input_path, output_path));
     moert_program_say(context, "%s of %s, backend %s -> %s\n", op->name, input_path,
-                      moert_backend_name(), output_path);
+                      moert_backend_name(moert_context_device(context)), output_path);
     return MOERT_OK;
 }
 

@@ -73,9 +73,9 @@ static moert_status check(int argc, char **argv) {
     (void)argc, (void)argv;
     for (size_t i = 0; i < words.count; i++)
         MOERT_TRY(read_shape(words.words[i], &shape));
-    if (strcmp(moert_backend_name(), "portable") != 0)
+    if (strcmp(moert_backend_name(NULL), "portable") != 0)
         return MOERT_FAIL(ERROR_USAGE, "the backend %s has nothing to choose (MOERT_BACKEND)",
-                          moert_backend_name());
+                          moert_backend_name(NULL));
     if (out_path != NULL) {
         setenv("MOERT_TUNE_FILE", out_path, 1);
         moert_config_reload();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
-# run-cpu: whether both sides computed the same.
+# bench_fused: right results, whatever follows a product. run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -68,6 +68,10 @@ verdict $? "ragged rows of a suite have at least five experts, and say so"
 bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
 [ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
 verdict $? "the backends side by side: one line for each, right"
+
+timeout -k 5 120 "$bin/bench_fused" --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
+[ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq 14 ] && ! grep -v '^#' "$out" | grep -vq ' 0$'
+verdict $? "bench_fused: 14 products with what follows them, all right"
 
 losses() { # FILE LOSS: metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do

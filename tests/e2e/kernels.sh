@@ -116,26 +116,49 @@ done
 # ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-tensor_cores() { # FAMILY OPTION...
-    local family=$1 out
-    shift
-    out=$(mktemp -p "$folder")
-    "$clang" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -x cl -cl-std=CL3.0 \
-        -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 \
-        "$@" -O2 -S "kernels/$family.cl" -o "$out.ptx" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
-    [ -z "$ptxas" ] && return 0
-    "$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" >"$out.said" 2>&1 || { cat "$out.said"; return 1; }
-    # a few bytes of what a loop does not need may go to memory
-    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]+ bytes spill stores' "$out.said" || { echo "$family $*"; return 1; }
-}
-status=0
-for first in 0 1 2; do
-    for second in 0 1; do
-        tensor_cores nvidia_gemm -DORIENTATION=$first -DF16=$second -DSTAGES=4 -DOUTS=2 -DGROUP=8 || status=1
-        tensor_cores nvidia_attention -DPASS=$first -DHEAD_SIZE=$((64 + 64 * second)) || status=1
+plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+nvidia_gemm() { # products alone, into what is there, with all that may follow; GLUs of every layout
+    local orientation result run
+    for orientation in 0 1 2; do
+        for result in 0 1 2; do
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result $plain"
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${plain/BETA=0/BETA=1}"
+            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${all/BIAS_TYPE=1/BIAS_TYPE=$result}"
+        done
     done
-done >"$log" 2>&1
-verdict $status "sm_90a: wgmma in a row, registers as asked, no spills of sums $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+    for run in 0 1 8 32; do
+        for result in 0 2; do
+            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
+            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
+                "-DGLU=1 -DRUN=$run -DSWAPPED=1 -DV=1 -DV_TYPE=$result"
+        done
+    done
+}
+nvidia_attention() {
+    local pass head
+    for pass in 0 1 2; do for head in 64 128; do echo "-DPASS=$pass -DHEAD_SIZE=$head"; done; done
+}
+tensor_cores() { # FAMILY OPTION...
+    local out said what
+    out=$(mktemp -p "$folder") || return 1
+    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
+        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 -DSTAGES=4 -DOUTS=2 -DGROUP=8 "${@:2}" "kernels/$1.cl")
+    "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
+    "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$out.ptx" &&
+        "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
+    [ -z "$ptxas" ] && return 0
+    said=$("$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" 2>&1) || { echo "$said"; return 1; }
+    # a few bytes of what a loop does not need may go to memory
+    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]+ bytes (spill|stack)' <<<"$said"
+}
+export -f tensor_cores
+export ptxas
+for family in nvidia_gemm nvidia_attention; do
+    $family | sed "s/^/$family /" >"$list"
+    xargs -P "$(nproc)" -I LINE bash -c 'tensor_cores LINE || { echo "in LINE"; exit 1; }' <"$list" >"$log" 2>&1
+    verdict $? "sm_90a: $(wc -l <"$list") programs of $family with wgmma in a row, registers as asked, no spills of sums $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+done
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do

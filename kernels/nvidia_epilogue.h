@@ -1,0 +1,203 @@
+/*
+ * Included by nvidia_gemm.cl: what becomes of the sums of a tile while they are in registers.
+ *
+ *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);  without one (sum alpha[g]) factor[line]
+ *   v = fma(beta[g], old value, v), unless beta[g] is 0;  of a group without terms beta[g] times the old value
+ *
+ * With GLU the tile has 128 gates, then their 128 ups, a gate and its up in the same thread:
+ *
+ *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
+ *   h = factor[line] (clamp(u, -limit, limit) + offset) gc sigmoid(alpha gc),  gc = min(g, limit)    (glu.h)
+ *
+ * and h is the result, of as many columns as there are gates. v has gates and ups in runs of RUN columns (0: all of one,
+ * then all of the other), gates first unless SWAPPED. amax[g] = the largest |result| before rounding; NaN stays. The
+ * maximum of floats is that of their bits as integers, which has no order.
+ *
+ * Of the 16 lines of a warp a thread has, in sum[4 j + 2 i] and the next, line lane / 4 + 8 i at columns
+ * 8 j + 2 (lane mod 4) and the next.
+ *
+ * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED (0, 1);
+ * BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32).
+ */
+#if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) || !defined(BIAS) || !defined(FACTOR) || \
+    !defined(AMAX) || !defined(GLU) || !defined(V) || !defined(SWAPPED) || !defined(BETA) || !defined(RUN)
+#error "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED, BETA and RUN must be defined"
+#endif
+#include "glu.h"
+
+enum { IS_F32, IS_F16, IS_BF16 };
+
+typedef struct epilogue {
+    global const float *alpha, *beta, *factor;
+    ulong factor_stride;
+    global const uchar *bias;
+    global int *amax;
+    global uchar *v;
+    ulong ldv;
+    glu_form form;
+} epilogue;
+
+/* What a thread knows of its two lines. */
+typedef struct lines {
+    int at[2];
+    bool used[2];
+    float factor[2];
+} lines;
+
+/* ---- two neighbours of a matrix, from an even place on ---- */
+
+static inline float2 load_two(global const uchar *p, int type, ulong i)
+{
+    if (type == IS_F32)
+        return *(global const float2 *)(p + 4 * i);
+    return widen_pair(type == IS_F16, *(global const uint *)(p + 2 * i));
+}
+
+static inline void store_two(float2 x, global uchar *p, int type, ulong i)
+{
+    if (type == IS_F32)
+        *(global float2 *)(p + 4 * i) = x;
+    else
+        *(global uint *)(p + 2 * i) = round_pair_as(type == IS_F16, x.x, x.y);
+}
+
+/* ---- gates and ups ---- */
+
+/* Where v has the gate or up of an even column, and of the next. */
+static inline uint place_of(uint column, uint width, bool up)
+{
+    const uint run = RUN == 0 ? width : RUN, first = RUN == 0 ? column : column / run * 2 * run + column % run;
+    return first + (up != SWAPPED ? run : 0);
+}
+
+/* The gates and ups of two columns, from matrix v or a line of biases. */
+static inline pair load_gates(global const uchar *p, int type, ulong row, uint column, uint width)
+{
+    if (RUN == 1) {
+        const float2 a = load_two(p, type, row + 2 * column), b = load_two(p, type, row + 2 * column + 2);
+        const float2 first = (float2)(a.x, b.x), second = (float2)(a.y, b.y);
+        return SWAPPED ? (pair){second.xyxy, first.xyxy} : (pair){first.xyxy, second.xyxy};
+    }
+    const float2 g = load_two(p, type, row + place_of(column, width, false));
+    return (pair){g.xyxy, load_two(p, type, row + place_of(column, width, true)).xyxy};
+}
+
+static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ulong row, uint column, uint width)
+{
+    if (RUN == 1) {
+        store_two(SWAPPED ? (float2)(u.x, g.x) : (float2)(g.x, u.x), p, type, row + 2 * column);
+        store_two(SWAPPED ? (float2)(u.y, g.y) : (float2)(g.y, u.y), p, type, row + 2 * column + 2);
+        return;
+    }
+    store_two(g, p, type, row + place_of(column, width, false));
+    store_two(u, p, type, row + place_of(column, width, true));
+}
+
+/* ---- the sums of a warp ---- */
+
+static inline lines lines_of(tile t, epilogue e)
+{
+    lines l;
+    UNROLL for (int i = 0; i < 2; i++) {
+        l.at[i] = t.line + (int)(get_local_id(0) % 32 / 4) + 8 * i;
+        l.used[i] = l.at[i] < t.end;
+        l.factor[i] = FACTOR && l.used[i] ? e.factor[l.at[i] * e.factor_stride] : 1.0f;
+    }
+    return l;
+}
+
+static inline float alpha_of(tile t, epilogue e)
+{
+    return ALPHA && t.terms > 0 ? e.alpha[t.group] : 1.0f;
+}
+
+static inline int larger(int peak, float2 x)
+{
+    return max(peak, max(as_int(x.x) & 0x7FFFFFFF, as_int(x.y) & 0x7FFFFFFF));
+}
+
+static inline void raise_amax(int peak, tile t, epilogue e)
+{
+    const int most = largest_of_warp(peak);
+    if (most >= 0 && get_local_id(0) % 32 == 0)
+        raise_global(e.amax + t.group, most);
+}
+
+/* The result of two neighbours in line i. */
+static inline float2 finish_two(float2 sum, float2 bias, float alpha, float beta, int i, lines l, tile t,
+                                global const uchar *c, ulong at)
+{
+    float2 v = ALPHA ? sum * alpha : sum;
+    if (BIAS)
+        v = fma(sum, (float2)(alpha), FACTOR ? bias * l.factor[i] : bias);
+    else if (FACTOR)
+        v *= l.factor[i];
+    if (BETA != 0 && beta != 0.0f && l.used[i]) {
+        const float2 old = load_two(c, RESULT, at);
+        v = t.terms > 0 ? fma((float2)(beta), old, v) : beta * old;
+    }
+    return v;
+}
+
+/* Finishes the sums; float32 results are stored here, others left in the place of the sums. */
+static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
+{
+    const lines l = lines_of(t, e);
+    const float alpha = alpha_of(t, e), beta = BETA == 2 ? e.beta[t.group] : 1.0f;
+    int peak = -1;
+    UNROLL for (int j = 0; j < 32; j++) {
+        if (t.column + 8 * j >= columns)
+            continue; /* all of a warp do */
+        const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
+        const float2 bias = BIAS ? load_two(e.bias, BIAS_TYPE, (ulong)t.group * columns + column) : (float2)(0.0f);
+        UNROLL for (int i = 0; i < 2; i++) {
+            const ulong at = l.at[i] * ldc + column;
+            const float2 v = finish_two((float2)(sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]), bias, alpha, beta, i, l, t, c, at);
+            if (AMAX && l.used[i])
+                peak = larger(peak, v);
+            if (RESULT == IS_F32 && l.used[i])
+                store_two(v, c, RESULT, at);
+            sum[4 * j + 2 * i] = v.x;
+            sum[4 * j + 2 * i + 1] = v.y;
+        }
+    }
+    if (AMAX)
+        raise_amax(peak, t, e);
+}
+
+/* The same with a GLU: the results take the place of the gates. */
+static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
+{
+    const lines l = lines_of(t, e);
+    const float alpha = alpha_of(t, e);
+    int peak = -1;
+    UNROLL for (int j = 0; j < 16; j++) {
+        if (t.column + 8 * j >= columns)
+            continue; /* all of a warp do */
+        const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
+        float *g = sum + 4 * j, *u = g + 64;
+        pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};
+        if (BIAS) {
+            const pair b = load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns);
+            x = (pair){fma(x.g, (vec)(alpha), b.g), fma(x.u, (vec)(alpha), b.u)};
+        } else if (ALPHA) {
+            x = (pair){x.g * alpha, x.u * alpha};
+        }
+        if (V && l.used[0])
+            store_gates(x.g.lo, x.u.lo, e.v, V_TYPE, l.at[0] * e.ldv, column, columns);
+        if (V && l.used[1])
+            store_gates(x.g.hi, x.u.hi, e.v, V_TYPE, l.at[1] * e.ldv, column, columns);
+        const vec h = glu_of(x, (vec)(l.factor[0], l.factor[0], l.factor[1], l.factor[1]), e.form);
+        UNROLL for (int i = 0; i < 2; i++) {
+            const float2 y = i == 0 ? h.lo : h.hi;
+            if (AMAX && l.used[i])
+                peak = larger(peak, y);
+            if (RESULT == IS_F32 && l.used[i])
+                store_two(y, c, RESULT, l.at[i] * ldc + column);
+            g[2 * i] = y.x;
+            g[2 * i + 1] = y.y;
+        }
+    }
+    if (AMAX)
+        raise_amax(peak, t, e);
+}

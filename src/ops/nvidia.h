@@ -1,0 +1,48 @@
+/*
+ * Products on the tensor cores of Hopper GPUs, kernels/nvidia_gemm.cl: the launch behind the op
+ * objects and the grouped operations. Sums are the tensor cores' float32 sums: the same in every
+ * run and for a row among any others, but within rounding of the other backends' only.
+ */
+#ifndef MOERT_OPS_NVIDIA_H
+#define MOERT_OPS_NVIDIA_H
+
+#include "moert/ops.h"
+#include "ops/grouped.h"
+
+/* A row matrix, from its column `first` on. */
+typedef struct moert_nvidia_rows {
+    moert_buffer *buffer;
+    size_t stride, first; /* in numbers */
+    moert_number type;
+} moert_nvidia_rows;
+
+/*
+ * y = x weight^T, x = y weight or weight = y^T x, by `kind` (to MOERT_OP_GLU), then what
+ * kernels/nvidia_epilogue.h says. Factors are of one 16-bit type, the weight as a factor too.
+ * Buffers that are NULL have no part in it.
+ */
+typedef struct moert_nvidia_product {
+    moert_op_kind kind;
+    moert_groups groups;
+    bool shared; /* not wgrad: one weight and bias for all groups */
+    size_t n, k;
+    moert_nvidia_rows x, y; /* GLU: y is the result, h, d of the ops */
+    moert_buffer *weight;   /* [G,N,K] */
+    moert_number weight_type;
+    bool accumulate;                         /* beta is 1 */
+    const moert_buffer *alpha, *beta, *bias; /* float32 [G], [G]; [G,N] */
+    const moert_buffer *factor, *amax;       /* float32 [M], [G] */
+    size_t factor_stride;                    /* in numbers */
+    moert_number bias_type;
+    moert_glu_form glu; /* GLU: limit, alpha and offset */
+    size_t run;         /* columns of gate or up side by side; N / 2: halves */
+    bool linear_first;
+    moert_nvidia_rows v; /* GLU: kept, unless NULL */
+} moert_nvidia_product;
+
+enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what the kernel has room for */
+
+/* The arguments have been checked, and that n, k, strides and first columns are multiples of 8. */
+moert_status moert_nvidia_run(const moert_nvidia_product *p);
+
+#endif

@@ -1,0 +1,249 @@
+// run: np=1 sanitize=1
+/* Grouped products of bf16 factors by the nvidia backend: on a Hopper GPU by tensor cores, within
+ * their rounding of the reference; elsewhere, and for shapes that TMA cannot read, by portable. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/gemm.h"
+
+static const way nvidia = {"nvidia", "nvidia", MOERT_NUMBER_BF16, true, false};
+
+/* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
+ * and rows past the end; strides, places in y, one weight for all; the last three TMA cannot read
+ */
+static const problem problems[] = {
+    {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 256, .k = 64, .rows = 128, .groups = 1, .ends = {128}},
+    {.n = 272, .k = 72, .rows = 131, .groups = 2, .ends = {129, 130}, .bias = true},
+    {.n = 240, .k = 56, .rows = 127, .groups = 3, .ends = {0, 127, 127}, .accumulate = true},
+    {.n = 528, .k = 136, .rows = 200, .groups = 5, .ends = {9, 9, 25, 26, 143}, .bias = true},
+    {.n = 48, .k = 264, .rows = 300, .groups = 3, .ends = {70, 135, 290}, .accumulate = true},
+    {.n = 64, .k = 520, .rows = 190, .groups = 4, .ends = {60, 60, 61, 190}, .pad_x = 8},
+    {.n = 80,
+     .k = 72,
+     .rows = 140,
+     .groups = 3,
+     .ends = {3, 130, 139},
+     .shared = true,
+     .bias = true},
+    {.n = 32, .k = 96, .rows = 70, .groups = 6, .ends = {4, 8, 8, 64, 65, 70}, .shared = true},
+    {.n = 24, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 16, .pad_y = 8},
+    {.n = 40, .k = 48, .rows = 66, .groups = 2, .ends = {1, 65}, .accumulate = true, .y_column = 8},
+    {.n = 18, .k = 40, .rows = 9, .groups = 2, .ends = {4, 8}, .bias = true},
+    {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
+    {.n = 24, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 4, .pad_y = 4},
+};
+enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+
+static bool has_hopper(void) {
+    const bool has = moert_device_describe(test_device)->nvidia == 90;
+    if (!has)
+        print_message("# the device has no tensor cores of Hopper's: portable computes\n");
+    return has;
+}
+
+static void test_products_of_small_integers_are_exact(void **state) {
+    (void)state;
+    has_hopper();
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < OPERATIONS; op++) {
+            char title[64];
+            arrays got = make_arrays(&problems[i], true), want = make_arrays(&problems[i], true);
+            run_gemm(&problems[i], op, &nvidia, &got);
+            run_gemm(&problems[i], op, &gemm_ways[REFERENCE_BF16], &want);
+            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
+            compare_arrays(title, &got, &want);
+            free_arrays(&got);
+            free_arrays(&want);
+        }
+}
+
+static void make_positive(float *values, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        values[i] = fabsf(values[i]);
+}
+
+/* Every element within 1e-5 of the sum of its terms' magnitudes, `sizes`. */
+static void compare_sums(const char *title, const float *got, const float *want, const float *sizes,
+                         size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (isnan(want[i]) ? !isnan(got[i]) : !(fabsf(got[i] - want[i]) <= 1e-5f * sizes[i]))
+            fail_msg("%s: element %zu is %.9g, not %.9g", title, i, (double)got[i],
+                     (double)want[i]);
+}
+
+static void test_products_of_random_numbers_are_within_their_rounding(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            const problem *p = &problems[i];
+            char title[64];
+            arrays got = make_arrays(p, false), want = make_arrays(p, false);
+            arrays sizes = make_arrays(p, false);
+            make_positive(sizes.x, sizes.x_count);
+            make_positive(sizes.y, sizes.y_count);
+            make_positive(sizes.weight, sizes.weight_count);
+            make_positive(sizes.bias, sizes.bias_count);
+            run_gemm(p, op, &nvidia, &got);
+            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &want);
+            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
+            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
+            if (op == FORWARD)
+                compare_sums(title, got.y, want.y, sizes.y, got.y_count);
+            else if (op == DGRAD)
+                compare_sums(title, got.x, want.x, sizes.x, got.x_count);
+            else
+                compare_sums(title, got.weight, want.weight, sizes.weight, got.weight_count);
+            free_arrays(&got);
+            free_arrays(&want);
+            free_arrays(&sizes);
+        }
+}
+
+/* ---- GLU ---- */
+
+static const struct {
+    moert_glu_form form;
+    size_t prob_stride;
+} forms[] = {
+    {MOERT_GLU_SWIGLU, 0},
+    {MOERT_GLU_GPT_OSS, 3},
+    {{false, 2.0f, 1.702f, 1.0f}, 1},
+    {{true, INFINITY, 1.0f, 0.0f}, 1},
+};
+enum { FORMS = sizeof forms / sizeof forms[0] };
+
+static float *unset_results(const problem *p) {
+    float *h = test_alloc(p->rows * p->n / 2 * sizeof *h);
+    for (size_t i = 0; i < p->rows * p->n / 2; i++)
+        h[i] = NAN;
+    return h;
+}
+
+/* Of small integers: v is exact, h within the rounding of exp. */
+static void check_glu(const problem *p, size_t f, bool drop) {
+    const gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true, .drop_v = drop};
+    arrays got = make_arrays(p, true), want = make_arrays(p, true);
+    float *h = unset_results(p), *exact = unset_results(p);
+    char title[64];
+    run_gated(p, &run, &nvidia, &got, h);
+    run_gated(p, &run, &gemm_ways[REFERENCE_BF16], &want, exact);
+    snprintf(title, sizeof title, "n %zu, k %zu, form %zu", p->n, p->k, f);
+    if (!drop)
+        compare_arrays(title, &got, &want);
+    for (size_t i = 0; i < p->rows * p->n / 2; i++)
+        if (isnan(exact[i]) ? !isnan(h[i]) : !(fabsf(h[i] - exact[i]) <= 4e-6f * fabsf(exact[i])))
+            fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h[i], (double)exact[i]);
+    free_arrays(&got);
+    free_arrays(&want);
+    free(h);
+    free(exact);
+}
+
+static void test_a_product_with_its_glu_is_that_of_the_reference(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i];
+        p.accumulate = false;
+        p.y_column = p.pad_y = 0;
+        for (size_t f = 0; f < FORMS; f++)
+            check_glu(&p, f, (i + f) % 3 == 0);
+    }
+}
+
+/* ---- bits ---- */
+
+/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all. */
+static void check_company(const problem *whole, const arrays *all, operation op, size_t first,
+                          size_t count) {
+    problem p = *whole;
+    p.rows = p.ends[0] = (uint32_t)count;
+    p.groups = 1;
+    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
+    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
+    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
+    run_gemm(&p, op, &nvidia, &alone);
+    if (op == FORWARD)
+        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
+    else
+        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
+    free_arrays(&alone);
+    free_arrays(&inputs);
+}
+
+static void test_a_row_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    const problem whole = {.n = 272,
+                           .k = 328,
+                           .rows = 300,
+                           .groups = 3,
+                           .ends = {40, 41, 300},
+                           .shared = true,
+                           .bias = true};
+    for (operation op = FORWARD; op <= DGRAD; op++) {
+        arrays all = make_arrays(&whole, false);
+        run_gemm(&whole, op, &nvidia, &all);
+        check_company(&whole, &all, op, 0, 1);
+        check_company(&whole, &all, op, 7, 65);
+        check_company(&whole, &all, op, 127, 173);
+        check_company(&whole, &all, op, 299, 1);
+        free_arrays(&all);
+    }
+}
+
+/* ---- packings ---- */
+
+static void test_one_packing_made_by_the_first_product_serves_all_uses(void **state) {
+    (void)state;
+    enum { N = 32, K = 16, M = 4 };
+    const uint32_t end = M;
+    uint16_t ones[M * N];
+    float weight[N * K];
+    moert_packings packings = {0};
+    if (!has_hopper())
+        return;
+    set_variable("MOERT_BACKEND", NULL);
+    assert_string_equal(moert_backend_name(test_device), "nvidia");
+    for (size_t i = 0; i < (size_t)M * N; i++)
+        ones[i] = 0x3F80;
+    for (size_t i = 0; i < (size_t)N * K; i++)
+        weight[i] = (float)(i % K);
+    moert_buffer *ends = upload(&end, sizeof end), *rows = upload(ones, sizeof ones);
+    moert_buffer *values = upload(weight, sizeof weight), *result;
+    ASSERT_OK(moert_buffer_create(test_device, M * N * sizeof(float), &result));
+    for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
+        const bool dgrad = use == MOERT_PACKED_DGRAD;
+        moert_gemm gemm = {.groups = {ends, 1, M},
+                           .n = N,
+                           .k = K,
+                           .type = MOERT_NUMBER_BF16,
+                           .x = dgrad ? result : rows,
+                           .weight = values,
+                           .y = dgrad ? rows : result};
+        ASSERT_OK(moert_packings_take(&packings, use, &gemm));
+        assert_non_null(gemm.packed);
+        assert_int_equal(moert_packings_bytes(&packings), N * K * sizeof(uint16_t));
+        ASSERT_OK(dgrad ? moert_gemm_dgrad(&gemm) : moert_gemm_forward(&gemm));
+        float first[2];
+        ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
+        assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
+    }
+    moert_packings_free(&packings);
+    moert_buffer *const all[] = {ends, rows, values, result};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(all[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_of_small_integers_are_exact),
+        cmocka_unit_test(test_products_of_random_numbers_are_within_their_rounding),
+        cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
+        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}
