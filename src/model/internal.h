@@ -113,7 +113,9 @@ static inline moert_attention moert_model_attention(const moert_model *model,
                              .k = layer->k,
                              .v = layer->v,
                              .out = layer->attended,
-                             .lse = layer->lse};
+                             .lse = layer->lse,
+                             .type = moert_model_type(model),
+                             .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
 /* The matrix that makes the logits: lm_head, or the embedding when tied. */
