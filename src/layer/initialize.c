@@ -5,15 +5,21 @@
 #include "base/rng.h"
 #include "layer/internal.h"
 
+enum { PIECE = 1 << 22 }; /* floats that are made at once */
+
 /* One expert's part of a tensor, or the whole of a replicated one. */
 static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed,
                          uint64_t stream, double deviation) {
     float *values;
-    MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
-    for (size_t i = 0; i < elements; i++)
-        values[i] = (float)(moert_rng_normal(seed, stream, i) * deviation);
-    moert_status status =
-        moert_buffer_write(weight, offset * sizeof *values, values, elements * sizeof *values);
+    moert_status status = MOERT_OK;
+    MOERT_TRY(moert_alloc(&values, moert_min(elements, PIECE), sizeof *values));
+    for (size_t first = 0; status == MOERT_OK && first < elements; first += PIECE) {
+        const size_t count = moert_min(elements - first, PIECE);
+        for (size_t i = 0; i < count; i++)
+            values[i] = (float)(moert_rng_normal(seed, stream, first + i) * deviation);
+        status = moert_buffer_write(weight, (offset + first) * sizeof *values, values,
+                                    count * sizeof *values);
+    }
     free(values);
     return status;
 }

@@ -6,6 +6,8 @@
 #include "io/weights.h"
 #include "model/internal.h"
 
+enum { PIECE = 1 << 22 }; /* floats that are read at once */
+
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
     moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
     *tensor = (moert_model_tensor){.rank = rank,
@@ -115,11 +117,15 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     MOERT_TRY(moert_weight_find(files, name, tensor->rank, tensor->shape, &source));
     if (target == NULL)
         return MOERT_OK;
-    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-    moert_status status = moert_weight_read(&source, 0, tensor->elements, values);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(target, tensor->offset * sizeof *values, values,
-                                    tensor->elements * sizeof *values);
+    MOERT_TRY(moert_alloc(&values, moert_min(tensor->elements, PIECE), sizeof *values));
+    moert_status status = MOERT_OK;
+    for (size_t first = 0; status == MOERT_OK && first < tensor->elements; first += PIECE) {
+        const size_t count = moert_min(tensor->elements - first, PIECE);
+        status = moert_weight_read(&source, first, count, values);
+        if (status == MOERT_OK)
+            status = moert_buffer_write(target, (tensor->offset + first) * sizeof *values, values,
+                                        count * sizeof *values);
+    }
     free(values);
     return status;
 }
