@@ -114,7 +114,8 @@ moert_operation moert_operation_of(const char *program, const char *phase) {
         if (is_family(program, families[i].family))
             return families[i].operation;
     const size_t at = find_phase(phase);
-    if (is_family(program, "gemm") || strncmp(program, "gemm_", strlen("gemm_")) == 0)
+    const char *family = strncmp(program, "nvidia_", 7) == 0 ? program + 7 : program;
+    if (is_family(family, "gemm") || strncmp(family, "gemm_", strlen("gemm_")) == 0)
         return phases[at].gemm;
     if (is_family(program, "exchange"))
         return phases[at].exchange;
