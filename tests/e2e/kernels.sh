@@ -48,7 +48,7 @@ options() { # FAMILY: the options of its programs, one a line
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     router) echo '-DBLOCK=16 -DMOST_EXPERTS=1024' ;;
-    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{0,'1 -DALIGNED','16 -DALIGNED','17 -DALIGNED'} ;;
+    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1','1 -DCREW=1 -DALIGNED','16 -DCREW=2 -DALIGNED'} ;;
     exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
