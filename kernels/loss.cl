@@ -13,6 +13,8 @@
  * larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Local memory: the teams'.
  */
+#include "teams.h"
+
 #define BLOCK 64
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 8)
 

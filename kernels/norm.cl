@@ -17,6 +17,8 @@
  * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
  * alone; a column's sum has one accumulator in a piece, and the pieces are added in an order that their number decides.
  */
+#include "teams.h"
+
 #if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW)
 #error "COLUMNS (of a team of norm_partial), STEPS and CREW must be defined"
 #endif
