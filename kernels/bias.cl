@@ -11,6 +11,8 @@
  * a group (gradient), which in the GPU form are those of one step: CREW teams take turns at the rows, and their sums are
  * added in order. Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
+#include "teams.h"
+
 #define CREW (MOERT_ITEMS == 1 ? 1 : 8)
 
 KERNEL void bias_forward(global const uint *ends, uint n, ulong ldy, global const float *prob, ulong prob_stride,

@@ -267,25 +267,6 @@ static inline uint max_uints(uvec x, local float *team)
 }
 #endif
 
-#if MOERT_ITEMS > 1
-/* Rows whose loads a team that adds up rows has under way together. */
-#define ROWS_AHEAD 8
-
-/* Local memory in which a work-group's teams join their sums; declared in the kernel, where `sums` is then its name. */
-#define SUMS_OF(teams) local vec sums[teams][MOERT_ITEMS]
-
-/* The teams' sums of the same columns, added in order, for the first team; all teams call at once. */
-static inline vec sum_teams(vec x, int teams, local vec (*sums)[MOERT_ITEMS])
-{
-    sums[team_index()][item_index()] = x;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    vec all = sums[0][item_index()];
-    for (int i = 1; i < teams; i++)
-        all += sums[i][item_index()];
-    return all;
-}
-#endif
-
 /* The first n lanes of a step, zeros after them. */
 static inline vec first_lanes(vec x, int n)
 {

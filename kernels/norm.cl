@@ -8,21 +8,22 @@
  *
  * All float32, row-major, without padding; W is any positive number. A piece is `block` rows of a sequence, counted from
  * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there are more. Teams own
- * `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Local memory: the team's; a vector for each
- * work-item (norm_join).
+ * `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where STEPS is not 0, CREW teams own a row together,
+ * which stays in their registers, and norm_gradients makes dx and a piece in one pass; else rows are read twice.
+ * Local memory: the teams' and a float for each; a vector for each work-item (norm_join).
  *
- * Required: COLUMNS, a multiple of VEC; STEPS, the steps of a row that stays in registers, or 0: rows are read twice. Up to
- * HELD steps norm_gradients makes dx and a piece in one pass.
+ * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW.
  *
  * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
  * alone; a column's sum has one accumulator in a piece, and the pieces are added in an order that their number decides.
  */
-#if !defined(COLUMNS) || !defined(STEPS)
-#error "COLUMNS, the columns of a team of norm_partial, and STEPS must be defined"
+#include "teams.h"
+
+#if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW)
+#error "COLUMNS (of a team of norm_partial), STEPS and CREW must be defined"
 #endif
 #define COLUMN_VECS (COLUMNS / VEC)
-#define HELD        16
-#define CREW        16 /* teams of norm_join */
+#define JOINERS     16 /* teams of norm_join */
 
 #if STEPS == 0
 KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
@@ -47,43 +48,7 @@ KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, glob
         }
     }
 }
-#else
-/* Rows whose loads are under way together. */
-#define ROWS (STEPS < 8 ? 8 / STEPS : 1)
 
-/* The parts of ROWS rows, zeros from row `end` on. */
-static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end, int width)
-{
-    UNROLL for (int r = 0; r < ROWS; r++)
-        UNROLL for (int s = 0; s < STEPS; s++)
-            parts[r][s] = load_part(p + (row + r) * width + s * VEC, row + r < end ? width - s * VEC : 0);
-}
-
-KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                         global const float *weight, global float *y, global float *rstd)
-{
-    TEAM;
-    ulong first = get_group_id(0) * block, end = min(first + block, rows);
-    for (ulong row = first; row < end; row += ROWS) {
-        vec a[ROWS][STEPS];
-        load_rows(a, x, row, end, width);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            vec squares = 0.0f;
-            UNROLL for (int s = 0; s < STEPS; s++)
-                squares = fma(a[r][s], a[r][s], squares);
-            float scale = 1.0f / sqrt(sum_lanes(squares, team) / (float)width + epsilon);
-            if (is_first_item() && row + r < end)
-                rstd[row + r] = scale;
-            UNROLL for (int s = 0; s < STEPS; s++) {
-                int n = row + r < end ? width - s * VEC : 0;
-                store_part(a[r][s] * scale * load_part(weight + s * VEC, n), y + (row + r) * width + s * VEC, n);
-            }
-        }
-    }
-}
-#endif
-
-#if STEPS == 0 || STEPS > HELD
 /* dx may be dy: every element is read before it is written. */
 KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, global const float *x,
                           global const float *weight, global const float *rstd, global const float *dy,
@@ -142,12 +107,60 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
     }
 }
 #else
-/* dx and a piece of partial. dx may be dy. */
-KERNEL void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate, global const float *x,
-                           global const float *weight, global const float *rstd, global const float *dy,
-                           global float *dx, global float *partial)
+/* Rows whose loads are under way together. */
+#define ROWS (STEPS < 8 ? 8 / STEPS : 1)
+
+/* Where step s of this team's share of a row begins. */
+static inline int column_of(int s)
 {
-    TEAM;
+    return (team_index() * STEPS + s) * VEC;
+}
+
+/* The parts of ROWS rows, zeros from row `end` on. */
+static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end, int width)
+{
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int s = 0; s < STEPS; s++)
+            parts[r][s] = load_part(p + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
+}
+
+static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float *crew)
+{
+    const float own = sum_lanes(x, team[team_index()]);
+    return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
+}
+
+KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
+                                  global const float *weight, global float *y, global float *rstd)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
+    ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    for (ulong row = first; row < end; row += ROWS) {
+        vec a[ROWS][STEPS];
+        load_rows(a, x, row, end, width);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec squares = 0.0f;
+            UNROLL for (int s = 0; s < STEPS; s++)
+                squares = fma(a[r][s], a[r][s], squares);
+            float scale = 1.0f / sqrt(sum_row(squares, team, crew) / (float)width + epsilon);
+            if (is_first_item() && team_index() == 0 && row + r < end)
+                rstd[row + r] = scale;
+            UNROLL for (int s = 0; s < STEPS; s++) {
+                int c = column_of(s), n = row + r < end ? width - c : 0;
+                store_part(a[r][s] * scale * load_part(weight + c, n), y + (row + r) * width + c, n);
+            }
+        }
+    }
+}
+
+/* dx and a piece of partial. dx may be dy. */
+KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate, global const float *x,
+                                    global const float *weight, global const float *rstd, global const float *dy,
+                                    global float *dx, global float *partial)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
     ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0), sequence_end = (get_group_id(1) + 1) * sequence_rows;
     ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block, end = min(first + block, sequence_end);
     vec sum[STEPS];
@@ -162,39 +175,44 @@ KERNEL void norm_gradients(ulong sequence_rows, ulong block, int width, int accu
             vec products = 0.0f;
             UNROLL for (int s = 0; s < STEPS; s++) {
                 sum[s] = fma(g[r][s] * scale, a[r][s], sum[s]);
-                g[r][s] *= load_part(weight + s * VEC, width - s * VEC);
+                g[r][s] *= load_part(weight + column_of(s), width - column_of(s));
                 products = fma(g[r][s], a[r][s], products);
             }
-            float pull = -scale * scale * scale / (float)width * sum_lanes(products, team);
-            UNROLL for (int s = 0; s < STEPS; s++) {
-                int n = row + r < end ? width - s * VEC : 0;
-                global float *to = dx + (row + r) * width + s * VEC;
-                vec d = fma((vec)pull, a[r][s], scale * g[r][s]);
-                store_part(accumulate ? d + load_part(to, n) : d, to, n);
-            }
+            float pull = -scale * scale * scale / (float)width * sum_row(products, team, crew);
+            UNROLL for (int s = 0; s < STEPS; s++)
+                g[r][s] = fma((vec)pull, a[r][s], scale * g[r][s]);
         }
+        if (accumulate) {
+            load_rows(a, dx, row, end, width);
+            UNROLL for (int r = 0; r < ROWS; r++)
+                UNROLL for (int s = 0; s < STEPS; s++)
+                    g[r][s] += a[r][s];
+        }
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int s = 0; s < STEPS; s++)
+                store_part(g[r][s], dx + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
     }
     UNROLL for (int s = 0; s < STEPS; s++)
-        store_part(sum[s], partial + piece * width + s * VEC, width - s * VEC);
+        store_part(sum[s], partial + piece * width + column_of(s), width - column_of(s));
 }
 #endif
 
 #if MOERT_ITEMS > 1
 /* partial[s,c] = sum of a sequence's pieces, which the teams take in turn. */
-KERNEL_OF(CREW) void norm_join(ulong pieces, int width, global const float *piece, global float *partial)
+KERNEL_OF(JOINERS) void norm_join(ulong pieces, int width, global const float *piece, global float *partial)
 {
-    SUMS_OF(CREW);
+    SUMS_OF(JOINERS);
     const int column = get_group_id(0) * VEC, n = width - column;
     const ulong end = (get_group_id(1) + 1) * pieces;
     vec sum = 0.0f;
-    for (ulong row = get_group_id(1) * pieces + team_index(); row < end; row += ROWS_AHEAD * CREW) {
+    for (ulong row = get_group_id(1) * pieces + team_index(); row < end; row += ROWS_AHEAD * JOINERS) {
         vec part[ROWS_AHEAD];
         UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
-            part[k] = load_part(piece + (row + k * CREW) * width + column, row + k * CREW < end ? n : 0);
+            part[k] = load_part(piece + (row + k * JOINERS) * width + column, row + k * JOINERS < end ? n : 0);
         UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
             sum += part[k];
     }
-    sum = sum_teams(sum, CREW, sums);
+    sum = sum_teams(sum, JOINERS, sums);
     if (team_index() == 0)
         store_part(sum, partial + get_group_id(1) * width + column, n);
 }

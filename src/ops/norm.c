@@ -10,8 +10,8 @@ enum {
     COLUMNS = 64,    /* of a work-group of norm_partial */
     /* on GPUs */
     STEP = 128,          /* floats of VEC in kernels/common.h; COLUMNS, too */
-    MOST_STEPS = 32,     /* of a row that stays in registers; */
-    MOST_HELD = 16,      /* in the backward pass: HELD */
+    MOST_STEPS = 16,     /* that stay in the registers of a team, */
+    MOST_CREW = 8,       /* and teams of a row */
     FLOATS_AHEAD = 1024, /* of the rows that a team reads together: ROWS of the kernels */
     PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* of a piece of norm_partial */
@@ -20,7 +20,7 @@ enum {
 /* How a width is dealt with, and the program for it. */
 typedef struct norm_form {
     int columns;  /* of a row */
-    size_t steps; /* of a row that stays in registers, or 0 */
+    size_t steps; /* of a team's share of a row that stays in registers, or 0 */
     size_t block; /* rows of a team */
     char program[64];
 } norm_form;
@@ -29,11 +29,13 @@ static moert_status choose_form(const moert_device *device, size_t width, norm_f
     if (width == 0)
         return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
-    const size_t steps = moert_ceil_div(width, STEP);
-    form->steps = steps <= MOST_STEPS ? moert_share(device, 0, steps) : 0;
+    const size_t steps = moert_ceil_div(width, STEP), teams = moert_ceil_div(steps, MOST_STEPS);
+    const size_t crew = teams <= MOST_CREW ? moert_share(device, 1, teams) : 1;
+    form->steps = teams <= MOST_CREW ? moert_share(device, 0, moert_ceil_div(steps, crew)) : 0;
     form->block = moert_share(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
-    snprintf(form->program, sizeof form->program, "norm -DCOLUMNS=%zu -DSTEPS=%zu%s",
-             moert_share(device, COLUMNS, STEP), form->steps, MOERT_PROGRAM(device, "", width));
+    snprintf(form->program, sizeof form->program, "norm -DCOLUMNS=%zu -DSTEPS=%zu -DCREW=%zu%s",
+             moert_share(device, COLUMNS, STEP), form->steps, crew,
+             MOERT_PROGRAM(device, "", width));
     return MOERT_OK;
 }
 
@@ -60,7 +62,7 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                                moert_buffer *piece) {
     moert_device *device = moert_buffer_device(norm->x);
     const int accumulate = norm->accumulate;
-    if (form->steps > 0 && form->steps <= MOST_HELD)
+    if (form->steps > 0)
         return MOERT_RUN(device, form->program, "norm_gradients",
                          ((moert_grid){pieces, norm->sequences, 1}), MOERT_ARG(sequence_rows),
                          MOERT_ARG(piece_rows), MOERT_ARG(form->columns), MOERT_ARG(accumulate),
@@ -90,8 +92,8 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
                           sequences);
     tell_work(device, rows, 3 * norm->width);
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
-    const bool held = form.steps > 0 && form.steps <= MOST_HELD, whole = norm->scratch == NULL;
-    const size_t share = held ? PIECE_BLOCKS * form.block : PIECE_ROWS;
+    const bool whole = norm->scratch == NULL;
+    const size_t share = form.steps > 0 ? PIECE_BLOCKS * form.block : PIECE_ROWS;
     const size_t piece_rows = whole ? sequence_rows : moert_share(device, sequence_rows, share);
     const size_t pieces =
         sequence_rows > piece_rows ? moert_ceil_div(sequence_rows, piece_rows) : 1;

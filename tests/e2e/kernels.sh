@@ -57,7 +57,7 @@ options() { # FAMILY: the options of its programs, one a line
     attention_gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention_round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
     router) echo '-DBLOCK=16 -DMOST_EXPERTS=1024' ;;
-    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{0,'1 -DALIGNED','16 -DALIGNED','17 -DALIGNED'} ;;
+    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1','1 -DCREW=1 -DALIGNED','16 -DCREW=2 -DALIGNED'} ;;
     exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
