@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
-# run-cpu: whether both sides computed the same.
+# bench_memory on small sizes: right results of every kernel. run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -68,6 +68,13 @@ verdict $? "ragged rows of a suite have at least five experts, and say so"
 bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
 [ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
 verdict $? "the backends side by side: one line for each, right"
+
+timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
+status=$?
+kernels=$(grep -vc '^#' "$out")
+{ [ $status -eq 0 ] && [ "$kernels" -ge 16 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
+    all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"; } >>"$log" 2>&1
+verdict $? "bench_memory: every kernel's result is right, and has a rate beside the copy's"
 
 losses() { # FILE LOSS: metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do
