@@ -70,8 +70,8 @@ const char *moert_cl_device_name(const moert_device *device);
  * and the launch of work-groups of one work-item with the arguments that it then has. */
 moert_status moert_recording_kernel(moert_recording *recording, const moert_kernel *kernel,
                                     cl_kernel *handle);
-moert_status moert_recording_add(moert_recording *recording, cl_kernel kernel, const char *name,
-                                 const size_t groups[3]);
+moert_status moert_recording_add(moert_recording *recording, cl_kernel handle,
+                                 const moert_kernel *kernel, const size_t groups[3]);
 
 /* Where a command's event goes, to be enqueued next; NULL when nothing is counted. */
 cl_event *moert_profile_slot(moert_device *device, const char *program);

@@ -86,7 +86,7 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
         MOERT_TRY(set_argument(kernel, handle, (cl_uint)i, &arguments[i]));
     const size_t groups[3] = {grid.x, grid.y, grid.z};
     if (device->recording != NULL)
-        return moert_recording_add(device->recording, handle, kernel_name, groups);
+        return moert_recording_add(device->recording, handle, kernel, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
                                       : enqueue(device, program, kernel, handle, groups);

@@ -110,16 +110,17 @@ moert_status moert_recording_kernel(moert_recording *recording, const moert_kern
     return MOERT_OK;
 }
 
-moert_status moert_recording_add(moert_recording *recording, cl_kernel kernel, const char *name,
-                                 const size_t groups[3]) {
-    const size_t one[3] = {1, 1, 1};
+moert_status moert_recording_add(moert_recording *recording, cl_kernel handle,
+                                 const moert_kernel *kernel, const size_t groups[3]) {
+    const size_t *items = kernel->items;
+    const size_t all[3] = {groups[0] * items[0], groups[1] * items[1], groups[2] * items[2]};
     const cl_uint waits = recording->launches > 0 ? 1 : 0;
     const cl_sync_point_khr before = recording->last;
     const cl_int code =
-        recording->launch(recording->handle, NULL, NULL, kernel, 3, NULL, groups, one, waits,
+        recording->launch(recording->handle, NULL, NULL, handle, 3, NULL, all, items, waits,
                           waits > 0 ? &before : NULL, &recording->last, NULL);
     if (code != CL_SUCCESS)
-        return MOERT_CL_FAIL(recording->device, code, name);
+        return MOERT_CL_FAIL(recording->device, code, kernel->name);
     recording->launches++;
     return MOERT_OK;
 }
