@@ -5,18 +5,30 @@
  *   dprob     dprob[r] += sum_n y[r,n] * bias[g,n]     (y holds the gradient)
  *   gradient  dbias[g,:] (+)= sum_r prob[r] * y[r,:]   rows in order
  *
- * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. No local memory. Deterministic.
+ * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. Deterministic.
+ *
+ * Grid: (groups, shares). A team has every shares-th row of a group (forward, dprob). A work-group has `columns` columns of
+ * a group (gradient), which in the GPU form are those of one step: CREW teams take turns at the rows, and their sums are
+ * added in order. Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
+#include "teams.h"
+
+#define CREW (MOERT_ITEMS == 1 ? 1 : 8)
+
 KERNEL void bias_forward(global const uint *ends, uint n, ulong ldy, global const float *prob, ulong prob_stride,
                          global const float *bias, global float *y)
 {
     uint g = get_group_id(0);
-    for (uint r = group_start(ends, g); r < ends[g]; r++) {
+    for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec weight = (vec)(prob[r * prob_stride]);
         global float *row = y + r * ldy;
-        for (uint c = 0; c < n; c += VEC) {
-            int part = min(n - c, (uint)VEC);
-            store_part(fma(weight, load_part(bias + (ulong)g * n + c, part), load_part(row + c, part)), row + c, part);
+        for (int c = 0; c < (int)n; c += BATCH * VEC) {
+            vec a[BATCH], b[BATCH];
+            load_batch(a, row + c, n - c);
+            load_batch(b, bias + (ulong)g * n + c, n - c);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                a[k] = fma(weight, b[k], a[k]);
+            store_batch(a, row + c, n - c);
         }
     }
 }
@@ -26,16 +38,22 @@ KERNEL void bias_dprob(global const uint *ends, uint n, ulong ldy, ulong prob_st
 {
     TEAM;
     uint g = get_group_id(0);
-    for (uint r = group_start(ends, g); r < ends[g]; r++) {
+    for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec sum = 0.0f;
-        for (uint c = 0; c < n; c += VEC) {
-            int part = min(n - c, (uint)VEC);
-            sum = fma(load_part(y + r * ldy + c, part), load_part(bias + (ulong)g * n + c, part), sum);
+        for (int c = 0; c < (int)n; c += BATCH * VEC) {
+            vec a[BATCH], b[BATCH];
+            load_batch(a, y + r * ldy + c, n - c);
+            load_batch(b, bias + (ulong)g * n + c, n - c);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                sum = fma(a[k], b[k], sum);
         }
-        dprob[r * prob_stride] += sum_lanes(sum, team);
+        const float total = sum_lanes(sum, team);
+        if (is_first_item())
+            dprob[r * prob_stride] += total;
     }
 }
 
+#if MOERT_ITEMS == 1
 KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob, ulong prob_stride,
                           global const float *y, global float *dbias, int accumulate, uint columns)
 {
@@ -49,3 +67,28 @@ KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global con
         store_part(sum, target, part);
     }
 }
+#else
+KERNEL_OF(CREW) void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
+                                   ulong prob_stride, global const float *y, global float *dbias, int accumulate,
+                                   uint columns)
+{
+    SUMS_OF(CREW);
+    const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
+    vec sum = 0.0f;
+    for (uint r = group_start(ends, g) + team_index(); r < end; r += ROWS_AHEAD * CREW) {
+        vec part[ROWS_AHEAD];
+        float weight[ROWS_AHEAD];
+        UNROLL for (int k = 0; k < ROWS_AHEAD; k++) {
+            const uint row = min(r + k * CREW, end - 1);
+            part[k] = load_part(y + row * ldy + c, n - c);
+            weight[k] = prob[row * prob_stride];
+        }
+        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
+            sum = r + k * CREW < end ? fma((vec)weight[k], part[k], sum) : sum;
+    }
+    sum = sum_teams(sum, CREW, sums);
+    global float *target = dbias + (ulong)g * n + c;
+    if (team_index() == 0)
+        store_part(accumulate ? sum + load_part(target, n - c) : sum, target, n - c);
+}
+#endif

@@ -34,6 +34,8 @@ typedef uint16 uvec;
 #define as_vec as_float16
 #define as_ivec as_int16
 #define as_uvec as_uint16
+#define convert_vec convert_float16
+#define convert_uvec convert_uint16
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
 #define PART 4
@@ -44,6 +46,8 @@ typedef uint4 uvec;
 #define as_vec as_float4
 #define as_ivec as_int4
 #define as_uvec as_uint4
+#define convert_vec convert_float4
+#define convert_uvec convert_uint4
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)

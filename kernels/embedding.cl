@@ -8,7 +8,7 @@
  * Deterministic: a gradient row adds its tokens in the order of the sequence; every element has one owner, no atomics.
  * Forward: a team owns TOKENS rows. Backward: a team owns COLUMNS columns of `share` rows of one sequence: on CPUs of all,
  * so that the sequence's tokens are read once and its part of a gradient row stays in the cache; on GPUs of a few, and the
- * team looks for them in SCAN tokens at once. Local memory: the team's.
+ * team looks for the next of their tokens among SCAN at once. Local memory: the team's.
  */
 #if MOERT_ITEMS == 1
 #define TOKENS  16
@@ -17,7 +17,7 @@
 #define TOKENS  1
 #define COLUMNS 512
 #endif
-#define SCAN 128 /* 4 tokens an item */
+#define SCAN 512
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
                               global float *restrict x, ulong tokens, ulong hidden)
@@ -34,20 +34,33 @@ KERNEL void embedding_forward(global const float *restrict table, global const i
     }
 }
 
-/* Whether one of n tokens, SCAN at most, is among the rows; on CPUs nobody asks ahead. */
-static inline bool any_among(global const int *token, ulong n, ulong first_row, ulong rows, local float *team)
-{
+/* The place of the first of the tokens [at, end) that is among the rows; `end` if there is none. */
 #if MOERT_ITEMS == 1
-    return true;
-#else
-    vec found = 0.0f;
-    UNROLL for (int i = 0; i < SCAN / MOERT_ITEMS; i++) {
-        ulong t = get_local_id(0) + i * MOERT_ITEMS;
-        found += t < n && (ulong)token[t] - first_row < rows ? 1.0f : 0.0f;
-    }
-    return max_lanes(found, team) > 0.0f;
-#endif
+static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row, ulong rows,
+                               local float *team)
+{
+    while (at < end && (ulong)token[at] - first_row >= rows) /* wraps to a large number below first_row */
+        at++;
+    return at;
 }
+#else
+static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row, ulong rows,
+                               local float *team)
+{
+    for (; at < end; at += SCAN) {
+        float nearest = -SCAN;
+        UNROLL for (int i = SCAN / MOERT_ITEMS - 1; i >= 0; i--) {
+            const int place = i * MOERT_ITEMS + item_index();
+            if (at + place < end && (ulong)token[at + place] - first_row < rows)
+                nearest = -place;
+        }
+        nearest = max_lanes((vec)(nearest), team);
+        if (nearest > -SCAN)
+            return at + (ulong)-nearest;
+    }
+    return end;
+}
+#endif
 
 KERNEL void embedding_backward(global const int *restrict token, global const float *restrict dx,
                                global float *restrict partial, ulong length, ulong hidden, ulong first_row, ulong rows,
@@ -61,24 +74,17 @@ KERNEL void embedding_backward(global const int *restrict token, global const fl
     for (ulong r = 0; r < own; r++)
         for (ulong h = first; h < end; h += VEC)
             store_part((vec)(0.0f), sum + r * hidden + h, (int)min((ulong)VEC, end - h));
-    for (ulong next = begin; next < tokens_end; next += SCAN) {
-        ulong stop = min(next + SCAN, tokens_end);
-        if (!any_among(token + next, stop - next, first_row + skipped, own, team))
-            continue;
-        for (ulong t = next; t < stop; t++) {
-            ulong row = (ulong)token[t] - first_row - skipped; /* wraps to a large number below the first */
-            if (row >= own)
-                continue;
-            for (ulong h = first; h < end; h += BATCH * VEC) {
-                int n = (int)min((ulong)BATCH * VEC, end - h);
-                global float *at = sum + row * hidden + h;
-                vec part[BATCH], more[BATCH];
-                load_batch(more, dx + t * hidden + h, n);
-                load_batch(part, at, n);
-                UNROLL for (int k = 0; k < BATCH; k++)
-                    part[k] += more[k];
-                store_batch(part, at, n);
-            }
+    first_row += skipped;
+    for (ulong t = begin; (t = find_token(token, t, tokens_end, first_row, own, team)) < tokens_end; t++) {
+        global float *row = sum + ((ulong)token[t] - first_row) * hidden;
+        for (ulong h = first; h < end; h += BATCH * VEC) {
+            int n = (int)min((ulong)BATCH * VEC, end - h);
+            vec part[BATCH], more[BATCH];
+            load_batch(more, dx + t * hidden + h, n);
+            load_batch(part, row + h, n);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                part[k] += more[k];
+            store_batch(part, row + h, n);
         }
     }
 }

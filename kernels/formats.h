@@ -9,8 +9,6 @@
 #if MOERT_ITEMS == 1
 typedef uchar16 byte_vec;
 typedef ushort16 short_vec;
-#define convert_vec convert_float16
-#define convert_uvec convert_uint16
 #define convert_ivec convert_int16
 #define convert_byte_vec convert_uchar16
 #define convert_short_vec convert_ushort16
@@ -19,8 +17,6 @@ typedef ushort16 short_vec;
 #else
 typedef uchar4 byte_vec;
 typedef ushort4 short_vec;
-#define convert_vec convert_float4
-#define convert_uvec convert_uint4
 #define convert_ivec convert_int4
 #define convert_byte_vec convert_uchar4
 #define convert_short_vec convert_ushort4

@@ -13,6 +13,8 @@
  * larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Local memory: the teams'.
  */
+#include "teams.h"
+
 #define BLOCK 64
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 8)
 
@@ -107,27 +109,15 @@ static inline float scan_row(global const float *row, ulong vocabulary, float *s
     return most;
 }
 
-/* What the teams have, joined in their order. */
-static inline float join_crew(float x, bool largest, local float *crew)
-{
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (is_first_item())
-        crew[team_index()] = x;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float all = crew[0];
-    UNROLL for (int i = 1; i < CREW; i++)
-        all = largest ? fmax(all, crew[i]) : all + crew[i];
-    return all;
-}
-
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor, local float *team,
                              local float *crew)
 {
     float chosen = target < vocabulary ? row[target] : NAN, own;
     const float peak = scan_row(row, vocabulary, &own);
-    const float most = join_crew(max_lanes(peak, team), true, crew);
+    const float most = join_teams(max_lanes(peak, team), true, CREW, crew);
     own *= exp2((peak - most) * M_LOG2E_F);
-    const float sum = join_crew(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, crew), scale = factor / sum;
+    const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
+    const float scale = factor / sum;
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
     for (ulong v = team_index() * BATCH * VEC; v < vocabulary; v += CREW * BATCH * VEC) {

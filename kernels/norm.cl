@@ -4,21 +4,28 @@
  *   forward   rstd[r] = 1 / sqrt(sum_c x[r,c]^2 / W + epsilon),  y[r,c] = x[r,c] * rstd[r] * weight[c]
  *   dx        g[r,c] = dy[r,c] * weight[c],  s[r] = sum_c g[r,c] * x[r,c]
  *             dx[r,c] (+)= rstd[r] * g[r,c] - x[r,c] * rstd[r]^3 / W * s[r]
- *   partial   partial[s,c] = sum over the rows r of sequence s, ascending, of dy[r,c] * x[r,c] * rstd[r]
+ *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] * rstd[r]
  *
- * All float32, row-major, without padding; W is any positive number. Work-groups own `block` rows (forward, dx) or
- * COLUMNS columns of one sequence (partial). Local memory: the team's.
+ * All float32, row-major, without padding; W is any positive number. A piece is `block` rows of a sequence, counted from
+ * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there are more. Teams own
+ * `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where STEPS is not 0, CREW teams own a row together,
+ * which stays in their registers, and norm_gradients makes dx and a piece in one pass; else rows are read twice.
+ * Local memory: the teams' and a float for each; a vector for each work-item (norm_join).
  *
- * Required: COLUMNS, a multiple of VEC.
+ * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW.
  *
  * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
- * alone; a column's sum has one accumulator.
+ * alone; a column's sum has one accumulator in a piece, and the pieces are added in an order that their number decides.
  */
-#ifndef COLUMNS
-#error "COLUMNS must be defined: the columns of a work-group of norm_partial"
+#include "teams.h"
+
+#if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW)
+#error "COLUMNS (of a team of norm_partial), STEPS and CREW must be defined"
 #endif
 #define COLUMN_VECS (COLUMNS / VEC)
+#define JOINERS     16 /* teams of norm_join */
 
+#if STEPS == 0
 KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
                          global const float *weight, global float *y, global float *rstd)
 {
@@ -69,25 +76,144 @@ KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, gl
     }
 }
 
-KERNEL void norm_partial(ulong sequence_rows, int width, global const float *x, global const float *rstd,
+KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global const float *x, global const float *rstd,
                          global const float *dy, global float *partial)
 {
     int column = get_group_id(0) * COLUMNS;
-    ulong sequence = get_group_id(1);
+    ulong piece = get_group_id(2) * get_num_groups(1) + get_group_id(1), sequence_end = (get_group_id(2) + 1) * sequence_rows;
+    ulong first = get_group_id(2) * sequence_rows + get_group_id(1) * block, end = min(first + block, sequence_end);
     vec sum[COLUMN_VECS];
     UNROLL for (int v = 0; v < COLUMN_VECS; v++)
         sum[v] = 0.0f;
-    for (ulong row = sequence * sequence_rows; row < (sequence + 1) * sequence_rows; row++) {
-        ulong at = row * width + column;
-        UNROLL for (int v = 0; v < COLUMN_VECS; v++) {
-            int n = width - column - v * VEC;
-            if (n > 0)
-                sum[v] = fma(load_part(dy + at + v * VEC, n) * rstd[row], load_part(x + at + v * VEC, n), sum[v]);
+    for (ulong row = first; row < end; row += BATCH) {
+        vec g[BATCH][COLUMN_VECS], a[BATCH][COLUMN_VECS];
+        UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL for (int v = 0; v < COLUMN_VECS; v++) {
+                ulong at = (row + k) * width + column + v * VEC;
+                int n = row + k < end ? width - column - v * VEC : 0;
+                g[k][v] = load_part(dy + at, n);
+                a[k][v] = load_part(x + at, n);
+            }
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            float scale = row + k < end ? rstd[row + k] : 0.0f;
+            UNROLL for (int v = 0; v < COLUMN_VECS; v++)
+                sum[v] = fma(g[k][v] * scale, a[k][v], sum[v]);
         }
     }
     UNROLL for (int v = 0; v < COLUMN_VECS; v++) {
         int n = width - column - v * VEC;
         if (n > 0)
-            store_part(sum[v], partial + sequence * width + column + v * VEC, n);
+            store_part(sum[v], partial + piece * width + column + v * VEC, n);
     }
 }
+#else
+/* Rows whose loads are under way together. */
+#define ROWS (STEPS < 8 ? 8 / STEPS : 1)
+
+/* Where step s of this team's share of a row begins. */
+static inline int column_of(int s)
+{
+    return (team_index() * STEPS + s) * VEC;
+}
+
+/* The parts of ROWS rows, zeros from row `end` on. */
+static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end, int width)
+{
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int s = 0; s < STEPS; s++)
+            parts[r][s] = load_part(p + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
+}
+
+static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float *crew)
+{
+    const float own = sum_lanes(x, team[team_index()]);
+    return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
+}
+
+KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
+                                  global const float *weight, global float *y, global float *rstd)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
+    ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    for (ulong row = first; row < end; row += ROWS) {
+        vec a[ROWS][STEPS];
+        load_rows(a, x, row, end, width);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec squares = 0.0f;
+            UNROLL for (int s = 0; s < STEPS; s++)
+                squares = fma(a[r][s], a[r][s], squares);
+            float scale = 1.0f / sqrt(sum_row(squares, team, crew) / (float)width + epsilon);
+            if (is_first_item() && team_index() == 0 && row + r < end)
+                rstd[row + r] = scale;
+            UNROLL for (int s = 0; s < STEPS; s++) {
+                int c = column_of(s), n = row + r < end ? width - c : 0;
+                store_part(a[r][s] * scale * load_part(weight + c, n), y + (row + r) * width + c, n);
+            }
+        }
+    }
+}
+
+/* dx and a piece of partial. dx may be dy. */
+KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate, global const float *x,
+                                    global const float *weight, global const float *rstd, global const float *dy,
+                                    global float *dx, global float *partial)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
+    ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0), sequence_end = (get_group_id(1) + 1) * sequence_rows;
+    ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block, end = min(first + block, sequence_end);
+    vec sum[STEPS];
+    UNROLL for (int s = 0; s < STEPS; s++)
+        sum[s] = 0.0f;
+    for (ulong row = first; row < end; row += ROWS) {
+        vec g[ROWS][STEPS], a[ROWS][STEPS];
+        load_rows(g, dy, row, end, width);
+        load_rows(a, x, row, end, width);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            float scale = row + r < end ? rstd[row + r] : 0.0f;
+            vec products = 0.0f;
+            UNROLL for (int s = 0; s < STEPS; s++) {
+                sum[s] = fma(g[r][s] * scale, a[r][s], sum[s]);
+                g[r][s] *= load_part(weight + column_of(s), width - column_of(s));
+                products = fma(g[r][s], a[r][s], products);
+            }
+            float pull = -scale * scale * scale / (float)width * sum_row(products, team, crew);
+            UNROLL for (int s = 0; s < STEPS; s++)
+                g[r][s] = fma((vec)pull, a[r][s], scale * g[r][s]);
+        }
+        if (accumulate) {
+            load_rows(a, dx, row, end, width);
+            UNROLL for (int r = 0; r < ROWS; r++)
+                UNROLL for (int s = 0; s < STEPS; s++)
+                    g[r][s] += a[r][s];
+        }
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int s = 0; s < STEPS; s++)
+                store_part(g[r][s], dx + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
+    }
+    UNROLL for (int s = 0; s < STEPS; s++)
+        store_part(sum[s], partial + piece * width + column_of(s), width - column_of(s));
+}
+#endif
+
+#if MOERT_ITEMS > 1
+/* partial[s,c] = sum of a sequence's pieces, which the teams take in turn. */
+KERNEL_OF(JOINERS) void norm_join(ulong pieces, int width, global const float *piece, global float *partial)
+{
+    SUMS_OF(JOINERS);
+    const int column = get_group_id(0) * VEC, n = width - column;
+    const ulong end = (get_group_id(1) + 1) * pieces;
+    vec sum = 0.0f;
+    for (ulong row = get_group_id(1) * pieces + team_index(); row < end; row += ROWS_AHEAD * JOINERS) {
+        vec part[ROWS_AHEAD];
+        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
+            part[k] = load_part(piece + (row + k * JOINERS) * width + column, row + k * JOINERS < end ? n : 0);
+        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
+            sum += part[k];
+    }
+    sum = sum_teams(sum, JOINERS, sums);
+    if (team_index() == 0)
+        store_part(sum, partial + get_group_id(1) * width + column, n);
+}
+#endif

@@ -1,19 +1,20 @@
 /*
  * Sums in a fixed order.
  *
- *   tree_reduce   for each step in order: partial[left,:] += partial[right,:]; then target row i = (or +=) partial[node i,:]
- *                 partial[rows,n]; target row i begins at target + i * stride + offset.
- *                 plan = node_count rows of nodes, then step_count pairs (left, right); base/tree.h makes them.
+ *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target row i = (or +=) the sum of
+ *                 node i by the tree, of partial[count,n]. Target row i begins at target + i * stride + offset.
  *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is x[begin, begin + length) and owns the blocks from `block`
  *                 to that of tensor i + 1; table[count] of (begin, length, block). A block is BLOCK floats, counted from
  *                 its tensor's start, so that a sum does not depend on where the tensor lies.
  *
  * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
  * added, in the CPU form in order. Sums of squares are double where the device has it (MOERT_FP64).
- * A team owns COLUMNS columns through all steps, or one block. Local memory: a number for each item (sum_squares).
+ * A team owns COLUMNS columns of all nodes, or one block. Local memory: a number for each item (sum_squares).
  */
 #define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK   4096
+#define LEAVES  8  /* read side by side */
+#define LEVELS  28 /* of the tree above them */
 
 #if MOERT_FP64
 typedef double real;
@@ -30,42 +31,58 @@ typedef vec real_vec;
 #define to_real(x) (x)
 #endif
 
-static inline void add_row(global float *left, global const float *right, ulong first, ulong end)
+/* The widest complete node that starts at `first` and ends, clipped to total, at or before `end`. */
+static inline uint node_width(uint first, uint end, uint total)
 {
-    for (ulong i = first; i < end; i += BATCH * VEC) {
-        int n = (int)min((ulong)BATCH * VEC, end - i);
-        vec a[BATCH], b[BATCH];
-        load_batch(a, left + i, n);
-        load_batch(b, right + i, n);
-        UNROLL for (int k = 0; k < BATCH; k++)
-            a[k] += b[k];
-        store_batch(a, left + i, n);
-    }
+    uint width = 1;
+    while (first % (2 * width) == 0 && first + width < total && min(first + 2 * width, total) <= end)
+        width *= 2;
+    return width;
 }
 
-static inline void copy_row(global float *to, global const float *from, ulong first, ulong end)
+/* The sum of 1 to LEAVES rows by the tree. */
+static inline vec sum_leaves(global const float *row, ulong stride, uint rows, int n)
 {
-    for (ulong i = first; i < end; i += BATCH * VEC) {
-        int n = (int)min((ulong)BATCH * VEC, end - i);
-        vec part[BATCH];
-        load_batch(part, from + i, n);
-        store_batch(part, to + i, n);
-    }
+    vec x[LEAVES];
+    UNROLL for (uint i = 0; i < LEAVES; i++)
+        x[i] = i < rows ? load_part(row + i * stride, n) : (vec)0.0f;
+    UNROLL for (uint apart = 1; apart < LEAVES; apart *= 2)
+        UNROLL for (uint i = 0; i + apart < LEAVES; i += 2 * apart)
+            x[i] = i + apart < rows ? x[i] + x[i + apart] : x[i];
+    return x[0];
 }
 
-KERNEL void tree_reduce(global float *partial, global const uint *plan, uint node_count, uint step_count, ulong n,
-                        global float *target, ulong stride, ulong offset, int accumulate)
+/* The sum of a node's rows: a level of the stack holds the sum of LEAVES << level rows when that bit of `done` is set. */
+static inline vec sum_node(global const float *row, ulong stride, uint rows, int n)
 {
-    ulong first = get_group_id(0) * COLUMNS, end = min(first + COLUMNS, n);
-    global const uint *step = plan + node_count;
-    for (uint i = 0; i < step_count; i++)
-        add_row(partial + step[2 * i] * n, partial + step[2 * i + 1] * n, first, end);
-    for (uint i = 0; i < node_count; i++) {
-        global const float *node = partial + plan[i] * n;
-        if (accumulate)
-            add_row(target + i * stride + offset, node, first, end);
-        else
-            copy_row(target + i * stride + offset, node, first, end);
+    vec stack[LEVELS];
+    uint done = 0, first = 0;
+    for (; rows - first > LEAVES; first += LEAVES, done++) {
+        vec sum = sum_leaves(row + first * stride, stride, LEAVES, n);
+        uint level = 0;
+        for (; done >> level & 1; level++)
+            sum = stack[level] + sum;
+        stack[level] = sum;
+    }
+    vec sum = sum_leaves(row + first * stride, stride, rows - first, n);
+    for (uint level = 0; done >> level > 0; level++)
+        if (done >> level & 1)
+            sum = stack[level] + sum;
+    return sum;
+}
+
+KERNEL void tree_reduce(global const float *partial, uint first, uint count, uint total, ulong n, global float *target,
+                        ulong stride, ulong offset, int accumulate)
+{
+    ulong begin = get_group_id(0) * COLUMNS, end = min(begin + COLUMNS, n);
+    global float *to = target + offset;
+    for (uint leaf = first, width; leaf < first + count; leaf += width, to += stride) {
+        width = node_width(leaf, first + count, total);
+        for (ulong i = begin; i < end; i += VEC) {
+            int left = (int)min((ulong)VEC, end - i);
+            vec sum = sum_node(partial + (leaf - first) * n + i, n, min(width, total - leaf), left);
+            store_part(accumulate ? load_part(to + i, left) + sum : sum, to + i, left);
+        }
     }
 }
 

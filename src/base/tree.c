@@ -22,21 +22,6 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
     return count;
 }
 
-size_t moert_tree_steps(moert_span span, moert_tree_step *steps) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    size_t node_count = moert_tree_nodes(span, nodes), count = 0;
-    for (size_t i = 0; i < node_count; i++)
-        for (size_t half = 1; half < nodes[i].width; half *= 2)
-            for (size_t left = 0; left + half < nodes[i].width; left += 2 * half) {
-                size_t right = nodes[i].first + left + half;
-                if (right < span.total)
-                    steps[count++] =
-                        (moert_tree_step){(unsigned)(nodes[i].first + left - span.first),
-                                          (unsigned)(right - span.first)};
-            }
-    return count;
-}
-
 /* Leaves the value of node (first, width) in the row of its leftmost given node; *at walks over the
  * given nodes. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,

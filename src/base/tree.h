@@ -32,19 +32,6 @@ enum { MOERT_TREE_MAX_NODES = 128 };
  * log2(total) + 2). */
 size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NODES]);
 
-/* One addition of a span's local reduction: row[left] += row[right], rows counted from span.first.
- */
-typedef struct moert_tree_step {
-    unsigned left, right;
-} moert_tree_step;
-
-/*
- * The additions, in an order that respects the tree, that turn count leaf rows into node rows in
- * place: node i ends in row nodes[i].first - span.first. `steps` has room for span.count entries;
- * returns their number.
- */
-size_t moert_tree_steps(moert_span span, moert_tree_step *steps);
-
 /*
  * sum[n] = the root of the tree from nodes of all spans, in ascending order, rows[i] the n values
  * of nodes[i]; the rows are overwritten. `sum` may be rows[0]. The nodes must cover all leaves of

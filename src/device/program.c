@@ -26,8 +26,7 @@ static bool is_nvidia(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {"attention",   "bias", "cast", "gemm",
-                                           "gemm_packed", "norm", "roof"};
+static const char *const cpu_families[] = {"attention", "gemm", "gemm_packed", "roof"};
 
 /* Work-items of a team of the family, see kernels/common.h. */
 static int team_items(const moert_device *device, const char *spec) {

@@ -12,6 +12,11 @@ static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
 }
 
+/* [T,H] of a layer's forward, which is over. */
+static moert_buffer **norm_scratch(moert_model *model) {
+    return &model->mesh->scratch[MOERT_SCRATCH_TOKENS];
+}
+
 static moert_status reserve_scratch(moert_model *model) {
     const moert_model_config *c = &model->config;
     size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
@@ -41,7 +46,8 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
                                                          .dy = dy,
                                                          .dx = dx,
                                                          .accumulate = accumulate,
-                                                         .partial = partial}));
+                                                         .partial = partial,
+                                                         .scratch = norm_scratch(model)}));
     return moert_block_collect(block, index, &model->batch, 0, width, partial);
 }
 

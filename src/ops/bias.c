@@ -3,28 +3,46 @@
 
 #include "base/memory.h"
 
-enum { COLUMNS = 256 }; /* per work-item of the gradient */
+enum {
+    COLUMNS = 256, /* of a work-group of the gradient; in the GPU form a step of kernels/common.h */
+    GPU_COLUMNS = 128,
+    GPU_TEAMS = 16384, /* on GPUs, that share out the groups' rows */
+};
+
+static const char *program_of(const moert_scaled_bias *bias) {
+    return MOERT_PROGRAM(moert_buffer_device(bias->y), "bias", bias->n | bias->ldy);
+}
+
+/* Teams for each group's rows, which the device alone knows. */
+static moert_grid share_rows(const moert_scaled_bias *bias) {
+    const size_t groups = bias->groups.count, teams = moert_min(GPU_TEAMS, bias->groups.rows);
+    return (moert_grid){groups,
+                        moert_share(moert_buffer_device(bias->y), 1,
+                                    moert_ceil_div(moert_max(teams, 1), moert_max(groups, 1))),
+                        1};
+}
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
-    return MOERT_RUN(moert_buffer_device(bias->y), "bias", "bias_forward",
-                     ((moert_grid){bias->groups.count, 1, 1}), MOERT_ARG(bias->groups.ends),
-                     MOERT_ARG((unsigned)bias->n), MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob),
-                     MOERT_ARG(bias->prob_stride), MOERT_ARG(bias->bias), MOERT_ARG(bias->y));
+    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_forward",
+                     share_rows(bias), MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->n),
+                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
+                     MOERT_ARG(bias->bias), MOERT_ARG(bias->y));
 }
 
 moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
-    return MOERT_RUN(moert_buffer_device(bias->y), "bias", "bias_dprob",
-                     ((moert_grid){bias->groups.count, 1, 1}), MOERT_ARG(bias->groups.ends),
-                     MOERT_ARG((unsigned)bias->n), MOERT_ARG(bias->ldy),
-                     MOERT_ARG(bias->prob_stride), MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
-                     MOERT_ARG(bias->dprob));
+    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_dprob", share_rows(bias),
+                     MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->n),
+                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob_stride), MOERT_ARG(bias->bias),
+                     MOERT_ARG(bias->y), MOERT_ARG(bias->dprob));
 }
 
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
-    return MOERT_RUN(moert_buffer_device(bias->y), "bias", "bias_gradient",
-                     ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, COLUMNS), 1}),
+    moert_device *device = moert_buffer_device(bias->y);
+    const size_t columns = moert_share(device, COLUMNS, GPU_COLUMNS);
+    return MOERT_RUN(device, program_of(bias), "bias_gradient",
+                     ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, columns), 1}),
                      MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->n),
                      MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
                      MOERT_ARG(bias->y), MOERT_ARG(bias->dbias), MOERT_ARG((int)bias->accumulate),
-                     MOERT_ARG((unsigned)COLUMNS));
+                     MOERT_ARG((unsigned)columns));
 }

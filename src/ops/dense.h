@@ -1,7 +1,7 @@
 /*
  * The dense operations of a transformer on the device: embedding, RMSNorm, rotary positions,
- * attention, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL kernels in CPU
- * form (kernels/common.h).
+ * attention, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL kernels
+ * (kernels/common.h).
  *
  * Bits: a row's or a sequence's result depends on that row or sequence alone. Parameter gradients
  * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
@@ -45,6 +45,8 @@ typedef struct moert_norm_gradient {
     moert_buffer *dx;
     bool accumulate;
     moert_buffer *partial;
+    moert_buffer **scratch; /* growable, nothing is kept there between calls; NULL: GPUs go without,
+                               more slowly, and the last bits of partial differ */
 } moert_norm_gradient;
 moert_status moert_norm_backward(const moert_norm_gradient *norm);
 
@@ -103,14 +105,15 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
 /* ---- sums ---- */
 
 /*
- * Local part of the tree over sequences: partial[span.count, n] (overwritten) is reduced to this
+ * Local part of the tree over sequences: partial[span.count, n] is reduced to this
  * span's nodes; node i is written to target[i * target_stride + target_offset ...+ n] (floats), or
  * added to it when `accumulate`.
  */
 typedef struct moert_tree_reduction {
     moert_span span;
     size_t n;
-    moert_buffer *partial, *target;
+    const moert_buffer *partial;
+    moert_buffer *target;
     size_t target_stride, target_offset;
     bool accumulate;
 } moert_tree_reduction;

@@ -12,7 +12,8 @@ enum {
     STRIP = 1024,      /* columns of a work-group, a multiple of the largest block ... */
     GPU_COLUMNS = 128, /* ... those of one step in columns on GPUs, which hold a block's rows */
     CAST_SHARE = 4096, /* SHARE in kernels/cast.cl */
-    AMAX_ROWS = 16,    /* HEIGHT in kernels/amax.cl */
+    GPU_CAST_SHARE = 2048,
+    AMAX_ROWS = 16, /* HEIGHT in kernels/amax.cl */
 };
 
 /* Division must round as the host's does. */
@@ -154,11 +155,12 @@ moert_status moert_portable_cast(const moert_cast *cast) {
     const bool down = cast->from == MOERT_NUMBER_F32;
     const moert_number small = down ? cast->to : cast->from;
     char spec[MOERT_SPEC_BYTES];
-    snprintf(spec, sizeof spec, "cast -DNUMBER=%s,%d -DBITS=%zu", number_text[small],
-             number_special[small], moert_number_bits(small));
-    const moert_grid grid = {moert_ceil_div(cast->n, CAST_SHARE), 1, 1};
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(cast->target), spec, down ? "cast_down" : "cast_up",
-                        grid, MOERT_ARG(cast->source), MOERT_ARG(cast->target),
-                        MOERT_ARG(cast->n)));
+    moert_device *device = moert_buffer_device(cast->target);
+    snprintf(spec, sizeof spec, "cast -DNUMBER=%s,%d -DBITS=%zu%s", number_text[small],
+             number_special[small], moert_number_bits(small), MOERT_PROGRAM(device, "", cast->n));
+    const size_t share = moert_share(device, CAST_SHARE, GPU_CAST_SHARE);
+    const moert_grid grid = {moert_ceil_div(cast->n, share), 1, 1};
+    MOERT_TRY(MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
+                        MOERT_ARG(cast->target), MOERT_ARG(cast->n)));
     return MOERT_OK;
 }

@@ -7,28 +7,24 @@
 
 enum { COLUMNS = 1024, GPU_COLUMNS = 512, BLOCK = 4096 }; /* of a team, as in kernels/reduce.cl */
 
-/* plan = the nodes' rows, then the steps; to be freed. */
-static moert_status make_plan(moert_span span, uint32_t **plan, size_t *node_count,
-                              size_t *step_count) {
+moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
+    const moert_span span = reduction->span;
+    const size_t n = reduction->n;
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    moert_tree_step *steps;
-    int checked;
-    MOERT_TRY(moert_to_int(span.count, "sequences of a reduction", &checked));
-    *node_count = moert_tree_nodes(span, nodes);
-    MOERT_TRY(MOERT_NEW_ARRAY(&steps, span.count));
-    *step_count = moert_tree_steps(span, steps);
-    moert_status status = MOERT_NEW_ARRAY(plan, *node_count + 2 * *step_count);
-    if (status == MOERT_OK) {
-        uint32_t *at = *plan;
-        for (size_t i = 0; i < *node_count; i++)
-            *at++ = (uint32_t)(nodes[i].first - span.first);
-        for (size_t i = 0; i < *step_count; i++) {
-            *at++ = steps[i].left;
-            *at++ = steps[i].right;
-        }
-    }
-    free(steps);
-    return status;
+    int total;
+    if (span.count == 0 || n == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_to_int(span.total, "sequences of a reduction", &total));
+    moert_device *device = moert_buffer_device(reduction->partial);
+    const size_t sizes = n | reduction->target_stride | reduction->target_offset;
+    const moert_grid grid = {moert_ceil_div(n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    moert_profile_work(device, "reduce", 0.0,
+                       sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "reduce", sizes), "tree_reduce", grid,
+                     MOERT_ARG(reduction->partial), MOERT_ARG((unsigned)span.first),
+                     MOERT_ARG((unsigned)span.count), MOERT_ARG((unsigned)total), MOERT_ARG(n),
+                     MOERT_ARG(reduction->target), MOERT_ARG(reduction->target_stride),
+                     MOERT_ARG(reduction->target_offset), MOERT_ARG((int)reduction->accumulate));
 }
 
 /* A new device buffer with a copy of host memory. */
@@ -41,38 +37,6 @@ static moert_status upload(moert_device *device, const void *source, size_t byte
         moert_buffer_destroy(made);
     else
         *buffer = made;
-    return status;
-}
-
-moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
-    if (reduction->span.count == 0 || reduction->n == 0)
-        return MOERT_OK;
-    moert_device *device = moert_buffer_device(reduction->partial);
-    const moert_grid grid = {
-        moert_ceil_div(reduction->n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
-    const char *program = MOERT_PROGRAM(
-        device, "reduce", reduction->n | reduction->target_stride | reduction->target_offset);
-    size_t node_count = 0, step_count = 0;
-    uint32_t *plan;
-    moert_buffer *uploaded;
-    moert_status status;
-    MOERT_TRY(make_plan(reduction->span, &plan, &node_count, &step_count));
-    moert_profile_work(device, "reduce", 0.0,
-                       sizeof(float) *
-                           (double)((reduction->span.count + node_count) * reduction->n));
-    MOERT_TRY_OR(free_plan,
-                 upload(device, plan, (node_count + 2 * step_count) * sizeof *plan, &uploaded));
-    MOERT_TRY_OR(destroy_uploaded,
-                 MOERT_RUN(device, program, "tree_reduce", grid, MOERT_ARG(reduction->partial),
-                           MOERT_ARG(uploaded), MOERT_ARG((unsigned)node_count),
-                           MOERT_ARG((unsigned)step_count), MOERT_ARG(reduction->n),
-                           MOERT_ARG(reduction->target), MOERT_ARG(reduction->target_stride),
-                           MOERT_ARG(reduction->target_offset),
-                           MOERT_ARG((int)reduction->accumulate)));
-destroy_uploaded:
-    moert_buffer_destroy(uploaded);
-free_plan:
-    free(plan);
     return status;
 }
 
@@ -99,7 +63,7 @@ static size_t list_tensors(size_t count, const size_t *offset, const size_t *len
 static moert_status block_sums(const moert_buffer *buffer, const tensor_row *table, size_t rows,
                                size_t blocks, void *sums, size_t bytes) {
     moert_device *device = moert_buffer_device(buffer);
-    moert_buffer *uploaded, *result;
+    moert_buffer *uploaded = NULL, *result = NULL;
     moert_status status;
     moert_grid grid = {blocks, 1, 1};
     size_t floats = 0, sizes = 0;

@@ -45,13 +45,14 @@ options() { # FAMILY: the options of its programs, one a line
         done <<<"$formats"
         ;;
     quantize | dequantize) echo "$formats" ;;
-    cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8" ;;
+    cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
+    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1','1 -DCREW=1 -DALIGNED','16 -DCREW=2 -DALIGNED'} ;;
+    exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128' ;;
-    norm) echo -DCOLUMNS=64 ;;
-    exchange) printf '%s\n' -DREMOTE=0 -DREMOTE=1 ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
+    bias | elementwise | embedding | glu | loss | op_glu | op_rows | optimizer | reduce | rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }
@@ -77,6 +78,7 @@ compile() { # FORM FAMILY OPTION...
     *) items=32 ;;
     esac
     shift 2
+    case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # for the GPU form alone
     out=$(mktemp -p "$folder")
     what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -include kernels/common.h
         -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")

@@ -168,38 +168,35 @@ static float leaf(size_t leaf_index, size_t i) {
     return (float)(moert_rng_normal(9, leaf_index, i) * scale);
 }
 
-/* This rank's node rows, its leaves reduced in place and moved together. */
-static float *make_nodes(moert_span span, size_t n) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    moert_tree_step *steps = calloc(span.count + 1, sizeof *steps);
-    float *rows = calloc((span.count + 1) * n, sizeof *rows);
-    for (size_t j = 0; j < span.count; j++)
-        for (size_t i = 0; i < n; i++)
-            rows[j * n + i] = leaf(span.first + j, i);
-    size_t step_count = moert_tree_steps(span, steps), count = moert_tree_nodes(span, nodes);
-    for (size_t s = 0; s < step_count; s++)
-        for (size_t i = 0; i < n; i++)
-            rows[steps[s].left * n + i] += rows[steps[s].right * n + i];
-    for (size_t k = 0; k < count; k++)
-        memmove(rows + k * n, rows + (nodes[k].first - span.first) * n, n * sizeof *rows);
-    free(steps);
-    return rows;
-}
-
-/* The same sum by one process: all leaves are joined. */
-static float *serial_sum(size_t total, size_t n) {
-    float *leaves = calloc((total + 1) * n, sizeof *leaves), **rows = calloc(total, sizeof *rows);
-    moert_tree_node *nodes = calloc(total, sizeof *nodes);
-    for (size_t j = 0; j < total; j++) {
+/* The sum of the leaves [first, first + count) by a tree over them alone, n values in the first of
+ * its rows. */
+static float *serial_sum(size_t first, size_t count, size_t n) {
+    float *leaves = calloc((count + 1) * n, sizeof *leaves), **rows = calloc(count, sizeof *rows);
+    moert_tree_node *nodes = calloc(count, sizeof *nodes);
+    for (size_t j = 0; j < count; j++) {
         nodes[j] = (moert_tree_node){j, 1};
         rows[j] = leaves + j * n;
         for (size_t i = 0; i < n; i++)
-            rows[j][i] = leaf(j, i);
+            rows[j][i] = leaf(first + j, i);
     }
-    moert_tree_join(total, nodes, rows, total, leaves, n);
+    moert_tree_join(count, nodes, rows, count, leaves, n);
     free(nodes);
     free(rows);
     return leaves;
+}
+
+/* This rank's node rows; a node has the shape of a tree over its leaves alone. */
+static float *make_nodes(moert_span span, size_t n) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    float *rows = calloc((span.count + 1) * n, sizeof *rows);
+    const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
+    for (size_t k = 0; k < count; k++) {
+        const size_t size = moert_min(nodes[k].width, end - nodes[k].first);
+        float *sum = serial_sum(nodes[k].first, size, n);
+        memcpy(rows + k * n, sum, n * sizeof *rows);
+        free(sum);
+    }
+    return rows;
 }
 
 static bool sum_is_right(moert_span span, size_t n, const float *expected, bool in_place) {
@@ -232,7 +229,7 @@ static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
     enum { N = 5 };
     bool right = true;
     for (size_t total = 1; total <= 13; total++) {
-        float *expected = serial_sum(total, N);
+        float *expected = serial_sum(0, total, N);
         right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
         free(expected);
     }
@@ -242,7 +239,7 @@ static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
 static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
     (void)state;
     size_t n = 300001, total = 2 * test_ranks + 1;
-    float *expected = serial_sum(total, n);
+    float *expected = serial_sum(0, total, n);
     size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
     moert_span span = {first, test_rank == 0 ? 3 : 2, total};
     bool right = sum_is_right(span, n, expected, false);

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: np=1,2,3,4 gpu=1,2 sanitize=2
 /*
  * Every engine over hostile shapes, growth, repetition and errors. An engine that equals the oracle
  * of round_trip.h bit for bit equals every other engine too.

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* Cross-entropy against float64, its gradient against float64 differences. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* RMSNorm against a float64 forward and its central differences. */
 #include <math.h>
 #include <stdlib.h>
@@ -12,8 +12,9 @@ typedef struct norm_case {
     size_t sequences, rows, width;
 } norm_case;
 
-static const norm_case cases[] = {{0, 0, 20}, {2, 0, 16}, {1, 4, 2},    {1, 1, 20},   {3, 51, 20},
-                                  {2, 6, 64}, {5, 5, 17}, {2, 34, 100}, {1, 70, 256}, {3, 3, 33}};
+static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 20},
+                                  {3, 51, 20},  {2, 6, 64}, {5, 5, 17},  {2, 34, 100},
+                                  {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
 #define CASES (sizeof cases / sizeof *cases)
 
 /* The oracle over all rows; the loss is sum(dy * y), so its gradients are what backward gives. */
@@ -104,13 +105,23 @@ static gradients device_backward(const oracle *o, size_t first, size_t rows, siz
                        : accumulated != NULL ? upload_doubles(accumulated, n)
                                              : unset_floats(n);
     moert_buffer *partial = unset_floats(sequences * width);
+    moert_buffer *scratch = NULL;
     ASSERT_OK(moert_norm_forward(rows, width, epsilon, x, weight, y, rstd));
-    const moert_norm_gradient norm = {sequences,           rows,   width, x, weight, rstd, dy, dx,
-                                      accumulated != NULL, partial};
+    const moert_norm_gradient norm = {.sequences = sequences,
+                                      .rows = rows,
+                                      .width = width,
+                                      .x = x,
+                                      .weight = weight,
+                                      .rstd = rstd,
+                                      .dy = dy,
+                                      .dx = dx,
+                                      .accumulate = accumulated != NULL,
+                                      .partial = partial,
+                                      .scratch = &scratch};
     ASSERT_OK(moert_norm_backward(&norm));
     const gradients got = {download(dx, n * sizeof(float)),
                            download(partial, sequences * width * sizeof(float))};
-    moert_buffer *all[] = {x, weight, y, rstd, dy, in_place ? NULL : dx, partial};
+    moert_buffer *all[] = {x, weight, y, rstd, dy, in_place ? NULL : dx, partial, scratch};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         moert_buffer_destroy(all[i]);
     return got;
@@ -140,6 +151,40 @@ static void test_norm_backward_agrees_with_central_differences(void **state) {
     }
 }
 
+/* dx[rows,width] and partial[width] of all rows, by the formulas. */
+static void differentiate(const oracle *o, double *dx, double *partial) {
+    const size_t width = o->shape.width;
+    for (size_t r = 0; r < o->shape.rows; r++) {
+        const double *x = o->x + r * width, *dy = o->dy + r * width, rstd = o->rstd[r];
+        double sum = 0;
+        for (size_t c = 0; c < width; c++)
+            sum += dy[c] * o->weight[c] * x[c];
+        for (size_t c = 0; c < width; c++) {
+            dx[r * width + c] =
+                rstd * dy[c] * o->weight[c] - x[c] * rstd * rstd * rstd / (double)width * sum;
+            partial[c] += dy[c] * x[c] * rstd;
+        }
+    }
+}
+
+static void test_norm_of_wide_rows_agrees_with_float64(void **state) {
+    (void)state;
+    const size_t rows = 70, widths[] = {2048, 2100, 4200, 16388};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        const size_t width = widths[i], n = rows * width;
+        oracle o = oracle_create((norm_case){1, rows, width});
+        double *dx = test_alloc(n * sizeof *dx), *partial = test_alloc(width * sizeof *partial);
+        differentiate(&o, dx, partial);
+        gradients got = device_backward(&o, 0, rows, 1, false, NULL);
+        assert_near("dx", got.dx, dx, n, 1e-5);
+        assert_near("partial", got.partial, partial, width, 1e-5);
+        gradients_destroy(&got);
+        free(dx);
+        free(partial);
+        oracle_destroy(&o);
+    }
+}
+
 static void test_norm_backward_accumulates(void **state) {
     (void)state;
     oracle o = oracle_create((norm_case){3, 51, 20});
@@ -158,7 +203,7 @@ static void test_norm_backward_accumulates(void **state) {
 
 static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
     (void)state;
-    const size_t rows = 37, widths[] = {20, 64, 100};
+    const size_t rows = 137, widths[] = {20, 64, 100};
     for (size_t i = 0; i < 3; i++) {
         const size_t width = widths[i];
         oracle o = oracle_create((norm_case){3, 3 * rows, width});
@@ -175,7 +220,7 @@ static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void 
 static void test_norm_refuses_rows_that_do_not_divide(void **state) {
     (void)state;
     moert_buffer *x = unset_floats(16);
-    const moert_norm_gradient norm = {3, 4, 4, x, x, x, x, x, false, x};
+    const moert_norm_gradient norm = {3, 4, 4, x, x, x, x, x, false, x, NULL};
     assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
     assert_int_equal(moert_norm_forward(4, 0, epsilon, x, x, x, x), MOERT_ERROR_USAGE);
     moert_buffer_destroy(x);
@@ -185,6 +230,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norm_forward_agrees_with_float64_and_may_work_in_place),
         cmocka_unit_test(test_norm_backward_agrees_with_central_differences),
+        cmocka_unit_test(test_norm_of_wide_rows_agrees_with_float64),
         cmocka_unit_test(test_norm_backward_accumulates),
         cmocka_unit_test(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
         cmocka_unit_test(test_norm_refuses_rows_that_do_not_divide),

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* The tree over sequences against the host's tree, sums of squares, add and scale. */
 #include <math.h>
 #include <stdlib.h>
@@ -58,6 +58,20 @@ static void test_tree_reduce_adds_exactly_as_the_tree_says(void **state) {
         for (size_t first = 0; first <= total; first++)
             for (size_t count = 0; count <= total - first; count++)
                 check_span((moert_span){first, count, total}, N, leaf, (first + count) % 2 == 0);
+        free(leaf);
+    }
+}
+
+/* More leaves than are read side by side, whole nodes and parts of them. */
+static void test_tree_reduce_takes_any_number_of_sequences(void **state) {
+    (void)state;
+    enum { N = 5 };
+    const size_t totals[] = {16, 24, 41, 100, 257};
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        float *leaf = random_floats(totals[i] * N, 1.0f, 500 + i);
+        check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
+        check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
+        check_span((moert_span){0, totals[i] - 1, totals[i]}, N, leaf, false);
         free(leaf);
     }
 }
@@ -197,6 +211,7 @@ static void test_add_takes_any_length(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tree_reduce_adds_exactly_as_the_tree_says),
+        cmocka_unit_test(test_tree_reduce_takes_any_number_of_sequences),
         cmocka_unit_test(test_tree_reduce_takes_any_width),
         cmocka_unit_test(test_tree_of_any_split_has_the_same_bits),
         cmocka_unit_test(test_sum_squares_matches_float64),

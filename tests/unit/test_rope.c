@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* Rotary positions against float64. */
 #include <math.h>
 #include <stdlib.h>

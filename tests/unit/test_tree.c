@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/memory.h"
 #include "base/tree.h"
 #include "support/test.h"
 
@@ -36,17 +37,21 @@ static void full_tree(const float *leaves, size_t total, float *sum) {
         sum[i] = node_value(leaves, total, 0, width, i);
 }
 
-/* Appends a span's nodes and their rows, reduced from its leaves in place. */
+/* Appends a span's nodes and their rows, each the sum of its leaves in the first one's place: a
+ * node has the shape of a tree over its leaves alone. */
 static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, float **rows) {
-    moert_tree_step steps[MOST_LEAVES];
-    size_t count = moert_tree_nodes(span, nodes), step_count = moert_tree_steps(span, steps);
-    assert_true(step_count <= span.count);
-    assert_int_equal(step_count + count, span.count);
-    for (size_t s = 0; s < step_count; s++)
-        for (size_t i = 0; i < N; i++)
-            leaves[steps[s].left * N + i] += leaves[steps[s].right * N + i];
-    for (size_t k = 0; k < count; k++)
-        rows[k] = leaves + (nodes[k].first - span.first) * N;
+    const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
+    for (size_t k = 0; k < count; k++) {
+        const size_t size = moert_min(nodes[k].width, end - nodes[k].first);
+        moert_tree_node single[MOST_LEAVES];
+        float *leaf[MOST_LEAVES];
+        for (size_t i = 0; i < size; i++) {
+            single[i] = (moert_tree_node){i, 1};
+            leaf[i] = leaves + (nodes[k].first - span.first + i) * N;
+        }
+        rows[k] = leaf[0];
+        moert_tree_join(size, single, leaf, size, rows[k], N);
+    }
     return count;
 }
 
