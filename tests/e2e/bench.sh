@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
-# bench_fused: right results, whatever follows a product. run-cpu: whether both sides computed the same.
+# bench_fused, bench_memory on small sizes: right results of every product and kernel. run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -72,6 +72,13 @@ verdict $? "the backends side by side: one line for each, right"
 timeout -k 5 120 "$bin/bench_fused" --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
 [ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq 14 ] && ! grep -v '^#' "$out" | grep -vq ' 0$'
 verdict $? "bench_fused: 14 products with what follows them, all right"
+
+timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
+status=$?
+kernels=$(grep -vc '^#' "$out")
+{ [ $status -eq 0 ] && [ "$kernels" -ge 16 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
+    all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"; } >>"$log" 2>&1
+verdict $? "bench_memory: every kernel's result is right, and has a rate beside the copy's"
 
 losses() { # FILE LOSS: metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do

@@ -56,12 +56,12 @@ options() { # FAMILY: the options of its programs, one a line
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     attention_gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention_round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
-    router) echo '-DBLOCK=16 -DMOST_EXPERTS=1024' ;;
     norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1','1 -DCREW=1 -DALIGNED','16 -DCREW=2 -DALIGNED'} ;;
     exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
+    router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128' ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
-    bias | elementwise | embedding | glu | loss | optimizer | reduce | rope) printf '%s\n' '' -DALIGNED ;;
+    bias | elementwise | embedding | glu | loss | op_glu | op_rows | optimizer | reduce | rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }
