@@ -188,15 +188,9 @@ static inline int column_of(int quad)
     return (quad * ACROSS + (int)get_local_id(0) % ACROSS) * 4;
 }
 
-#if MOERT_CPU /* where this form is only tested, and takes seconds to compile */
-#define EACH_TERM ROLLED
-#else
-#define EACH_TERM UNROLL
-#endif
-
 static inline void add_block(sums sum, local const float4 *lines, local const float4 *columns)
 {
-    EACH_TERM for (int p = 0; p < DEPTH; p++) {
+    UNROLL for (int p = 0; p < DEPTH; p++) {
         float4 a[LINE_QUADS], b[COLUMN_QUADS];
         UNROLL for (int i = 0; i < LINE_QUADS; i++)
             a[i] = lines[place_of(p, line_of(0) / 4, LINES) + i * DOWN];
