@@ -5,9 +5,9 @@
  *
  * Grid of forward and dgrad: (row tiles, column blocks). Group g, whose first row is r, has the tiles from r / LINES + g on:
  * just enough, or one too many; so a work-group finds its group by halving. Of wgrad: (line blocks, column blocks,
- * groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH * 8 bytes, at most
- * 40 KiB. Deterministic.
- * Required: BF16 and LINES, as in gemm_gpu.h.
+ * groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH * 8 bytes.
+ * Deterministic.
+ * Required: BF16, LINES and DEPTH, as in gemm_gpu.h.
  */
 #include "gemm_gpu.h"
 

@@ -21,18 +21,21 @@
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. Terms
  * past the end have factors -0 and 0, whose product changes nothing, not even a zero's sign.
- * Required: BF16 (0, 1: row factors are bf16 codes, widened on the way, and weights are rounded), LINES (32, 64, 128).
+ * Required: BF16 (0, 1: row factors are bf16 codes, widened on the way, and weights are rounded), LINES (32, 64, 128),
+ * DEPTH (8, 16, 32; at least 1024 / LINES, so that each item has a quad to bring).
  */
-#if !defined(BF16) || !defined(LINES)
-#error "BF16 and LINES must be defined"
+#if !defined(BF16) || !defined(LINES) || !defined(DEPTH)
+#error "BF16, LINES and DEPTH must be defined"
 #endif
 #if LINES != 32 && LINES != 64 && LINES != 128
 #error "LINES must be 32, 64 or 128"
 #endif
+#if (DEPTH != 8 && DEPTH != 16 && DEPTH != 32) || LINES * DEPTH < 1024
+#error "DEPTH must be 8, 16 or 32, and at least 1024 / LINES"
+#endif
 
 #define ITEMS   256
 #define COLUMNS 128
-#define DEPTH   (LINES == 32 ? 32 : 16)
 #define GPU_KERNEL __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 #define LINE_QUADS   (LINES == 128 ? 2 : 1) /* of an item */
@@ -174,23 +177,15 @@ static inline void bring_block(const factor *f, int p, int width, local float4 *
 /* Only ever indexed by constants, so that they stay in registers. */
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
-/*
- * Items that work in step, 32 of them, share 4 x 8 places: two neighbours read the same columns, and every other one the
- * same lines, which local memory serves in the fewest turns.
- */
-#define SQUARES (ACROSS / 8) /* of 4 x 8, side by side */
-
 /* The first line of an item's quad, and the first column. */
 static inline int line_of(int quad)
 {
-    const int item = get_local_id(0), down = item / 32 / SQUARES * 4 + item / 16 % 2 * 2 + item % 2;
-    return (quad * DOWN + down) * 4;
+    return (quad * DOWN + (int)get_local_id(0) / ACROSS) * 4;
 }
 
 static inline int column_of(int quad)
 {
-    const int item = get_local_id(0), across = item / 32 % SQUARES * 8 + item / 2 % 8;
-    return (quad * ACROSS + across) * 4;
+    return (quad * ACROSS + (int)get_local_id(0) % ACROSS) * 4;
 }
 
 static inline void add_block(sums sum, local const float4 *lines, local const float4 *columns)

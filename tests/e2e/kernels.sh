@@ -48,8 +48,10 @@ options() { # FAMILY: the options of its programs, one a line
         done <<<"$formats"
         ;;
     gemm_gpu)
-        local lines
-        for lines in 32 64 128; do printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"; done
+        local lines # and terms
+        for lines in '32 -DDEPTH=32' '64 -DDEPTH=16' '128 -DDEPTH=16' '128 -DDEPTH=8'; do
+            printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"
+        done
         ;;
     quantize | dequantize) echo "$formats" ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
@@ -165,7 +167,7 @@ done
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
     : >"$failed.$form"
     compile "$form" gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
-    compile "$form" gemm_gpu -DBF16=0 -DLINES=16
+    compile "$form" gemm_gpu -DBF16=0 -DLINES=16 -DDEPTH=32
     grep -q 'LINES must be 1 to 16' "$failed.$form" && grep -q 'LINES must be 32, 64 or 128' "$failed.$form"
     verdict $? "$form: a tile out of bounds is refused"
 done
