@@ -79,8 +79,7 @@ INLINE void await_full(uint base, uint step)
 /* Gives the stage of a step back; the warps of a consumer run products together. */
 INLINE void give_back(uint base, uint step)
 {
-    if (get_local_id(0) % 128 == 0)
-        arrive(base + EMPTY_AT + 8 * (step % STAGES));
+    arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }
 
 /* The barrier that the next step's loads count at, once its stage is free. */

@@ -46,23 +46,20 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
     const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
     float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4], dweights[4][4];
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        dksums[i] = dvsums[i] = 0.0f;
+    clear(dksums);
+    clear(dvsums);
     await(base + KEPT_AT, 0);
     int step = 0, block = 0; /* of the head's */
     do { /* there is a step: a way around would have ptxas put a wait behind every wgmma */
         const uint q = stage_at(base, step), dout = q + BLOCK_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);
         await_full(base, step);
-        wgmma_wait(1); /* for the last sum of dv, whose weights' registers are needed */
         wgmma_fence();
         products_of(score, k, q);
         wgmma_commit();
         products_of(dscore, v, dout);
         wgmma_commit();
-        wgmma_wait(1); /* for score, and so for the last sum of dk */
-        if (step > 0)
-            give_back(base, step - 1);
+        wgmma_wait(1); /* for score */
         exponentiate(score, stats, (consumer - block) * ROWS);
         round_weights(score, weights);
         wgmma_fence();
@@ -75,8 +72,9 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         gather(dksums, dweights, q);
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
+        wgmma_wait(0); /* nothing else may use the weights' registers before */
+        give_back(base, step);
     } while (++step < steps);
-    wgmma_wait(0);
     const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
     store_rows(dksums, factor, at, anew(first), at.kv_heads, t.result);
     store_rows(dvsums, one, at, anew(first), at.kv_heads, t.other);

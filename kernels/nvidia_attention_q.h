@@ -52,8 +52,7 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
     float maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, keep[2], sums[HEAD_SIZE / 2], score[32];
     uint own[STEPS][4], weights[4][4];
     load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        sums[i] = 0.0f;
+    clear(sums);
     await_full(base, 0);
     wgmma_fence();
     products(score, own, stage_at(base, 0));
@@ -96,13 +95,13 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
 }
 
 #elif PASS == BACKWARD_Q
-/* Scores to probabilities by the own rows' lse. `diagonal`: own rows are the block's. */
-INLINE void exponentiate(float *score, bool diagonal, const float *normaliser)
+/* Scores to ds by the own rows' lse and delta. `diagonal`: own rows are the block's. */
+INLINE void differentiate(float *score, const float *dscore, bool diagonal, const float *normaliser, const float *delta)
 {
     if (diagonal)
         hide_later(score);
     UNROLL for (int i = 0; i < 32; i++)
-        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]);
+        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
 
 INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
@@ -118,33 +117,38 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         normaliser[side] = stats[8 * side];
         delta[side] = stats[ROWS + 8 * side];
     }
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        sums[i] = 0.0f;
+    clear(sums);
     await(base + KEPT_AT, 0);
-    int k = 0;
-    do { /* there is a block: a way around would have ptxas put a wait behind every wgmma */
-        const int v = k + 1;
+    await_full(base, 0);
+    await_full(base, 1);
+    wgmma_fence();
+    products_of(score, q, stage_at(base, 0));
+    products_of(dscore, dout, stage_at(base, 1));
+    wgmma_commit();
+    wgmma_wait(0);
+    give_back(base, 1);
+    differentiate(score, dscore, blocks == 1, normaliser, delta);
+    round_weights(score, weights);
+    for (int block = 1; block < blocks; block++) {
+        const int k = 2 * block, v = k + 1;
         await_full(base, k);
         await_full(base, v);
         wgmma_fence();
         products_of(score, q, stage_at(base, k));
-        wgmma_commit();
         products_of(dscore, dout, stage_at(base, v));
         wgmma_commit();
-        wgmma_wait(1); /* for score, and so for the sum over the block before this one */
-        if (k > 0)
-            give_back(base, k - 2);
-        exponentiate(score, v == 2 * blocks - 1, normaliser);
-        wgmma_wait(0);
-        give_back(base, v);
-        UNROLL for (int i = 0; i < 32; i++)
-            score[i] *= dscore[i] - delta[i / 2 % 2];
-        round_weights(score, weights);
-        wgmma_fence();
-        gather(sums, weights, stage_at(base, k));
+        gather(sums, weights, stage_at(base, k - 2));
         wgmma_commit();
-        k += 2;
-    } while (k < 2 * blocks);
+        wgmma_wait(1);
+        give_back(base, v);
+        differentiate(score, dscore, block == blocks - 1, normaliser, delta);
+        wgmma_wait(0);
+        give_back(base, k - 2);
+        round_weights(score, weights);
+    }
+    wgmma_fence();
+    gather(sums, weights, stage_at(base, 2 * blocks - 2));
+    wgmma_commit();
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};
     store_rows(sums, factor, at, anew(first), at.heads, t.result);
