@@ -192,6 +192,15 @@ INLINE float of_lane(float x, uint mask)
     return y;
 }
 
+INLINE bool any_lane(bool x)
+{
+    uint any;
+    __asm__ volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 %0, 1, 0, q; }"
+                     : "=r"(any)
+                     : "r"((uint)x));
+    return any != 0;
+}
+
 /* Over the 4 lanes that share a row. */
 INLINE float row_max(float x)
 {

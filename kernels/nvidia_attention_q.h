@@ -21,8 +21,10 @@ INLINE void hide_later(float *score)
 }
 
 #if PASS == FORWARD
-/* Scores to weights relative to the running maximum; *keep is the factor of all earlier ones. `diagonal`: own rows are
- * the block's. */
+#define SLACK 8.0f /* by so much scores pass the maximum that weights refer to before it moves, which has a price */
+
+/* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones. `diagonal`: own rows
+ * are the block's. */
 INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep)
 {
     if (diagonal)
@@ -32,6 +34,7 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
         UNROLL for (int j = 0; j < 16; j++)
             highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
         highest = row_max(highest);
+        highest = highest > maximum[side] + SLACK ? highest : maximum[side];
         UNROLL for (int j = 0; j < 16; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
             *s = exp2_of(*s - highest);
@@ -76,8 +79,9 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         wgmma_wait(0);
         give_back(base, v);
         round_weights(score, weights);
-        UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-            sums[i] *= keep[i / 2 % 2];
+        if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
+            UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
+                sums[i] *= keep[i / 2 % 2];
     }
     await_full(base, 2 * blocks - 1);
     wgmma_fence();
