@@ -1,15 +1,16 @@
 /* The passes of nvidia_attention.cl that own queries: FORWARD and BACKWARD_Q. */
 
-INLINE void produce(place at, tensors t, ulong map, uint base)
+/* Brings the blocks from number `step` on; gives the next number. */
+INLINE uint produce(place at, tensors t, ulong map, uint base, uint step)
 {
     const int blocks = blocks_until(at, at.first + ROWS), kv_head = at.head / (at.heads / at.kv_heads);
     if (PASS == BACKWARD_Q)
         load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE, (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
-    ROLLED for (int step = 0; step < 2 * blocks; step++) {
+    ROLLED for (int i = 0; i < 2 * blocks; i++, step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
-        load_block(stage_at(base, step), map, (step % 2 * at.kv_heads + kv_head) * HEAD_SIZE, step / 2 * ROWS, at.sequence,
-                   full);
+        load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE, i / 2 * ROWS, at.sequence, full);
     }
+    return step;
 }
 
 /* Scores of later keys than the query, where the own rows are those of the block. */
@@ -46,9 +47,10 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
     }
 }
 
-INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
 {
     const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, blocks = blocks_until(at, first);
+    const uint end = step + 2 * blocks_until(at, at.first + ROWS); /* of both consumers */
     const int count = at.length - first;
     const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
@@ -56,16 +58,16 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
     uint own[STEPS][4], weights[4][4];
     load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
     clear(sums);
-    await_full(base, 0);
+    await_full(base, step);
     wgmma_fence();
-    products(score, own, stage_at(base, 0));
+    products(score, own, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
-    give_back(base, 0);
+    give_back(base, step);
     softmax_block(score, blocks == 1, maximum, total, keep);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
-        const int k = 2 * block, v = k - 1;
+        const uint k = step + 2 * block, v = k - 1;
         await_full(base, v);
         await_full(base, k);
         wgmma_fence();
@@ -83,11 +85,17 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
             UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
                 sums[i] *= keep[i / 2 % 2];
     }
-    await_full(base, 2 * blocks - 1);
+    step += 2 * blocks - 1;
+    await_full(base, step);
     wgmma_fence();
-    gather(sums, weights, stage_at(base, 2 * blocks - 1));
+    gather(sums, weights, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
+    give_back(base, step++);
+    for (; step < end; step++) { /* a block of later keys */
+        await_full(base, step);
+        give_back(base, step);
+    }
     UNROLL for (int side = 0; side < 2; side++) {
         const float all = row_sum(total[side]);
         const int own_side = own_row() + 8 * side;
@@ -96,6 +104,7 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         keep[side] = 1.0f / all;
     }
     store_rows(sums, keep, at, first, at.heads, t.result);
+    return step;
 }
 
 #elif PASS == BACKWARD_Q
@@ -108,7 +117,7 @@ INLINE void differentiate(float *score, const float *dscore, bool diagonal, cons
         score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
 
-INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
 {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS, all = blocks_of(at.length);
     const int blocks = blocks_until(at, first);
@@ -156,5 +165,6 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};
     store_rows(sums, factor, at, anew(first), at.heads, t.result);
+    return step; /* there is one tile */
 }
 #endif

@@ -115,8 +115,7 @@ tensor_cores() { # FAMILY OPTION...
         "$@" -O2 -S "kernels/$family.cl" -o "$out.ptx" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     [ -z "$ptxas" ] && return 0
     "$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" >"$out.said" 2>&1 || { cat "$out.said"; return 1; }
-    # a few bytes of what a loop does not need may go to memory
-    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]+ bytes spill stores' "$out.said" || { echo "$family $*"; return 1; }
+    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes spill' "$out.said" || { echo "$family $*"; return 1; }
 }
 status=0
 for first in 0 1 2; do
@@ -125,7 +124,7 @@ for first in 0 1 2; do
         tensor_cores nvidia_attention -DPASS=$first -DHEAD_SIZE=$((64 + 64 * second)) || status=1
     done
 done >"$log" 2>&1
-verdict $status "sm_90a: wgmma in a row, registers as asked, no spills of sums $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+verdict $status "sm_90a: wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
