@@ -79,8 +79,7 @@ INLINE void await_full(uint base, uint step)
 /* Gives the stage of a step back; the warps of a consumer run products together. */
 INLINE void give_back(uint base, uint step)
 {
-    if (get_local_id(0) % 128 == 0)
-        arrive(base + EMPTY_AT + 8 * (step % STAGES));
+    arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }
 
 /* The barrier that the next step's loads count at, once its stage is free. */
@@ -119,16 +118,31 @@ INLINE void load_kept(place at, ulong map, uint base, int column, int next_colum
 #include "nvidia_attention_q.h"
 #endif
 
-/* Grid: {heads or kv_heads, sequences, blocks of OWN rows}, those with the most work first. */
+/* Number `tile` in the order in which those with the most work come first. */
+INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequences)
+{
+    const int each = PASS == BACKWARD_KV ? kv_heads : heads, nth = tile / each / sequences;
+    const int first = (PASS == BACKWARD_KV ? nth : (length + OWN - 1) / OWN - 1 - nth) * OWN;
+    const place at = {length, heads, kv_heads, tile / each % sequences, tile % each, first};
+    return at;
+}
+
+#if PASS == FORWARD
+#define NEXT(tile) (tile + (int)get_num_groups(0))
+#else
+#define NEXT(tile) tiles /* none */
+#endif
+
+/* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may be less. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1)))
-void nvidia_attention(tensor_map rows, int length, int heads, int kv_heads, float scale, global const float *q,
-                      global const float *scratch, ulong stats_at, global float *result, global float *other)
+void nvidia_attention(tensor_map rows, int tiles, int length, int heads, int kv_heads, int sequences, float scale,
+                      global const float *q, global const float *scratch, ulong stats_at, global float *result,
+                      global float *other)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const int tile = PASS == BACKWARD_KV ? get_group_id(2) : get_num_groups(2) - 1 - get_group_id(2);
-    const place at = {length, heads, kv_heads, get_group_id(1), get_group_id(0), tile * OWN};
     const tensors t = {scale, q, scratch + stats_at, result, other};
+    uint step = 0;
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
             begin_barrier(base + FULL_AT + 8 * i, 1);
@@ -141,9 +155,12 @@ void nvidia_attention(tensor_map rows, int length, int heads, int kv_heads, floa
     if (thread < 128) {
         release_registers(24);
         if (thread == 0)
-            produce(at, t, MAP_ADDRESS(nvidia_attention, 0), base);
+            for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
+                step = produce(place_of(tile, length, heads, kv_heads, sequences), t, MAP_ADDRESS(nvidia_attention, 0),
+                               base, step);
     } else {
         claim_registers(240);
-        consume(at, t, base, arena);
+        for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
+            step = consume(place_of(tile, length, heads, kv_heads, sequences), t, base, arena, step);
     }
 }

@@ -34,6 +34,14 @@ INLINE void load_bytes(uint to, global const void *from, uint bytes, uint barrie
                      : "memory");
 }
 
+/* Arrives without a branch, which would part the lanes of a warp. */
+INLINE void arrive_if(uint barrier, bool condition)
+{
+    __asm__ volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
+                     "r"((uint)condition)
+                     : "memory");
+}
+
 /* ---- products ---- */
 
 /*
@@ -66,6 +74,13 @@ INLINE void load_bytes(uint to, global const void *from, uint bytes, uint barrie
 INLINE ulong step_at(int i)
 {
     return (i / 4) * (BOX_BYTES / 16) + i % 4 * 2;
+}
+
+/* Zeros, set here and not where a product is on its way. */
+INLINE void clear(float *sums)
+{
+    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
+        __asm__ volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
 }
 
 /* score[64,64] = own rows . rows of a block; asynchronous, like all products. */
@@ -175,6 +190,15 @@ INLINE float of_lane(float x, uint mask)
     float y;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
     return y;
+}
+
+INLINE bool any_lane(bool x)
+{
+    uint any;
+    __asm__ volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 %0, 1, 0, q; }"
+                     : "=r"(any)
+                     : "r"((uint)x));
+    return any != 0;
 }
 
 /* Over the 4 lanes that share a row. */

@@ -1,11 +1,11 @@
 /* The pass of nvidia_attention.cl that owns keys and values: BACKWARD_KV. */
 
 /* Queries from the first that sees a key on, for each head of the group. */
-INLINE void produce(place at, tensors t, ulong map, uint base)
+INLINE uint produce(place at, tensors t, ulong map, uint base, uint step)
 {
     const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads, q_column = 2 * at.kv_heads;
     load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
-    for (int head = at.head * group, step = 0; head < (at.head + 1) * group; head++)
+    for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < blocks; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
             load_block(to, map, (q_column + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
@@ -13,6 +13,7 @@ INLINE void produce(place at, tensors t, ulong map, uint base)
             load_bytes(base + STATS_AT + step % STAGES * 512,
                        t.stats + (((size_t)at.sequence * at.heads + head) * blocks + block) * 2 * ROWS, 512, full);
         }
+    return step;
 }
 
 /* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first query. */
@@ -39,30 +40,27 @@ INLINE void differentiate(float *score, const float *dscore, local const float *
     }
 }
 
-INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
 {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int blocks = blocks_of(at.length) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
     const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
     float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4], dweights[4][4];
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        dksums[i] = dvsums[i] = 0.0f;
+    clear(dksums);
+    clear(dvsums);
     await(base + KEPT_AT, 0);
-    int step = 0, block = 0; /* of the head's */
+    int block = 0; /* of the head's */
     do { /* there is a step: a way around would have ptxas put a wait behind every wgmma */
         const uint q = stage_at(base, step), dout = q + BLOCK_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);
         await_full(base, step);
-        wgmma_wait(1); /* for the last sum of dv, whose weights' registers are needed */
         wgmma_fence();
         products_of(score, k, q);
         wgmma_commit();
         products_of(dscore, v, dout);
         wgmma_commit();
-        wgmma_wait(1); /* for score, and so for the last sum of dk */
-        if (step > 0)
-            give_back(base, step - 1);
+        wgmma_wait(1); /* for score */
         exponentiate(score, stats, (consumer - block) * ROWS);
         round_weights(score, weights);
         wgmma_fence();
@@ -75,9 +73,11 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         gather(dksums, dweights, q);
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
-    } while (++step < steps);
-    wgmma_wait(0);
+        wgmma_wait(0); /* nothing else may use the weights' registers before */
+        give_back(base, step);
+    } while (++step < (uint)steps);
     const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
     store_rows(dksums, factor, at, anew(first), at.kv_heads, t.result);
     store_rows(dvsums, one, at, anew(first), at.kv_heads, t.other);
+    return step;
 }

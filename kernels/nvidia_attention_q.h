@@ -1,15 +1,16 @@
 /* The passes of nvidia_attention.cl that own queries: FORWARD and BACKWARD_Q. */
 
-INLINE void produce(place at, tensors t, ulong map, uint base)
+/* Brings the blocks from number `step` on; gives the next number. */
+INLINE uint produce(place at, tensors t, ulong map, uint base, uint step)
 {
     const int blocks = blocks_until(at, at.first + ROWS), kv_head = at.head / (at.heads / at.kv_heads);
     if (PASS == BACKWARD_Q)
         load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE, (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
-    ROLLED for (int step = 0; step < 2 * blocks; step++) {
+    ROLLED for (int i = 0; i < 2 * blocks; i++, step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
-        load_block(stage_at(base, step), map, (step % 2 * at.kv_heads + kv_head) * HEAD_SIZE, step / 2 * ROWS, at.sequence,
-                   full);
+        load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE, i / 2 * ROWS, at.sequence, full);
     }
+    return step;
 }
 
 /* Scores of later keys than the query, where the own rows are those of the block. */
@@ -21,8 +22,10 @@ INLINE void hide_later(float *score)
 }
 
 #if PASS == FORWARD
-/* Scores to weights relative to the running maximum; *keep is the factor of all earlier ones. `diagonal`: own rows are
- * the block's. */
+#define SLACK 8.0f /* by so much scores pass the maximum that weights refer to before it moves, which has a price */
+
+/* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones. `diagonal`: own rows
+ * are the block's. */
 INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep)
 {
     if (diagonal)
@@ -32,6 +35,7 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
         UNROLL for (int j = 0; j < 16; j++)
             highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
         highest = row_max(highest);
+        highest = highest > maximum[side] + SLACK ? highest : maximum[side];
         UNROLL for (int j = 0; j < 16; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
             *s = exp2_of(*s - highest);
@@ -43,27 +47,27 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
     }
 }
 
-INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
 {
     const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, blocks = blocks_until(at, first);
+    const uint end = step + 2 * blocks_until(at, at.first + ROWS); /* of both consumers */
     const int count = at.length - first;
     const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
     float maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, keep[2], sums[HEAD_SIZE / 2], score[32];
     uint own[STEPS][4], weights[4][4];
     load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        sums[i] = 0.0f;
-    await_full(base, 0);
+    clear(sums);
+    await_full(base, step);
     wgmma_fence();
-    products(score, own, stage_at(base, 0));
+    products(score, own, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
-    give_back(base, 0);
+    give_back(base, step);
     softmax_block(score, blocks == 1, maximum, total, keep);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
-        const int k = 2 * block, v = k - 1;
+        const uint k = step + 2 * block, v = k - 1;
         await_full(base, v);
         await_full(base, k);
         wgmma_fence();
@@ -77,14 +81,21 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         wgmma_wait(0);
         give_back(base, v);
         round_weights(score, weights);
-        UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-            sums[i] *= keep[i / 2 % 2];
+        if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
+            UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
+                sums[i] *= keep[i / 2 % 2];
     }
-    await_full(base, 2 * blocks - 1);
+    step += 2 * blocks - 1;
+    await_full(base, step);
     wgmma_fence();
-    gather(sums, weights, stage_at(base, 2 * blocks - 1));
+    gather(sums, weights, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
+    give_back(base, step++);
+    for (; step < end; step++) { /* a block of later keys */
+        await_full(base, step);
+        give_back(base, step);
+    }
     UNROLL for (int side = 0; side < 2; side++) {
         const float all = row_sum(total[side]);
         const int own_side = own_row() + 8 * side;
@@ -93,19 +104,20 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         keep[side] = 1.0f / all;
     }
     store_rows(sums, keep, at, first, at.heads, t.result);
+    return step;
 }
 
 #elif PASS == BACKWARD_Q
-/* Scores to probabilities by the own rows' lse. `diagonal`: own rows are the block's. */
-INLINE void exponentiate(float *score, bool diagonal, const float *normaliser)
+/* Scores to ds by the own rows' lse and delta. `diagonal`: own rows are the block's. */
+INLINE void differentiate(float *score, const float *dscore, bool diagonal, const float *normaliser, const float *delta)
 {
     if (diagonal)
         hide_later(score);
     UNROLL for (int i = 0; i < 32; i++)
-        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]);
+        score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
 
-INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
 {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS, all = blocks_of(at.length);
     const int blocks = blocks_until(at, first);
@@ -118,35 +130,41 @@ INLINE void consume(place at, tensors t, uint base, local const uchar *arena)
         normaliser[side] = stats[8 * side];
         delta[side] = stats[ROWS + 8 * side];
     }
-    UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
-        sums[i] = 0.0f;
+    clear(sums);
     await(base + KEPT_AT, 0);
-    int k = 0;
-    do { /* there is a block: a way around would have ptxas put a wait behind every wgmma */
-        const int v = k + 1;
+    await_full(base, 0);
+    await_full(base, 1);
+    wgmma_fence();
+    products_of(score, q, stage_at(base, 0));
+    products_of(dscore, dout, stage_at(base, 1));
+    wgmma_commit();
+    wgmma_wait(0);
+    give_back(base, 1);
+    differentiate(score, dscore, blocks == 1, normaliser, delta);
+    round_weights(score, weights);
+    for (int block = 1; block < blocks; block++) {
+        const int k = 2 * block, v = k + 1;
         await_full(base, k);
         await_full(base, v);
         wgmma_fence();
         products_of(score, q, stage_at(base, k));
-        wgmma_commit();
         products_of(dscore, dout, stage_at(base, v));
         wgmma_commit();
-        wgmma_wait(1); /* for score, and so for the sum over the block before this one */
-        if (k > 0)
-            give_back(base, k - 2);
-        exponentiate(score, v == 2 * blocks - 1, normaliser);
-        wgmma_wait(0);
-        give_back(base, v);
-        UNROLL for (int i = 0; i < 32; i++)
-            score[i] *= dscore[i] - delta[i / 2 % 2];
-        round_weights(score, weights);
-        wgmma_fence();
-        gather(sums, weights, stage_at(base, k));
+        gather(sums, weights, stage_at(base, k - 2));
         wgmma_commit();
-        k += 2;
-    } while (k < 2 * blocks);
+        wgmma_wait(1);
+        give_back(base, v);
+        differentiate(score, dscore, block == blocks - 1, normaliser, delta);
+        wgmma_wait(0);
+        give_back(base, k - 2);
+        round_weights(score, weights);
+    }
+    wgmma_fence();
+    gather(sums, weights, stage_at(base, 2 * blocks - 2));
+    wgmma_commit();
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};
     store_rows(sums, factor, at, anew(first), at.heads, t.result);
+    return step; /* there is one tile */
 }
 #endif

@@ -97,17 +97,24 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
                                       .box_rows = BLOCK_ROWS};
     moert_tensor_map map;
     char spec[SPEC_BYTES];
+    moert_device *device = moert_buffer_device(a->q);
     const int length = (int)a->length, heads = (int)a->heads, kv_heads = (int)a->kv_heads;
+    int sequences, tiles;
     const size_t stats = backward ? stats_at(a) : 0;
+    MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
     MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
     snprintf(spec, sizeof spec, "nvidia_attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d", which,
              a->head_size, ARENA_BYTES);
-    const moert_grid grid = {which == BACKWARD_KV ? a->kv_heads : a->heads, a->sequences,
-                             moert_ceil_div(a->length, OWN_ROWS)};
-    return MOERT_RUN(moert_buffer_device(a->q), spec, "nvidia_attention", grid,
-                     moert_argument_struct(&map, sizeof map), MOERT_ARG(length), MOERT_ARG(heads),
-                     MOERT_ARG(kv_heads), MOERT_ARG(a->scale), MOERT_ARG(a->q),
-                     MOERT_ARG(*a->scratch), MOERT_ARG(stats), MOERT_ARG(result), MOERT_ARG(other));
+    const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
+                       moert_ceil_div(a->length, OWN_ROWS);
+    const size_t units = moert_device_describe(device)->compute_units;
+    const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
+    MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
+    return MOERT_RUN(device, spec, "nvidia_attention", grid,
+                     moert_argument_struct(&map, sizeof map), MOERT_ARG(tiles), MOERT_ARG(length),
+                     MOERT_ARG(heads), MOERT_ARG(kv_heads), MOERT_ARG(sequences),
+                     MOERT_ARG(a->scale), MOERT_ARG(a->q), MOERT_ARG(*a->scratch), MOERT_ARG(stats),
+                     MOERT_ARG(result), MOERT_ARG(other));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {
