@@ -181,6 +181,14 @@ static inline float2 widen_pair(int f16, uint pair)
     return x;
 }
 
+/* ---- global memory ---- */
+
+/* Asks for the line of 128 bytes at p to be in the cache of all SMs. */
+static inline void prefetch_line(global const uchar *p)
+{
+    __asm__ volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* ---- maxima ---- */
 
 static inline int largest_of_warp(int x)

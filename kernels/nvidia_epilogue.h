@@ -26,6 +26,7 @@
 #include "glu.h"
 
 enum { IS_F32, IS_F16, IS_BF16 };
+enum { BATCH = 8 };
 
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
@@ -123,42 +124,62 @@ static inline void raise_amax(int peak, tile t, epilogue e)
         raise_global(e.amax + t.group, most);
 }
 
-/* The result of two neighbours in line i. */
-static inline float2 finish_two(float2 sum, float2 bias, float alpha, float beta, int i, lines l, tile t,
-                                global const uchar *c, ulong at)
+/* Before the product: the old values of this thread's part of 64 lines are on their way when they are needed. */
+static inline void prefetch_old(tile t, uint columns, global const uchar *c, ulong ldc)
+{
+    enum { BYTES = RESULT == IS_F32 ? 4 : 2, LINE = 128 / BYTES };
+    const uint thread = get_local_id(0) % 128, first = t.column + thread % 2 * 128;
+    const int line = t.line + (int)(thread / 2);
+    UNROLL for (int i = 0; i < 128; i += LINE)
+        if (line < t.end && first + i < columns)
+            prefetch_line(c + (line * ldc + first + i) * BYTES);
+}
+
+/* The result of two neighbours. */
+static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha, float beta, float factor, tile t)
 {
     float2 v = ALPHA ? sum * alpha : sum;
     if (BIAS)
-        v = fma(sum, (float2)(alpha), FACTOR ? bias * l.factor[i] : bias);
+        v = fma(sum, (float2)(alpha), FACTOR ? bias * factor : bias);
     else if (FACTOR)
-        v *= l.factor[i];
-    if (BETA != 0 && beta != 0.0f && l.used[i]) {
-        const float2 old = load_two(c, RESULT, at);
+        v *= factor;
+    if (BETA != 0 && beta != 0.0f)
         v = t.terms > 0 ? fma((float2)(beta), old, v) : beta * old;
-    }
     return v;
 }
 
-/* Finishes the sums; float32 results are stored here, others left in the place of the sums. */
+/* Finishes the sums, with what it must load for a batch of them under way at once; float32 results are stored here, others
+ * left in the place of the sums. */
 static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
 {
     const lines l = lines_of(t, e);
     const float alpha = alpha_of(t, e), beta = BETA == 2 ? e.beta[t.group] : 1.0f;
+    const uint left = columns - t.column, first = t.column + get_local_id(0) % 4 * 2;
+    const ulong at[2] = {l.at[0] * ldc + first, l.at[1] * ldc + first}, bias_at = (ulong)t.group * columns + first;
     int peak = -1;
-    UNROLL for (int j = 0; j < 32; j++) {
-        if (t.column + 8 * j >= columns)
+    UNROLL for (int j = 0; j < 32; j += BATCH) {
+        if (8 * j >= left)
             continue; /* all of a warp do */
-        const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
-        const float2 bias = BIAS ? load_two(e.bias, BIAS_TYPE, (ulong)t.group * columns + column) : (float2)(0.0f);
-        UNROLL for (int i = 0; i < 2; i++) {
-            const ulong at = l.at[i] * ldc + column;
-            const float2 v = finish_two((float2)(sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]), bias, alpha, beta, i, l, t, c, at);
-            if (AMAX && l.used[i])
-                peak = larger(peak, v);
-            if (RESULT == IS_F32 && l.used[i])
-                store_two(v, c, RESULT, at);
-            sum[4 * j + 2 * i] = v.x;
-            sum[4 * j + 2 * i + 1] = v.y;
+        float2 bias[BATCH], old[BATCH][2];
+        UNROLL for (int b = 0; b < BATCH; b++) {
+            const uint next = 8 * (j + b);
+            bias[b] = BIAS && next < left ? load_two(e.bias, BIAS_TYPE, bias_at + next) : 0.0f;
+            UNROLL for (int i = 0; i < 2; i++)
+                old[b][i] = BETA != 0 && next < left && l.used[i] ? load_two(c, RESULT, at[i] + next) : 0.0f;
+        }
+        UNROLL for (int b = 0; b < BATCH; b++) {
+            const uint next = 8 * (j + b);
+            float *s = sum + 4 * (j + b);
+            UNROLL for (int i = 0; i < 2; i++, s += 2) {
+                const bool used = l.used[i] && next < left;
+                const float2 v = finish_two((float2)(s[0], s[1]), bias[b], old[b][i], alpha, beta, l.factor[i], t);
+                if (AMAX && used)
+                    peak = larger(peak, v);
+                if (RESULT == IS_F32 && used)
+                    store_two(v, c, RESULT, at[i] + next);
+                s[0] = v.x;
+                s[1] = v.y;
+            }
         }
     }
     if (AMAX)

@@ -220,6 +220,9 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
         tile t = tiles[step % STAGES];
         if (t.terms < 0)
             return;
+        t.line += consumer * 64;
+        if (BETA != 0 && t.terms > 0)
+            prefetch_old(t, s.columns, c, ldc);
         float sum[128];
         UNROLL for (int i = 0; i < 128; i++)
             sum[i] = 0.0f;
@@ -242,7 +245,7 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
             arrive(base + EMPTY_AT + (step - 1) % STAGES * 8);
         if (BETA == 1 && t.terms == 0)
             continue; /* the old values stay */
-        t.line += consumer * 64 + warp * 16;
+        t.line += warp * 16;
         if (GLU)
             finish_glu(sum, t, s.columns, e, c, ldc);
         else

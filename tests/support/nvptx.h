@@ -8,25 +8,23 @@
 #define max(a, b)         ((a) > (b) ? (a) : (b))
 
 /* What else the library has. */
-static inline float __attribute__((overloadable)) fma_of(float a, float b, float c)
-{
+static inline float __attribute__((overloadable)) fma_of(float a, float b, float c) {
     return __builtin_fmaf(a, b, c);
 }
 
-static inline float2 __attribute__((overloadable)) fma_of(float2 a, float2 b, float2 c)
-{
+static inline float2 __attribute__((overloadable)) fma_of(float2 a, float2 b, float2 c) {
     return (float2)(__builtin_fmaf(a.x, b.x, c.x), __builtin_fmaf(a.y, b.y, c.y));
 }
 
-static inline float4 __attribute__((overloadable)) fma_of(float4 a, float4 b, float4 c)
-{
+static inline float4 __attribute__((overloadable)) fma_of(float4 a, float4 b, float4 c) {
     return (float4)(fma_of(a.lo, b.lo, c.lo), fma_of(a.hi, b.hi, c.hi));
 }
 
 static inline float4 exp_of(float4 x) /* about as long as the driver's */
 {
     const float4 y = x * 1.44269504f;
-    return (float4)(__nvvm_ex2_approx_f(y.x), __nvvm_ex2_approx_f(y.y), __nvvm_ex2_approx_f(y.z), __nvvm_ex2_approx_f(y.w));
+    return (float4)(__nvvm_ex2_approx_f(y.x), __nvvm_ex2_approx_f(y.y), __nvvm_ex2_approx_f(y.z),
+                    __nvvm_ex2_approx_f(y.w));
 }
 
 #define fma(a, b, c) fma_of(a, b, c)
