@@ -6,8 +6,9 @@
  *
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
  * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
- * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give the
- * number of work-groups only, the kernel the size of one. Families called nvidia_* are for sm_90a (device/ptx.h).
+ * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give
+ * the number of work-groups only, the kernel the size of one. Families called nvidia_* are for
+ * sm_90a (device/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -122,14 +123,15 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* ---- tensors for TMA, on NVIDIA GPUs from sm_90 on ---- */
 
 /*
- * A tensor [groups, rows, columns] of 16-bit numbers whose rows lie `stride` numbers apart, loaded
- * in boxes of 64 columns (128 bytes, swizzled) by box_rows rows of one group; zeros past its end.
+ * A tensor [groups, rows, columns] of 16-bit numbers, or bytes, whose rows lie `stride` numbers
+ * apart, loaded in boxes of 128 bytes (swizzled) by box_rows rows of one group; zeros past its end.
  * The address and the strides in bytes must be multiples of 16.
  */
 typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
     uint32_t box_rows; /* up to 256 */
     bool f16;          /* not bf16 */
+    bool bytes;        /* neither */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];

@@ -6,7 +6,8 @@
 #include "device/internal.h"
 
 /* Of the CUDA driver API, declared here so that nothing of it is needed to build. */
-enum { TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9, SWIZZLE_128_BYTES = 3, PROMOTION_256_BYTES = 3 };
+enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };
+enum { SWIZZLE_128_BYTES = 3, PROMOTION_256_BYTES = 3 };
 typedef int encode_tiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                          const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                          int interleave, int swizzle, int promotion, int fill);
@@ -51,18 +52,18 @@ moert_status moert_tensor_map_ready(const moert_device *device) {
 
 moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
                                    moert_tensor_map *map) {
-    const uint64_t bytes = sizeof(uint16_t);
+    const uint32_t bytes = tensor->bytes ? 1 : 2;
+    const int type = tensor->bytes ? TYPE_UINT8 : tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16;
     const uint64_t sizes[] = {tensor->columns, tensor->rows, tensor->groups};
     const uint64_t strides[] = {tensor->stride * bytes, tensor->rows * tensor->stride * bytes};
-    const uint32_t box[] = {64, tensor->box_rows, 1}, steps[] = {1, 1, 1};
+    const uint32_t box[] = {128 / bytes, tensor->box_rows, 1}, steps[] = {1, 1, 1};
     uint64_t address;
     MOERT_TRY(moert_tensor_map_ready(buffer->device));
     MOERT_TRY(moert_buffer_address(buffer, &address));
     int code = driver.set_current(driver.context);
     if (code == 0)
-        code = driver.encode(map, tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16, 3,
-                             (void *)(uintptr_t)address, sizes, strides, box, steps, 0,
-                             SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
+        code = driver.encode(map, type, 3, (void *)(uintptr_t)address, sizes, strides, box, steps,
+                             0, SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "

@@ -113,5 +113,5 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
         MOERT_ARG((unsigned)(forward ? o->n : o->k)), MOERT_ARG((unsigned)(forward ? o->k : o->n)));
 }
 
-const moert_op_backend moert_op_backend_nvidia = {"nvidia", false,   false, create,
-                                                  destroy,  execute, refuse};
+const moert_op_backend moert_op_backend_nvidia = {
+    "nvidia", false, false, create, destroy, execute, refuse, &moert_op_backend_nvidia_fp8};

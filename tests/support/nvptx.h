@@ -5,3 +5,4 @@
 #define barrier(fence)    __nvvm_bar_sync(0)
 #define min(a, b)         ((a) < (b) ? (a) : (b))
 #define max(a, b)         ((a) > (b) ? (a) : (b))
+#define fma(a, b, c)      __builtin_fmaf(a, b, c)

@@ -1,0 +1,270 @@
+/*
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit factors, E4M3 or E5M2, whose terms are contiguous.
+ *
+ *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g, terms i of block b
+ *
+ * Blocks are of 128 terms. The tensor cores add up a block, to about 14 bits of its largest product; blocks are added in
+ * float32, times both scales (1 unless SCALED), as DeepGEMM does. Both factors are tensors [groups or 1, rows, terms] of
+ * TMA maps. Persistent work-groups take the tiles of 128 lines x COLUMNS columns in turn, which they find from the ends
+ * alone:
+ *
+ *     warps 0-3    one thread asks for blocks of a tile (first factor 16 KiB, second 128 COLUMNS bytes) into a ring of
+ *                  STAGES stages, and says what tile it is: `tiles`
+ *     warps 4-7    lines 0-63:   a block's 64 x 128 sums by wgmma m64n128k32, which join 64 x COLUMNS sums, all in
+ *     warps 8-11   lines 64-127  registers; while one consumer adds, the tensor cores work for the other
+ *
+ * Terms past the end are 0: TMA gives zeros past a tensor. Lines past the end of a group are computed from whatever is
+ * there and not stored. s[m,b] lies at s + m * s_line + b, t at t + g * t_group + b * t_block + (j / 128) * t_column.
+ *
+ * Rows of the factors must be multiples of 16 bytes, columns and ldc multiples of 8 numbers. Grid: compute units
+ * work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040).
+ * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends on another.
+ * Required: SCALED (0, 1), ALPHA (0, 1: alpha is 1), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32), COLUMNS (128, 256),
+ * STAGES, OUTS (pieces of 16 x 64 results of a warp, in a bf16 result), GROUP (tiles in a column of tiles that are taken
+ * before the next column), ARENA.
+ */
+#if !defined(SCALED) || !defined(ALPHA) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || !defined(STAGES) || \
+    !defined(OUTS) || !defined(GROUP)
+#error "SCALED, ALPHA, E5M2, F32, COLUMNS, STAGES, OUTS and GROUP must be defined"
+#endif
+#define F16 0
+#include "nvidia.h"
+
+#if E5M2
+#define FACTOR "e5m2"
+#else
+#define FACTOR "e4m3"
+#endif
+#if F32
+typedef float result;
+#else
+typedef ushort result;
+#endif
+
+#define LINES       128
+#define TERMS       128
+#define WIDTH       128 /* columns of a wgmma */
+#define PARTS       (COLUMNS / WIDTH)
+#define STEP        32 /* terms of a wgmma */
+#define A_BYTES     (LINES * TERMS)
+#define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
+#define PIECE_BYTES 2048
+
+/* Offsets in the arena. */
+#define OUT_AT   (STAGES * STAGE_BYTES)
+#define FULL_AT  (OUT_AT + 8 * OUTS * PIECE_BYTES)
+#define EMPTY_AT (FULL_AT + 8 * STAGES)
+#define TILES_AT (FULL_AT + 128)
+#define ENDS_AT  (TILES_AT + 16 * STAGES)
+
+/* What the consumers must know of a tile; group -1: there are no more. */
+typedef struct tile {
+    int group, line, end, column; /* its first line and column in the result, the end of the group's lines */
+} tile;
+
+/* Where the walk over the groups is: tiles of the group from `base` on, lines from `first` to `last`. */
+typedef struct walk {
+    uint group, first, last, base;
+} walk;
+
+typedef struct shape {
+    uint groups, lines, columns, terms;
+} shape;
+
+/* Scales: where they lie, as above. */
+typedef struct scales {
+    global const float *s, *t, *alpha;
+    uint s_line, t_group, t_block, t_column;
+} scales;
+
+/* Finds the group of tile n, which grows from call to call; false past the last one. */
+static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w)
+{
+    const uint across = (s->columns + COLUMNS - 1) / COLUMNS;
+    for (; w->group < s->groups; w->group++) {
+        w->first = w->group > 0 ? ends[w->group - 1] : 0;
+        w->last = ends[w->group];
+        const uint count = (w->last - w->first + LINES - 1) / LINES * across;
+        if (n - w->base < count)
+            return true;
+        w->base += count;
+    }
+    return false;
+}
+
+/* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free. */
+static inline void produce(shape s, ulong map_a, ulong map_b, uint base, local tile *tiles, local const uint *ends)
+{
+    const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
+    walk w = {0, 0, 0, 0};
+    uint step = 0;
+    for (uint n = get_group_id(0);; n += get_num_groups(0)) {
+        const bool more = find_group(&s, ends, n, &w);
+        const uint down = (w.last - w.first + LINES - 1) / LINES, nth = n - w.base;
+        const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across), span = min(GROUP, (int)(down - high));
+        const int column = rest / span * COLUMNS, line = w.first + (high + rest % span) * LINES;
+        for (int term = 0; term < (int)s.terms; term += TERMS, step++) {
+            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, a = base + stage * STAGE_BYTES;
+            if (step >= STAGES)
+                await(base + EMPTY_AT + 8 * stage, step / STAGES - 1);
+            if (!more) {
+                tiles[stage].group = -1;
+                arrive(full);
+                return;
+            }
+            if (term == 0)
+                tiles[stage] = (tile){w.group, line, w.last, column};
+            expect(full, STAGE_BYTES);
+            load_box(a, map_a, term, line, 0, full);
+            load_box(a + A_BYTES, map_b, term, column, w.group, full);
+        }
+    }
+}
+
+/* part[64,128] = 64 lines x 128 terms of a by 128 terms x 128 columns of b. */
+static inline void multiply(float *part, ulong a, ulong b)
+{
+    const uint next = STEP / 16; /* 16-byte units */
+    wgmma_fence();
+    WGMMA_BYTES(part, a, b, "=f", 0, FACTOR);
+    WGMMA_BYTES(part, a + next, b + next, "+f", 1, FACTOR);
+    WGMMA_BYTES(part, a + 2 * next, b + 2 * next, "+f", 1, FACTOR);
+    WGMMA_BYTES(part, a + 3 * next, b + 3 * next, "+f", 1, FACTOR);
+    wgmma_commit();
+}
+
+/* The scales of a block: of this work-item's lines, which are 8 apart, and of the parts of the columns. */
+typedef struct factors {
+    float line[2], part[PARTS];
+} factors;
+
+static inline factors load_factors(const scales *of, global const float *const *lines, global const float *const *parts,
+                                   uint block)
+{
+    factors f;
+    for (int i = 0; i < 2; i++)
+        f.line[i] = SCALED ? lines[i][block] : 1.0f;
+    for (int p = 0; p < PARTS; p++)
+        f.part[p] = SCALED ? parts[p][block * of->t_block] : 1.0f;
+    return f;
+}
+
+/* sum[64,128] += part[64,128] times the scales. */
+static inline void join(float *sum, const float *part, const factors *f, int p)
+{
+#if SCALED
+    const float low = f->line[0] * f->part[p], high = f->line[1] * f->part[p];
+    UNROLL for (int i = 0; i < 64; i++)
+        sum[i] = fma(part[i], i % 4 < 2 ? low : high, sum[i]);
+#else
+    UNROLL for (int i = 0; i < 64; i++)
+        sum[i] += part[i];
+#endif
+}
+
+/* Stores 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an address. */
+static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at, tile t, uint columns,
+                               global result *c, ulong ldc)
+{
+    const uint lane = get_local_id(0) % 32;
+#if F32
+    const int line = t.line + (int)(lane / 4), column = t.column + lane % 4 * 2;
+    global float *to = c + line * ldc + column;
+    UNROLL for (int j = 0; j < COLUMNS / 8; j++)
+        UNROLL for (int high = 0; high < 2; high++)
+            if (line + 8 * high < t.end && column + 8 * j < (int)columns)
+                *(global float2 *)(to + high * 8 * ldc + 8 * j) = alpha * (float2)(sum[4 * j + 2 * high], sum[4 * j + 2 * high + 1]);
+#else
+    const uint word = lane % 8;
+    const int line = t.line + (int)(lane / 8);
+    global ushort *to = c + line * ldc + t.column + word * 8;
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++) {
+        const uint at = i % OUTS * PIECE_BYTES;
+        sync_warp();
+        UNROLL for (int j = 0; j < 8; j += 2) {
+            const float *s = sum + i * 32 + 4 * j;
+            const uint4 pairs = (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
+                                        round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
+            store_matrices(piece_at + at + lane % 16 * 128 + ((j + lane / 16) ^ word) * 16, pairs);
+        }
+        sync_warp();
+        UNROLL for (int r = 0; r < 16; r += 4) {
+            const uint row = r + lane / 8;
+            const uint4 value = *(local const uint4 *)(piece + at + row * 128 + (word ^ row % 8) * 16);
+            if (line + r < t.end && t.column + i * 64 + word * 8 < columns)
+                *(global uint4 *)(to + r * ldc + i * 64) = value;
+        }
+    }
+#endif
+}
+
+static inline void consume(shape s, scales of, uint base, local uchar *arena, global result *c, ulong ldc)
+{
+    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
+    const bool leader = get_local_id(0) % 128 == 0;
+    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, blocks = (s.terms + TERMS - 1) / TERMS;
+    const uint last_part = (s.columns - 1) / WIDTH;
+    local const tile *tiles = (local const tile *)(arena + TILES_AT);
+    for (uint step = 0;;) {
+        await(base + FULL_AT + step % STAGES * 8, step / STAGES);
+        tile t = tiles[step % STAGES];
+        if (t.group < 0)
+            return;
+        t.line += consumer * 64 + warp * 16;
+        global const float *lines[2], *parts[PARTS];
+        UNROLL for (uint i = 0; i < 2; i++) /* past the last one: of any line */
+            lines[i] = of.s + (ulong)min(t.line + get_local_id(0) % 32 / 4 + 8 * i, s.lines - 1) * of.s_line;
+        UNROLL for (uint p = 0; p < PARTS; p++)
+            parts[p] = of.t + (ulong)t.group * of.t_group + (ulong)min(t.column / WIDTH + p, last_part) * of.t_column;
+        float sum[COLUMNS / 2], part[64];
+        UNROLL for (int i = 0; i < COLUMNS / 2; i++)
+            sum[i] = 0.0f;
+        factors next = load_factors(&of, lines, parts, 0);
+        for (uint block = 0; block < blocks; block++, step++) {
+            const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
+            const factors now = next;
+            await(base + FULL_AT + 8 * stage, step / STAGES);
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
+                if (p == 0)
+                    next = load_factors(&of, lines, parts, min(block + 1, blocks - 1));
+                wgmma_wait(0);
+                SETTLE_64(part);
+                if (p == PARTS - 1 && leader)
+                    arrive(base + EMPTY_AT + 8 * stage);
+                join(sum + 64 * p, part, &now, p);
+            }
+        }
+        store_lines(sum, ALPHA ? of.alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
+    }
+}
+
+kernel __attribute__((reqd_work_group_size(384, 1, 1)))
+void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global const uint *group_ends, uint groups, uint lines,
+                uint columns, uint terms, global const float *s, uint s_line, global const float *t, uint t_group, uint t_block,
+                uint t_column, global const float *alpha)
+{
+    local __attribute__((aligned(1024))) uchar arena[1040];
+    const uint base = local_address(arena), thread = get_local_id(0);
+    const shape size = {groups, lines, columns, terms};
+    const scales of = {s, t, alpha, s_line, t_group, t_block, t_column};
+    local uint *ends = (local uint *)(arena + ENDS_AT);
+    if (thread == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            begin_barrier(base + FULL_AT + 8 * i, 1);
+            begin_barrier(base + EMPTY_AT + 8 * i, 2);
+        }
+        fence_barriers();
+    }
+    for (uint g = thread; g < groups; g += 384)
+        ends[g] = group_ends[g];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (thread < 128) {
+        release_registers(56);
+        if (thread == 0)
+            produce(size, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, (local tile *)(arena + TILES_AT), ends);
+    } else {
+        claim_registers(224);
+        consume(size, of, base, arena, c, ldc);
+    }
+}
