@@ -220,6 +220,7 @@ static inline void consume(shape s, scales of, uint base, local uchar *arena, gl
         UNROLL for (int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
         factors next = load_factors(&of, lines, parts, 0);
+#if BUFFERS == 1
         for (uint block = 0; block < blocks; block++, step++) {
             const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
             const factors now = next;
@@ -235,6 +236,46 @@ static inline void consume(shape s, scales of, uint base, local uchar *arena, gl
                 join(sum + 64 * p, part, &now, p);
             }
         }
+#else
+        float other[64];
+#define START(part, n) \
+    { \
+        const uint stage_ = (n) % STAGES, a_ = base + stage_ * STAGE_BYTES; \
+        await(base + FULL_AT + 8 * stage_, (n) / STAGES); \
+        multiply(part, matrix_at(a_ + consumer * (A_BYTES / 2), 0), matrix_at(a_ + A_BYTES, 0)); \
+    }
+#define FINISH(part, n, block) \
+    { \
+        SETTLE_64(part); \
+        const factors now = next; \
+        next = load_factors(&of, lines, parts, min((block) + 1, blocks - 1)); \
+        if (leader) \
+            arrive(base + EMPTY_AT + (n) % STAGES * 8); \
+        join(sum, part, &now, 0); \
+    }
+        START(part, step);
+        uint block = 0;
+        for (; block + 2 < blocks; block += 2, step += 2) {
+            START(other, step + 1);
+            wgmma_wait(1);
+            FINISH(part, step, block);
+            START(part, step + 2);
+            wgmma_wait(1);
+            FINISH(other, step + 1, block + 1);
+        }
+        if (block + 1 < blocks) {
+            START(other, step + 1);
+            wgmma_wait(1);
+            FINISH(part, step, block);
+            wgmma_wait(0);
+            FINISH(other, step + 1, block + 1);
+            step += 2;
+        } else {
+            wgmma_wait(0);
+            FINISH(part, step, block);
+            step++;
+        }
+#endif
         store_lines(sum, ALPHA ? of.alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
     }
 }

@@ -14,12 +14,13 @@ enum {
     ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     LINES = 128,
     COLUMNS = 256,
+    BUFFERS = 1,
     STAGES = 4,
     OUTS = 2,
     GROUP = 8,
     BLOCK = 128,
     MOST_GROUPS = 448,
-    SPEC_BYTES = 160,
+    SPEC_BYTES = 192,
 };
 _Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + 128 + 16 * STAGES +
                        4 * MOST_GROUPS <=
@@ -141,10 +142,10 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     MOERT_TRY(moert_tensor_map_make(forward ? b->x : b->y, &a, &map_a));
     MOERT_TRY(moert_tensor_map_make(forward ? b->weight : state->bytes, &w, &map_w));
     snprintf(spec, sizeof spec,
-             "nvidia_fp8 -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d -DSTAGES=%d "
-             "-DOUTS=%d -DGROUP=%d -DARENA=%d",
+             "nvidia_fp8 -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d -DBUFFERS=%d "
+             "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
              scaled, o->alpha, !scaled && rows->type == MOERT_NUMBER_E5M2,
-             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, GROUP, ARENA_BYTES);
+             result->type == MOERT_NUMBER_F32, COLUMNS, BUFFERS, STAGES, OUTS, GROUP, ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(
         op->device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
