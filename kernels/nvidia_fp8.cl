@@ -200,7 +200,7 @@ static inline void store_lines(const float *sum, float alpha, local uchar *piece
 
 static inline void consume(shape s, scales of, uint base, local uchar *arena, global result *c, ulong ldc)
 {
-    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
+    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32, lane = get_local_id(0) % 32;
     const bool leader = get_local_id(0) % 128 == 0;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, blocks = (s.terms + TERMS - 1) / TERMS;
     const uint last_part = (s.columns - 1) / WIDTH;
@@ -213,7 +213,7 @@ static inline void consume(shape s, scales of, uint base, local uchar *arena, gl
         t.line += consumer * 64 + warp * 16;
         global const float *lines[2], *parts[PARTS];
         UNROLL for (uint i = 0; i < 2; i++) /* past the last one: of any line */
-            lines[i] = of.s + (ulong)min(t.line + get_local_id(0) % 32 / 4 + 8 * i, s.lines - 1) * of.s_line;
+            lines[i] = of.s + (ulong)min(t.line + lane / 4 + 8 * i, s.lines - 1) * of.s_line;
         UNROLL for (uint p = 0; p < PARTS; p++)
             parts[p] = of.t + (ulong)t.group * of.t_group + (ulong)min(t.column / WIDTH + p, last_part) * of.t_column;
         float sum[COLUMNS / 2], part[64];
