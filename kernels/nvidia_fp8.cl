@@ -142,9 +142,9 @@ static inline factors load_factors(const scales *of, global const float *const *
                                    uint block)
 {
     factors f;
-    for (int i = 0; i < 2; i++)
+    UNROLL for (int i = 0; i < 2; i++)
         f.line[i] = SCALED ? lines[i][block] : 1.0f;
-    for (int p = 0; p < PARTS; p++)
+    UNROLL for (int p = 0; p < PARTS; p++)
         f.part[p] = SCALED ? parts[p][block * of->t_block] : 1.0f;
     return f;
 }

@@ -104,18 +104,26 @@ done
 # ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-tensor_cores() { # ORIENTATION F16
-    local out=$folder/nvidia-$1$2
-    "$clang" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -x cl -cl-std=CL3.0 \
-        -Xclang -finclude-default-header -include tests/support/nvptx.h -include kernels/common.h -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 \
-        -DORIENTATION=$1 -DF16=$2 -DSTAGES=4 -DOUTS=2 -DGROUP=8 -O2 -S kernels/nvidia_gemm.cl -o "$out.ptx" &&
-        "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
+tensor_cores() { # FAMILY OPTION...
+    local file=kernels/$1.cl out what
+    out=$(mktemp -p "$folder")
+    shift
+    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
+        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "$@")
+    "${what[@]}" -fsyntax-only "$file" || return 1 # with the functions of OpenCL instead of nvptx.h
+    "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S "$file" \
+        -o "$out.ptx" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     [ -z "$ptxas" ] && return 0
     "$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" >"$out.said" 2>&1 || { cat "$out.said"; return 1; }
     ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes spill' "$out.said"
 }
-status=0
-for orientation in 0 1 2; do for f16 in 0 1; do tensor_cores $orientation $f16 || status=1; done; done >"$log" 2>&1
+ring='-DSTAGES=4 -DOUTS=2 -DGROUP=8' status=0
+for orientation in 0 1 2; do for f16 in 0 1; do
+    tensor_cores nvidia_gemm $ring -DORIENTATION=$orientation -DF16=$f16 || status=1
+done; done >"$log" 2>&1
+for scaled in 0 1; do for f32 in 0 1; do
+    tensor_cores nvidia_fp8 $ring -DCOLUMNS=256 -DSCALED=$scaled -DALPHA=$f32 -DE5M2=$((1 - scaled)) -DF32=$f32 || status=1
+done; done >>"$log" 2>&1
 verdict $status "sm_90a: wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 
 # a program that must not compile, in every form
