@@ -50,25 +50,36 @@ typedef ushort result;
 #define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
 #define PIECE_BYTES 2048
 
+/* 128 times the one and 256 times the other are at most 65536. */
+#if F32
+#define PRODUCER_REGISTERS 80
+#define CONSUMER_REGISTERS 208
+#else
+#define PRODUCER_REGISTERS 64
+#define CONSUMER_REGISTERS 216
+#endif
+
 /* Offsets in the arena. */
 #define OUT_AT   (STAGES * STAGE_BYTES)
 #define FULL_AT  (OUT_AT + 8 * OUTS * PIECE_BYTES)
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
 #define TILES_AT (FULL_AT + 128)
-#define ENDS_AT  (TILES_AT + 16 * STAGES)
+#define SCALES_AT (TILES_AT + 32 * STAGES)
+#define ENDS_AT  (SCALES_AT + WGRAD * 4 * COLUMNS * STAGES)
 
 /* What the consumers must know of a tile; group -1: there are no more. */
 typedef struct tile {
-    int group, line, end, column; /* its first line and column in the result, the end of the group's lines */
+    int group, line, end, column; /* its first line and column, the end of the group's lines; lines of its result */
+    uint terms, block;            /* of the group; the number of their first block */
 } tile;
 
-/* Where the walk over the groups is: tiles of the group from `base` on, lines from `first` to `last`. */
+/* Where the walk over the groups is: tiles of the group from `base` on, rows from `first` to `last`, blocks of rows. */
 typedef struct walk {
-    uint group, first, last, base;
+    uint group, first, last, base, block;
 } walk;
 
 typedef struct shape {
-    uint groups, lines, columns, terms;
+    uint groups, lines, columns, terms; /* lines of all groups, of WGRAD of each */
 } shape;
 
 /* Scales: where they lie, as above. */
@@ -77,6 +88,16 @@ typedef struct scales {
     uint s_line, t_group, t_block, t_column;
 } scales;
 
+static inline uint blocks_of(uint terms)
+{
+    return (terms + TERMS - 1) / TERMS;
+}
+
+static inline uint tiles_down(const shape *s, const walk *w)
+{
+    return ((WGRAD ? s->lines : w->last - w->first) + LINES - 1) / LINES;
+}
+
 /* Finds the group of tile n, which grows from call to call; false past the last one. */
 static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w)
 {
@@ -84,42 +105,81 @@ static inline bool find_group(const shape *s, local const uint *ends, uint n, wa
     for (; w->group < s->groups; w->group++) {
         w->first = w->group > 0 ? ends[w->group - 1] : 0;
         w->last = ends[w->group];
-        const uint count = (w->last - w->first + LINES - 1) / LINES * across;
+        const uint count = tiles_down(s, w) * across;
         if (n - w->base < count)
             return true;
         w->base += count;
+        w->block += blocks_of(w->last - w->first);
     }
     return false;
 }
 
-/* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free. */
-static inline void produce(shape s, ulong map_a, ulong map_b, uint base, local tile *tiles, local const uint *ends)
+/* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free. A warp does it, whose
+ * first work-item speaks; in WGRAD all bring the scales of the columns. */
+static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base, local uchar *arena)
 {
-    const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
-    walk w = {0, 0, 0, 0};
+    const uint across = (s.columns + COLUMNS - 1) / COLUMNS, lane = get_local_id(0);
+    local const uint *ends = (local const uint *)(arena + ENDS_AT);
+    walk w = {0, 0, 0, 0, 0};
     uint step = 0;
     for (uint n = get_group_id(0);; n += get_num_groups(0)) {
         const bool more = find_group(&s, ends, n, &w);
-        const uint down = (w.last - w.first + LINES - 1) / LINES, nth = n - w.base;
+        const uint down = tiles_down(&s, &w), nth = n - w.base;
         const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across), span = min(GROUP, (int)(down - high));
-        const int column = rest / span * COLUMNS, line = w.first + (high + rest % span) * LINES;
-        for (int term = 0; term < (int)s.terms; term += TERMS, step++) {
+        const int column = rest / span * COLUMNS, line = (high + rest % span) * LINES;
+        const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = blocks_of(terms);
+        for (uint block = 0; block < max(blocks, 1u); block++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, a = base + stage * STAGE_BYTES;
+            local tile *t = (local tile *)(arena + TILES_AT + 32 * stage);
+#if WGRAD
+            float own[COLUMNS / 32]; /* asked for before the stage is free */
+            UNROLL for (uint i = 0; i < COLUMNS / 32; i++)
+                own[i] = of->t[(ulong)min(column + lane + 32 * i, s.columns - 1) * of->t_column + min(w.block + block, of->t_column - 1)];
+#endif
             if (step >= STAGES)
                 await(base + EMPTY_AT + 8 * stage, step / STAGES - 1);
-            if (!more) {
-                tiles[stage].group = -1;
-                arrive(full);
-                return;
+            if (lane == 0) {
+                if (block == 0)
+                    *t = (tile){more ? (int)w.group : -1, WGRAD ? w.group * s.lines + line : w.first + line,
+                                WGRAD ? (w.group + 1) * s.lines : w.last, column, terms, w.block};
+                if (more && blocks > 0) {
+                    const int term = (WGRAD ? w.first : 0) + block * TERMS;
+                    expect(full, STAGE_BYTES);
+                    load_box(a, map_a, term, WGRAD ? line : w.first + line, 0, full);
+                    load_box(a + A_BYTES, map_b, term, column, WGRAD ? 0 : w.group, full);
+                } else {
+                    arrive(full);
+                }
             }
-            if (term == 0)
-                tiles[stage] = (tile){w.group, line, w.last, column};
-            expect(full, STAGE_BYTES);
-            load_box(a, map_a, term, line, 0, full);
-            load_box(a + A_BYTES, map_b, term, column, w.group, full);
+#if WGRAD
+            local float *scale = (local float *)(arena + SCALES_AT + 4 * COLUMNS * stage);
+            UNROLL for (uint i = 0; i < COLUMNS / 32; i++)
+                scale[lane + 32 * i] = own[i];
+            sync_warp();
+            if (lane == 0)
+                arrive(full);
+#endif
+            if (!more)
+                return;
         }
     }
 }
+
+#if WGRAD
+/* Clears the terms from `terms` on in a stage's lines and columns, whose words of 16 bytes are swizzled. */
+static inline void clear_terms(local uchar *stage, uint terms)
+{
+    for (uint row = get_local_id(0) - 128; row < LINES + COLUMNS; row += 256)
+        for (uint word = terms / 16; word < TERMS / 16; word++) {
+            local uchar *at = stage + row * TERMS + (word ^ row % 8) * 16;
+            for (uint i = 0; i < 16; i++)
+                if (word * 16 + i >= terms)
+                    at[i] = 0;
+        }
+    fence_tensor();
+    barrier_of(3, 256);
+}
+#endif
 
 /* part[64,128] = 64 lines x 128 terms of a by 128 terms x 128 columns of b. */
 static inline void multiply(float *part, ulong a, ulong b)
@@ -138,21 +198,27 @@ typedef struct factors {
     float line[2], part[PARTS];
 } factors;
 
-static inline factors load_factors(const scales *of, global const float *const *lines, global const float *const *parts,
-                                   uint block)
+/* `lines`, `parts`: where those of the first block lie. */
+static inline factors load_factors(const scales *of, const uint *lines, const uint *parts, uint block)
 {
     factors f;
     UNROLL for (int i = 0; i < 2; i++)
-        f.line[i] = SCALED ? lines[i][block] : 1.0f;
+        f.line[i] = SCALED ? of->s[lines[i] + block] : 1.0f;
     UNROLL for (int p = 0; p < PARTS; p++)
-        f.part[p] = SCALED ? parts[p][block * of->t_block] : 1.0f;
+        f.part[p] = SCALED > WGRAD ? of->t[parts[p] + block * of->t_block] : 1.0f;
     return f;
 }
 
-/* sum[64,128] += part[64,128] times the scales. */
-static inline void join(float *sum, const float *part, const factors *f, int p)
+/* sum[64,128] += part[64,128] times the scales; `columns`: those of WGRAD. */
+static inline void join(float *sum, const float *part, const factors *f, int p, local const float *columns)
 {
-#if SCALED
+#if WGRAD
+    UNROLL for (int j = 0; j < 16; j++) {
+        const float2 scale = *(local const float2 *)(columns + 8 * j);
+        UNROLL for (int i = 0; i < 4; i++)
+            sum[4 * j + i] = fma(part[4 * j + i], f->line[i / 2] * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
+    }
+#elif SCALED
     const float low = f->line[0] * f->part[p], high = f->line[1] * f->part[p];
     UNROLL for (int i = 0; i < 64; i++)
         sum[i] = fma(part[i], i % 4 < 2 ? low : high, sum[i]);
@@ -202,80 +268,55 @@ static inline void consume(shape s, scales of, uint base, local uchar *arena, gl
 {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32, lane = get_local_id(0) % 32;
     const bool leader = get_local_id(0) % 128 == 0;
-    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, blocks = (s.terms + TERMS - 1) / TERMS;
-    const uint last_part = (s.columns - 1) / WIDTH;
-    local const tile *tiles = (local const tile *)(arena + TILES_AT);
+    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, last_part = (s.columns - 1) / WIDTH;
     for (uint step = 0;;) {
         await(base + FULL_AT + step % STAGES * 8, step / STAGES);
-        tile t = tiles[step % STAGES];
+        tile t = *(local const tile *)(arena + TILES_AT + 32 * (step % STAGES));
         if (t.group < 0)
             return;
+        const uint blocks = blocks_of(t.terms);
         t.line += consumer * 64 + warp * 16;
-        global const float *lines[2], *parts[PARTS];
-        UNROLL for (uint i = 0; i < 2; i++) /* past the last one: of any line */
-            lines[i] = of.s + (ulong)min(t.line + lane / 4 + 8 * i, s.lines - 1) * of.s_line;
+        uint lines[2], parts[PARTS];
+        UNROLL for (uint i = 0; i < 2; i++) /* past the last line: those of any other */
+            lines[i] = min(t.line + lane / 4 + 8 * i - WGRAD * t.group * s.lines, s.lines - 1) * of.s_line + WGRAD * t.block;
         UNROLL for (uint p = 0; p < PARTS; p++)
-            parts[p] = of.t + (ulong)t.group * of.t_group + (ulong)min(t.column / WIDTH + p, last_part) * of.t_column;
+            parts[p] = t.group * of.t_group + min(t.column / WIDTH + p, last_part) * of.t_column;
+        const uint last = WGRAD ? max(min(blocks, of.s_line - min(t.block, of.s_line - 1)), 1u) - 1 : blocks - 1;
         float sum[COLUMNS / 2], part[64];
         UNROLL for (int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
         factors next = load_factors(&of, lines, parts, 0);
-#if BUFFERS == 1
         for (uint block = 0; block < blocks; block++, step++) {
             const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
             const factors now = next;
+            local const float *scale = (local const float *)(arena + SCALES_AT) + stage * COLUMNS + lane % 4 * 2;
             await(base + FULL_AT + 8 * stage, step / STAGES);
+#if WGRAD
+            if (t.terms - block * TERMS < TERMS)
+                clear_terms(arena + stage * STAGE_BYTES, t.terms - block * TERMS);
+#endif
             UNROLL for (int p = 0; p < PARTS; p++) {
                 multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
                 if (p == 0)
-                    next = load_factors(&of, lines, parts, min(block + 1, blocks - 1));
+                    next = load_factors(&of, lines, parts, min(block + 1, last));
                 wgmma_wait(0);
                 SETTLE_64(part);
-                if (p == PARTS - 1 && leader)
+                if (!WGRAD && p == PARTS - 1 && leader)
                     arrive(base + EMPTY_AT + 8 * stage);
-                join(sum + 64 * p, part, &now, p);
+                join(sum + 64 * p, part, &now, p, scale + p * WIDTH);
+            }
+            if (WGRAD) {
+                barrier_of(1 + consumer, 128); /* all have read the scales */
+                if (leader)
+                    arrive(base + EMPTY_AT + 8 * stage);
             }
         }
-#else
-        float other[64];
-#define START(part, n) \
-    { \
-        const uint stage_ = (n) % STAGES, a_ = base + stage_ * STAGE_BYTES; \
-        await(base + FULL_AT + 8 * stage_, (n) / STAGES); \
-        multiply(part, matrix_at(a_ + consumer * (A_BYTES / 2), 0), matrix_at(a_ + A_BYTES, 0)); \
-    }
-#define FINISH(part, n, block) \
-    { \
-        SETTLE_64(part); \
-        const factors now = next; \
-        next = load_factors(&of, lines, parts, min((block) + 1, blocks - 1)); \
-        if (leader) \
-            arrive(base + EMPTY_AT + (n) % STAGES * 8); \
-        join(sum, part, &now, 0); \
-    }
-        START(part, step);
-        uint block = 0;
-        for (; block + 2 < blocks; block += 2, step += 2) {
-            START(other, step + 1);
-            wgmma_wait(1);
-            FINISH(part, step, block);
-            START(part, step + 2);
-            wgmma_wait(1);
-            FINISH(other, step + 1, block + 1);
-        }
-        if (block + 1 < blocks) {
-            START(other, step + 1);
-            wgmma_wait(1);
-            FINISH(part, step, block);
-            wgmma_wait(0);
-            FINISH(other, step + 1, block + 1);
-            step += 2;
-        } else {
-            wgmma_wait(0);
-            FINISH(part, step, block);
+        if (WGRAD && blocks == 0) {
+            barrier_of(1 + consumer, 128); /* all have read the tile */
+            if (leader)
+                arrive(base + EMPTY_AT + step % STAGES * 8);
             step++;
         }
-#endif
         store_lines(sum, ALPHA ? of.alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
     }
 }
@@ -292,7 +333,7 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1);
+            begin_barrier(base + FULL_AT + 8 * i, 1 + WGRAD);
             begin_barrier(base + EMPTY_AT + 8 * i, 2);
         }
         fence_barriers();
@@ -301,11 +342,11 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
         ends[g] = group_ends[g];
     barrier(CLK_LOCAL_MEM_FENCE);
     if (thread < 128) {
-        release_registers(56);
-        if (thread == 0)
-            produce(size, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, (local tile *)(arena + TILES_AT), ends);
+        release_registers(PRODUCER_REGISTERS);
+        if (thread < (WGRAD ? 32 : 1))
+            produce(size, &of, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, arena);
     } else {
-        claim_registers(224);
+        claim_registers(CONSUMER_REGISTERS);
         consume(size, of, base, arena, c, ldc);
     }
 }

@@ -267,8 +267,8 @@ moert_status moert_op_compile(moert_op *op) {
                                        &options.d};
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
         operands[i]->stride = 0;
-    options.groups = options.rows = options.topk = 1;
-    options.n = options.k = SMALL;
+    options.groups = options.topk = 1;
+    options.rows = options.n = options.k = SMALL;
     options.interleave = op->run < op->glu_width ? op->run : 0;
     moert_op *small;
     MOERT_TRY(moert_op_create(op->device, &options, &small));

@@ -14,29 +14,39 @@ enum {
     ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     LINES = 128,
     COLUMNS = 256,
-    BUFFERS = 1,
     STAGES = 4,
-    OUTS = 2,
+    OUTS = 1,
     GROUP = 8,
     BLOCK = 128,
+    TABLE_BYTES = 128 + (32 + 4 * COLUMNS) * STAGES, /* barriers, tiles, scales of columns */
     MOST_GROUPS = 448,
     SPEC_BYTES = 192,
 };
-_Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + 128 + 16 * STAGES +
-                       4 * MOST_GROUPS <=
+_Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 4 * MOST_GROUPS <=
                    ARENA_BYTES,
-               "the parts of the arena");
+               "what lies in the arena");
 
 typedef struct turned_weight {
     moert_buffer *bytes; /* [G,K,N] */
 } turned_weight;
 
-/* What is multiplied by the weight, and the result. */
-static const moert_operand *rows_of(const moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_DGRAD ? &o->y : &o->x;
-}
-static const moert_operand *result_of(const moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_DGRAD ? &o->x : &o->y;
+/* A product of the kernel: result[lines,columns] = a[lines,terms] b[columns,terms], both 1 x 128
+ * bytes at a time. */
+typedef struct orientation {
+    moert_op_buffer a, b, result, scale_a, scale_b;
+} orientation;
+#define SCALED(a, b, result)                                                                       \
+    {                                                                                              \
+        MOERT_OP_BUFFER_##a, MOERT_OP_BUFFER_##b, MOERT_OP_BUFFER_##result,                        \
+            MOERT_OP_BUFFER_##a##_scale, MOERT_OP_BUFFER_##b##_scale                               \
+    }
+static const orientation orientations[] = {[MOERT_OP_GEMM_FORWARD] = SCALED(x, weight, y),
+                                           [MOERT_OP_GEMM_DGRAD] = SCALED(y, weight, x),
+                                           [MOERT_OP_GEMM_WGRAD] = SCALED(y, x, weight)};
+#undef SCALED
+
+static const moert_operand *operand_of(const moert_op_options *o, moert_op_buffer which) {
+    return which == MOERT_OP_BUFFER_x ? &o->x : which == MOERT_OP_BUFFER_y ? &o->y : &o->weight;
 }
 
 static bool is_block(const moert_operand *operand) {
@@ -48,33 +58,45 @@ static bool is_fp8(const moert_operand *operand) {
 
 bool moert_op_has_fp8_factors(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    return (o->kind == MOERT_OP_GEMM_FORWARD || o->kind == MOERT_OP_GEMM_DGRAD) &&
-           is_fp8(rows_of(o)) && is_fp8(&o->weight);
+    return o->kind <= MOERT_OP_GEMM_WGRAD && is_fp8(operand_of(o, orientations[o->kind].a)) &&
+           is_fp8(operand_of(o, orientations[o->kind].b));
+}
+
+/* Blocks of a wgrad lie along the rows, and so do its bytes. */
+static bool is_stored_for_wgrad(const moert_operand *operand) {
+    return operand->how.axis == MOERT_AXIS_COLUMN && operand->how.transposed;
 }
 
 /* What of a description the kernel cannot do; each text completes "the nvidia backend takes". */
 static const char *refuse(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const moert_operand *rows = rows_of(o), *result = result_of(o);
+    const moert_operand *a = operand_of(o, orientations[o->kind].a);
+    const moert_operand *b = operand_of(o, orientations[o->kind].b);
+    const moert_operand *result = operand_of(o, orientations[o->kind].result);
     const bool plain = !o->beta && !o->accumulate && !o->bias && !o->row_weight && !o->prob &&
                        !o->amax && o->permute == MOERT_OP_PERMUTE_NONE;
-    const bool block = is_block(rows);
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, block = is_block(a);
+    const size_t lengths = o->n | o->k | (size_t)a->stride | (wgrad ? o->rows : 0);
     const struct {
         bool taken;
         const char *what;
     } conditions[] = {
         {moert_device_describe(op->device)->nvidia == 90, "GPUs of compute capability 9.0"},
-        {block == is_block(&o->weight), "two factors in blocks of 128 or two plain ones, if FP8"},
-        {!block || (rows->how.axis == MOERT_AXIS_ROW && o->weight.how.axis == MOERT_AXIS_TILE),
-         "fp8-block rows in blocks along rows by weights in tiles"},
+        {block == is_block(b), "two factors of fp8-block or two plain ones, if FP8"},
+        {!wgrad || (block && is_stored_for_wgrad(a) && is_stored_for_wgrad(b)),
+         "transposed factors of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
+        {wgrad || !block || (a->how.axis == MOERT_AXIS_ROW && b->how.axis == MOERT_AXIS_TILE),
+         "rows of fp8-block in blocks along rows, by weights in tiles"},
         {result->how.size == 0 &&
              (result->type == MOERT_NUMBER_BF16 || result->type == MOERT_NUMBER_F32),
          "bf16 or f32 results of FP8 factors"},
         {!o->weight.discrete, "stacked weights"},
         {plain, "products without beta, biases, factors of rows, permutations and amax"},
-        {(o->n | o->k | (size_t)rows->stride) % 16 == 0 && result->stride % 8 == 0,
-         "FP8 factors with n, k and strides that are multiples of 16"},
+        {lengths % 16 == 0 && result->stride % 8 == 0,
+         "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
         {o->groups <= MOST_GROUPS, "at most 448 groups"},
+        {moert_max(o->rows, o->groups * o->n) < (UINT32_MAX / moert_max(o->n, o->k)) * BLOCK,
+         "fewer than 2^32 scales"},
     };
     for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
         if (!conditions[i].taken)
@@ -115,46 +137,77 @@ static moert_status turn(const moert_op *op, const moert_op_buffers *b) {
                      MOERT_ARG(b->ends));
 }
 
-static moert_status execute(moert_op *op, const moert_op_buffers *b) {
+/* Where the scales lie: strides of the kernel's s and t, see there. */
+typedef struct strides {
+    unsigned line, group, block, column;
+} strides;
+
+static strides strides_of(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const turned_weight *state = op->state;
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, scaled = is_block(&o->weight);
-    const moert_operand *rows = rows_of(o), *result = result_of(o);
-    const size_t terms = forward ? o->k : o->n, columns = forward ? o->n : o->k;
     const unsigned across = (unsigned)moert_ceil_div(o->k, BLOCK); /* tiles of a weight */
     const unsigned down = (unsigned)moert_ceil_div(o->n, BLOCK);
-    const moert_tensor_layout a = {.groups = 1,
-                                   .rows = o->rows,
-                                   .columns = terms,
-                                   .stride = scaled ? terms : (size_t)rows->stride,
-                                   .box_rows = LINES,
-                                   .bytes = true};
-    const moert_tensor_layout w = {.groups = o->groups,
-                                   .rows = columns,
-                                   .columns = terms,
-                                   .stride = terms,
-                                   .box_rows = COLUMNS,
-                                   .bytes = true};
-    moert_tensor_map map_a, map_w;
+    if (o->kind == MOERT_OP_GEMM_FORWARD)
+        return (strides){across, down * across, 1, across};
+    if (o->kind == MOERT_OP_GEMM_DGRAD)
+        return (strides){down, down * across, across, 1};
+    const unsigned room = (unsigned)op->quantized[0].blocks; /* of both factors */
+    return (strides){room, 0, 1, room};
+}
+
+/* Maps of both factors, the weight of a dgrad being the transposed one. */
+static moert_status make_maps(const moert_op *op, const moert_op_buffers *b,
+                              moert_tensor_map *map_a, moert_tensor_map *map_b) {
+    const moert_op_options *o = &op->options;
+    const orientation *how = &orientations[o->kind];
+    const turned_weight *state = op->state;
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const size_t terms = wgrad ? o->rows : forward ? o->k : o->n;
+    const bool stored_so = is_block(operand_of(o, how->a)); /* quantised ones have no stride */
+    moert_op_buffers buffers = *b;
+    moert_tensor_layout tensor = {.groups = 1, .columns = terms, .bytes = true};
+    tensor.rows = wgrad ? o->n : o->rows;
+    tensor.stride = stored_so ? terms : (size_t)operand_of(o, how->a)->stride;
+    tensor.box_rows = LINES;
+    MOERT_TRY(moert_tensor_map_make(*moert_op_buffer_at(&buffers, how->a), &tensor, map_a));
+    tensor.groups = wgrad ? 1 : o->groups;
+    tensor.rows = forward ? o->n : o->k;
+    tensor.stride = terms;
+    tensor.box_rows = COLUMNS;
+    return moert_tensor_map_make(state->bytes != NULL ? state->bytes
+                                                      : *moert_op_buffer_at(&buffers, how->b),
+                                 &tensor, map_b);
+}
+
+static moert_status execute(moert_op *op, const moert_op_buffers *b) {
+    const moert_op_options *o = &op->options;
+    const orientation *how = &orientations[o->kind];
+    const moert_operand *a = operand_of(o, how->a), *result = operand_of(o, how->result);
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const strides lie = strides_of(op);
+    moert_op_buffers buffers = *b;
+    moert_tensor_map map_a, map_b;
     char spec[SPEC_BYTES];
-    if (!forward)
+    if (o->rows == 0) /* a wgrad */
+        return moert_buffer_clear(b->weight, 0, moert_op_buffer_bytes(op, "weight"));
+    if (o->kind == MOERT_OP_GEMM_DGRAD)
         MOERT_TRY(turn(op, b));
-    MOERT_TRY(moert_tensor_map_make(forward ? b->x : b->y, &a, &map_a));
-    MOERT_TRY(moert_tensor_map_make(forward ? b->weight : state->bytes, &w, &map_w));
+    MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
-             "nvidia_fp8 -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d -DBUFFERS=%d "
+             "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
              "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-             scaled, o->alpha, !scaled && rows->type == MOERT_NUMBER_E5M2,
-             result->type == MOERT_NUMBER_F32, COLUMNS, BUFFERS, STAGES, OUTS, GROUP, ARENA_BYTES);
+             wgrad, is_block(a), o->alpha, !is_block(a) && a->type == MOERT_NUMBER_E5M2,
+             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, GROUP, ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(
         op->device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
-        moert_argument_struct(&map_w, sizeof map_w), MOERT_ARG(forward ? b->y : b->x),
-        MOERT_ARG((size_t)result->stride), MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
-        MOERT_ARG((unsigned)o->rows), MOERT_ARG((unsigned)columns), MOERT_ARG((unsigned)terms),
-        MOERT_ARG(forward ? b->x_scale : b->y_scale), MOERT_ARG(forward ? across : down),
-        MOERT_ARG(b->weight_scale), MOERT_ARG(down * across), MOERT_ARG(forward ? 1 : across),
-        MOERT_ARG(forward ? across : 1), MOERT_ARG(b->alpha));
+        moert_argument_struct(&map_b, sizeof map_b),
+        MOERT_ARG(*moert_op_buffer_at(&buffers, how->result)),
+        MOERT_ARG(wgrad ? o->k : (size_t)result->stride), MOERT_ARG(b->ends),
+        MOERT_ARG((unsigned)o->groups), MOERT_ARG((unsigned)(wgrad ? o->n : o->rows)),
+        MOERT_ARG((unsigned)(forward ? o->n : o->k)), MOERT_ARG((unsigned)(forward ? o->k : o->n)),
+        MOERT_ARG(*moert_op_buffer_at(&buffers, how->scale_a)), MOERT_ARG(lie.line),
+        MOERT_ARG(*moert_op_buffer_at(&buffers, how->scale_b)), MOERT_ARG(lie.group),
+        MOERT_ARG(lie.block), MOERT_ARG(lie.column), MOERT_ARG(b->alpha));
 }
 
 const moert_op_backend moert_op_backend_nvidia_fp8 = {"nvidia", false,   false,  create,

@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "base/rng.h"
 #include "support/ops_quantized.h"
 #include "support/ops_run.h"
 
-enum { MOST_GROUPS = 36, KINDS = 2 };
+enum { MOST_GROUPS = 36, KINDS = 3 };
 typedef struct shape {
     size_t n, k, rows, groups, padding; /* padding: numbers between plain rows */
     uint32_t ends[MOST_GROUPS];
@@ -52,9 +53,16 @@ static moert_op_options describe(const shape *s, moert_op_kind kind, moert_numbe
     return o;
 }
 
-/* Factors in DeepSeek's blocks. */
+/* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
 static moert_op_options describe_blocks(const shape *s, moert_op_kind kind, moert_number result) {
     moert_op_options o = describe(s, kind, result);
+    if (kind == MOERT_OP_GEMM_WGRAD) {
+        o.x = o.y = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_COLUMN, 0);
+        o.x.how.transposed = o.y.how.transposed = true;
+        o.weight.type = result;
+        o.rows = moert_ceil_div(s->rows, 16) * 16;
+        return o;
+    }
     *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
     return o;
@@ -71,9 +79,8 @@ static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **stat
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
         const shape *s = &shapes[i / 2 / KINDS];
-        const moert_op_options o =
-            describe_blocks(s, i % 2 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD,
-                            i / 2 % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+        const moert_op_options o = describe_blocks(
+            s, (moert_op_kind)(i % KINDS), i / KINDS % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
         ops_bytes got = ops_bytes_make(&o, s->ends), want = ops_bytes_fill(&got);
         char title[128];
         title_of(&o, title);
@@ -89,8 +96,8 @@ static void test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows
     (void)state;
     if (!has_hopper())
         return;
-    for (size_t i = 0; i < SHAPES * KINDS * 4; i++) {
-        const shape *s = &shapes[i / 4 / KINDS];
+    for (size_t i = 0; i < SHAPES * 8; i++) {
+        const shape *s = &shapes[i / 8];
         const bool dgrad = i % 2, e5m2 = i / 2 % 2, floats = i / 4 % 2;
         moert_op_options o = describe(s, dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD,
                                       floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
@@ -109,29 +116,46 @@ static void test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows
     }
 }
 
-/* The largest difference from float64 over the sum of the magnitudes of a result's products. */
-static double worst_of(const ops_bytes *got, const ops_bytes *plain) {
+/* Term i of element (line, j) of a result, by the values of the factors; line within group g. */
+static double term_of(const ops_bytes *plain, size_t g, size_t line, size_t j, size_t i) {
     const moert_op_options *o = &plain->shape.options;
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD;
-    const size_t terms = forward ? o->k : o->n, columns = forward ? o->n : o->k;
     const uint32_t *ends = (const uint32_t *)(const void *)plain->at[MOERT_OP_BUFFER_ends];
-    const float *rows = ops_floats(plain, forward ? MOERT_OP_BUFFER_x : MOERT_OP_BUFFER_y);
-    const float *weight = ops_floats(plain, MOERT_OP_BUFFER_weight);
-    const float *result = ops_floats(got, forward ? MOERT_OP_BUFFER_y : MOERT_OP_BUFFER_x);
+    const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
+                *y = ops_floats(plain, MOERT_OP_BUFFER_y);
+    const float *weight = ops_floats(plain, MOERT_OP_BUFFER_weight) + g * o->n * o->k;
+    const size_t first = g > 0 ? ends[g - 1] : 0;
+    switch (o->kind) {
+    case MOERT_OP_GEMM_FORWARD:
+        return (double)x[(first + line) * o->k + i] * (double)weight[j * o->k + i];
+    case MOERT_OP_GEMM_DGRAD:
+        return (double)y[(first + line) * o->n + i] * (double)weight[i * o->k + j];
+    default:
+        return (double)y[(first + i) * o->n + line] * (double)x[(first + i) * o->k + j];
+    }
+}
+
+/* The largest difference from float64 over the sum of the magnitudes of a result's products. */
+static double worst_of(const ops_bytes *got, const ops_bytes *plain, moert_op_buffer which) {
+    const moert_op_options *o = &plain->shape.options;
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const uint32_t *ends = (const uint32_t *)(const void *)plain->at[MOERT_OP_BUFFER_ends];
+    const float *result = ops_floats(got, which);
     double worst = 0.0;
-    for (size_t r = 0, g = 0; r < ends[o->groups - 1]; r++)
-        for (size_t j = 0; j < columns; j++) {
-            double sum = 0.0, size = 0.0;
-            while (r >= ends[g])
-                g++;
+    for (size_t g = 0; g < o->groups; g++) {
+        const size_t first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
+        const size_t lines = wgrad ? o->n : rows, columns = forward ? o->n : o->k;
+        const size_t terms = wgrad ? rows : forward ? o->k : o->n;
+        for (size_t at = 0; at < lines * columns; at++) {
+            double sum = 0.0, size = 1e-30;
             for (size_t i = 0; i < terms; i++) {
-                const size_t at = forward ? (g * o->n + j) * o->k + i : (g * o->n + i) * o->k + j;
-                const double product = (double)rows[r * terms + i] * (double)weight[at];
-                sum += product;
-                size += fabs(product);
+                const double term = term_of(plain, g, at / columns, at % columns, i);
+                sum += term;
+                size += fabs(term);
             }
-            worst = fmax(worst, fabs((double)result[r * columns + j] - sum) / size);
+            const double value = (double)result[(wgrad ? g * o->n : first) * columns + at];
+            worst = fmax(worst, fabs(value - sum) / size);
         }
+    }
     return worst;
 }
 
@@ -146,7 +170,9 @@ static void test_random_factors_are_near_float64(void **state) {
         got.spread = true;
         ops_bytes plain = ops_bytes_fill(&got);
         ops_bytes_execute("nvidia", &got);
-        const double worst = worst_of(&got, &plain);
+        const moert_op_buffer results[] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
+                                           MOERT_OP_BUFFER_weight};
+        const double worst = worst_of(&got, &plain, results[kind]);
         print_message("# %s: off by %.2e of the sum of magnitudes\n", moert_op_kind_name(o.kind),
                       worst);
         assert_true(worst <= 1e-4); /* the tensor cores drop what is below 2^-13 of a block */
