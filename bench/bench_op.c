@@ -17,6 +17,7 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "moert/ops.h"
+#include "moert/quantize.h"
 #include "report.h"
 #include "tools/program.h"
 
@@ -41,7 +42,7 @@ static const struct {
 typedef struct form {
     const char *name;
     moert_number factor, result;
-    bool blocks; /* rows in blocks of 1x128, weights in blocks of 128x128 */
+    bool blocks; /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
 } form;
 static const form forms[] = {{"bf16", MOERT_NUMBER_BF16, MOERT_NUMBER_BF16, false},
                              {"f16", MOERT_NUMBER_F16, MOERT_NUMBER_F16, false},
@@ -63,7 +64,7 @@ static const moert_option options[] = {
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
      "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16", "bf16|f16|e4m3|fp8-block|all",
-     "of the factors; the result of FP8 ones, which have no wgrad here, is bf16; all = in turns"},
+     "of the factors; results of FP8 ones are bf16, and e4m3 has no wgrad; all = in turns"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -88,6 +89,10 @@ typedef struct problem {
 
 /* ---- data ---- */
 
+static size_t start_of(const problem *p, size_t expert) {
+    return expert > 0 ? p->ends[expert - 1] : 0;
+}
+
 static size_t bytes_of(const bench *b) {
     return moert_number_bits(b->form->factor) / 8;
 }
@@ -111,6 +116,17 @@ static double weight_value(const bench *b, const shape *s, size_t e, size_t line
     const size_t down = e * blocks(s->n) + line / BLOCK;
     return value_of(b, (e * s->n + line) * s->k + column) *
            (double)b->scales[(down * blocks(s->k) + column / BLOCK) % PATTERN];
+}
+
+/* An element of a row matrix that is stored transposed; `row` is of expert e. */
+static double turned_value(const bench *b, const problem *p, size_t e, size_t row, size_t column) {
+    size_t block = (row - start_of(p, e)) / BLOCK;
+    for (size_t i = 0; i < e; i++)
+        block += blocks(p->ends[i] - start_of(p, i));
+    return value_of(b, column * p->of.rows + row) *
+           (double)b
+               ->scales[(column * moert_row_blocks_most(p->of.rows, p->of.experts, BLOCK) + block) %
+                        PATTERN];
 }
 
 static moert_status make_pattern(bench *b) {
@@ -161,8 +177,9 @@ static moert_status prepare(const bench *b, problem *p) {
     const shape *s = &p->of;
     const size_t x = s->rows * s->k, weight = s->experts * s->n * s->k, y = s->rows * s->n;
     const size_t bytes = s->experts * sizeof *p->ends, factor = bytes_of(b);
-    const size_t scales = moert_max(s->rows * moert_max(blocks(s->n), blocks(s->k)),
-                                    s->experts * blocks(s->n) * blocks(s->k));
+    const size_t scales[] = {
+        s->rows * moert_max(blocks(s->n), blocks(s->k)), s->experts * blocks(s->n) * blocks(s->k),
+        moert_row_blocks_most(s->rows, s->experts, BLOCK) * moert_max(s->n, s->k)};
     MOERT_TRY(MOERT_NEW_ARRAY(&p->ends, s->experts));
     make_ends(p);
     MOERT_TRY(moert_buffer_create(b->device, bytes, &p->ends_buffer));
@@ -170,22 +187,20 @@ static moert_status prepare(const bench *b, problem *p) {
     MOERT_TRY(make_buffer(b, x, b->pattern, factor, &p->x));
     MOERT_TRY(make_buffer(b, weight, b->pattern, factor, &p->weight));
     MOERT_TRY(make_buffer(b, y, b->pattern, factor, &p->y));
-    MOERT_TRY(make_buffer(b, scales, b->scales, sizeof(float), &p->scales));
+    MOERT_TRY(make_buffer(b, moert_max(scales[0], moert_max(scales[1], scales[2])), b->scales,
+                          sizeof(float), &p->scales));
     return moert_buffer_create(b->device, moert_max(weight, moert_max(x, y)) * sizeof(uint16_t),
                                &p->result);
 }
 
 /* ---- checks ---- */
 
-static size_t start_of(const problem *p, size_t expert) {
-    return expert > 0 ? p->ends[expert - 1] : 0;
-}
-
 /* What element (line, column) of the result of an op must be; *size: the sum of magnitudes. */
 static double expected(const bench *b, const problem *p, moert_op_kind kind, size_t line,
                        size_t column, double *size) {
     const shape *s = &p->of;
     const bool forward = kind == MOERT_OP_GEMM_FORWARD, wgrad = kind == MOERT_OP_GEMM_WGRAD;
+    const bool turned = wgrad && b->form->blocks;
     size_t e = wgrad ? line / s->n : 0, first = 0, last = forward ? s->k : s->n;
     double sum = 0.0;
     while (!wgrad && p->ends[e] <= line)
@@ -196,12 +211,14 @@ static double expected(const bench *b, const problem *p, moert_op_kind kind, siz
     }
     *size = 0.0;
     for (size_t i = first; i < last; i++) {
-        const double a = forward ? row_value(b, line, i, s->k)
-                         : wgrad ? row_value(b, i, line % s->n, s->n)
-                                 : row_value(b, line, i, s->n);
-        const double c = forward ? weight_value(b, s, e, column, i)
-                         : wgrad ? row_value(b, i, column, s->k)
-                                 : weight_value(b, s, e, i, column);
+        const double a = forward  ? row_value(b, line, i, s->k)
+                         : turned ? turned_value(b, p, e, i, line % s->n)
+                         : wgrad  ? row_value(b, i, line % s->n, s->n)
+                                  : row_value(b, line, i, s->n);
+        const double c = forward  ? weight_value(b, s, e, column, i)
+                         : turned ? turned_value(b, p, e, i, column)
+                         : wgrad  ? row_value(b, i, column, s->k)
+                                  : weight_value(b, s, e, i, column);
         sum += a * c;
         *size += fabs(a * c);
     }
@@ -290,13 +307,24 @@ static moert_status report(bench *b, const problem *p, const moert_op *op, const
 
 /* DeepSeek's: rows in blocks along what is summed over, weights in tiles. */
 static void describe_blocks(const problem *p, moert_op_options *o, moert_op_buffers *buffers) {
-    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD;
-    moert_operand *rows = forward ? &o->x : &o->y;
-    o->weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
-    o->weight.how.format = MOERT_FORMAT_FP8_BLOCK;
-    rows->how = o->weight.how;
-    o->weight.how.axis = MOERT_AXIS_TILE;
-    *(forward ? &buffers->x_scale : &buffers->y_scale) = buffers->weight_scale = p->scales;
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    moert_quantizer rows = MOERT_QUANTIZER_INIT, tiles = MOERT_QUANTIZER_INIT;
+    rows.format = tiles.format = MOERT_FORMAT_FP8_BLOCK;
+    rows.axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    rows.transposed = wgrad;
+    tiles.axis = MOERT_AXIS_TILE;
+    if (o->kind != MOERT_OP_GEMM_DGRAD) {
+        o->x.how = rows;
+        buffers->x_scale = p->scales;
+    }
+    if (o->kind != MOERT_OP_GEMM_FORWARD) {
+        o->y.how = rows;
+        buffers->y_scale = p->scales;
+    }
+    if (!wgrad) {
+        o->weight.how = tiles;
+        buffers->weight_scale = p->scales;
+    }
 }
 
 static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
@@ -313,8 +341,8 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     o.n = s->n;
     o.k = s->k;
     o.x.type = o.weight.type = o.y.type = b->form->factor;
-    if (kind != MOERT_OP_GEMM_WGRAD)
-        (kind == MOERT_OP_GEMM_FORWARD ? &o.y : &o.x)->type = b->form->result;
+    moert_operand *const results[] = {&o.y, &o.x, &o.weight};
+    results[kind]->type = b->form->result;
     if (b->form->blocks)
         describe_blocks(p, &o, &buffers);
     buffers.ends = p->ends_buffer;
@@ -334,7 +362,8 @@ destroy:
 
 static moert_status run_form(bench *b, shape of, bool ragged) {
     problem p = {.of = of, .ragged = ragged};
-    const unsigned last = bytes_of(b) == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_WGRAD;
+    const unsigned last = /* a wgrad wants its FP8 factors transposed */
+        bytes_of(b) == 1 && !b->form->blocks ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_WGRAD;
     moert_status status = make_pattern(b);
     if (status == MOERT_OK)
         status = prepare(b, &p);
