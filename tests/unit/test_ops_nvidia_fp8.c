@@ -211,7 +211,7 @@ static void test_what_the_kernel_cannot_do_is_refused_or_left_to_others(void **s
     (void)state;
     const bool hopper = has_hopper();
     moert_op_options o = describe_blocks(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
-    const char *const takes = hopper ? "takes fp8-block rows" : "takes GPUs";
+    const char *const takes = hopper ? "takes rows of fp8-block" : "takes GPUs";
     moert_op *op;
     o.backend = "nvidia";
     o.weight.how.axis = MOERT_AXIS_ROW;
