@@ -124,10 +124,10 @@ typedef struct moert_operand {
      * along any axis; those along the reduction are what tensor cores take. The rows that COLUMN
      * and TILE blocks divide are those of a group, of `weight` its N; operands that are gathered
      * are one group. how.transposed: row matrices with COLUMN blocks, whose payload and linear
-     * scales are then [columns, M]; `weight` with any but TILE: each group's payload and linear
-     * scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from
-     * there: blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW
-     * blocks.
+     * scales are then [columns, M]; `weight` with any but TILE, and TILE of FP8_BLOCK: each group's
+     * payload and linear scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and
+     * quantised as seen from there: blocks along K are its COLUMN blocks, filled up with zeros,
+     * those along N its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */

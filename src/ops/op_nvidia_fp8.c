@@ -91,6 +91,8 @@ static const char *refuse(const moert_op *op) {
              (result->type == MOERT_NUMBER_BF16 || result->type == MOERT_NUMBER_F32),
          "bf16 or f32 results of FP8 factors"},
         {!o->weight.discrete, "stacked weights"},
+        {o->kind != MOERT_OP_GEMM_FORWARD || !o->weight.how.transposed,
+         "weights as they are, not transposed, in an FP8 gemm_forward"},
         {plain, "products without beta, biases, factors of rows, permutations and amax"},
         {lengths % 16 == 0 && result->stride % 8 == 0,
          "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
@@ -117,7 +119,7 @@ static moert_status create(moert_op *op) {
     MOERT_TRY(moert_tensor_map_ready(op->device));
     MOERT_TRY(MOERT_NEW(&state));
     op->state = state;
-    if (o->kind != MOERT_OP_GEMM_DGRAD)
+    if (o->kind != MOERT_OP_GEMM_DGRAD || o->weight.how.transposed)
         return MOERT_OK;
     op->workspace_bytes = o->groups * o->n * o->k;
     const moert_status status = moert_buffer_create(op->device, op->workspace_bytes, &state->bytes);
@@ -149,7 +151,8 @@ static strides strides_of(const moert_op *op) {
     if (o->kind == MOERT_OP_GEMM_FORWARD)
         return (strides){across, down * across, 1, across};
     if (o->kind == MOERT_OP_GEMM_DGRAD)
-        return (strides){down, down * across, across, 1};
+        return o->weight.how.transposed ? (strides){down, down * across, 1, down}
+                                        : (strides){down, down * across, across, 1};
     const unsigned room = (unsigned)op->quantized[0].blocks; /* of both factors */
     return (strides){room, 0, 1, room};
 }
@@ -189,7 +192,7 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     char spec[SPEC_BYTES];
     if (o->rows == 0) /* a wgrad */
         return moert_buffer_clear(b->weight, 0, moert_op_buffer_bytes(op, "weight"));
-    if (o->kind == MOERT_OP_GEMM_DGRAD)
+    if (((const turned_weight *)op->state)->bytes != NULL)
         MOERT_TRY(turn(op, b));
     MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
