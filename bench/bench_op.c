@@ -43,11 +43,13 @@ typedef struct form {
     const char *name;
     moert_number factor, result;
     bool blocks; /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
+    bool turned; /* dgrad alone, its weights stored transposed */
 } form;
-static const form forms[] = {{"bf16", MOERT_NUMBER_BF16, MOERT_NUMBER_BF16, false},
-                             {"f16", MOERT_NUMBER_F16, MOERT_NUMBER_F16, false},
-                             {"e4m3", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, false},
-                             {"fp8-block", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true}};
+static const form forms[] = {{"bf16", MOERT_NUMBER_BF16, MOERT_NUMBER_BF16, false, false},
+                             {"f16", MOERT_NUMBER_F16, MOERT_NUMBER_F16, false, false},
+                             {"e4m3", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, false, false},
+                             {"fp8-block", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, false},
+                             {"fp8-turned", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, true}};
 enum { FORMS = sizeof forms / sizeof forms[0], BLOCK = 128 };
 
 static shape chosen; /* experts 0: those of the models */
@@ -63,8 +65,9 @@ static const moert_option options[] = {
     {"k", MOERT_OPTION_UINT, &chosen.k, "4096", "8..1048576", "K"},
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
      "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16", "bf16|f16|e4m3|fp8-block|all",
-     "of the factors; results of FP8 ones are bf16, and e4m3 has no wgrad; all = in turns"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16", "bf16|f16|e4m3|fp8-block|fp8-turned|all",
+     "of the factors; results of FP8 ones are bf16, e4m3 has no wgrad; fp8-turned: "
+     "dgrad by transposed weights; all = in turns"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -113,9 +116,12 @@ static double row_value(const bench *b, size_t line, size_t column, size_t colum
            (double)b->scales[(line * blocks(columns) + column / BLOCK) % PATTERN];
 }
 static double weight_value(const bench *b, const shape *s, size_t e, size_t line, size_t column) {
-    const size_t down = e * blocks(s->n) + line / BLOCK;
-    return value_of(b, (e * s->n + line) * s->k + column) *
-           (double)b->scales[(down * blocks(s->k) + column / BLOCK) % PATTERN];
+    const bool turned = b->form->turned;
+    const size_t i = turned ? column : line, j = turned ? line : column;
+    const size_t lines = turned ? s->k : s->n, columns = turned ? s->n : s->k;
+    const size_t down = e * blocks(lines) + i / BLOCK;
+    return value_of(b, (e * lines + i) * columns + j) *
+           (double)b->scales[(down * blocks(columns) + j / BLOCK) % PATTERN];
 }
 
 /* An element of a row matrix that is stored transposed; `row` is of expert e. */
@@ -298,15 +304,16 @@ static moert_status report(bench *b, const problem *p, const moert_op *op, const
                   split, "ends", ends, "tflops", tflops, "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-    printf("%-13s %-9s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", kind, b->form->name, s->experts,
-           s->rows, s->n, s->k, split, moert_op_backend_name(op), tflops, wrong);
+    printf("%-13s %-10s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", kind, b->form->name,
+           s->experts, s->rows, s->n, s->k, split, moert_op_backend_name(op), tflops, wrong);
     fflush(stdout);
     b->wrong += wrong;
     return MOERT_OK;
 }
 
 /* DeepSeek's: rows in blocks along what is summed over, weights in tiles. */
-static void describe_blocks(const problem *p, moert_op_options *o, moert_op_buffers *buffers) {
+static void describe_blocks(const problem *p, bool turned, moert_op_options *o,
+                            moert_op_buffers *buffers) {
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     moert_quantizer rows = MOERT_QUANTIZER_INIT, tiles = MOERT_QUANTIZER_INIT;
     rows.format = tiles.format = MOERT_FORMAT_FP8_BLOCK;
@@ -323,6 +330,7 @@ static void describe_blocks(const problem *p, moert_op_options *o, moert_op_buff
     }
     if (!wgrad) {
         o->weight.how = tiles;
+        o->weight.how.transposed = turned;
         buffers->weight_scale = p->scales;
     }
 }
@@ -344,7 +352,7 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     moert_operand *const results[] = {&o.y, &o.x, &o.weight};
     results[kind]->type = b->form->result;
     if (b->form->blocks)
-        describe_blocks(p, &o, &buffers);
+        describe_blocks(p, b->form->turned, &o, &buffers);
     buffers.ends = p->ends_buffer;
     buffers.x = kind == MOERT_OP_GEMM_DGRAD ? p->result : p->x;
     buffers.weight = kind == MOERT_OP_GEMM_WGRAD ? p->result : p->weight;
@@ -363,11 +371,13 @@ destroy:
 static moert_status run_form(bench *b, shape of, bool ragged) {
     problem p = {.of = of, .ragged = ragged};
     const unsigned last = /* a wgrad wants its FP8 factors transposed */
-        bytes_of(b) == 1 && !b->form->blocks ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_WGRAD;
+        bytes_of(b) == 1 && (b->form->turned || !b->form->blocks) ? MOERT_OP_GEMM_DGRAD
+                                                                  : MOERT_OP_GEMM_WGRAD;
     moert_status status = make_pattern(b);
     if (status == MOERT_OK)
         status = prepare(b, &p);
-    for (unsigned kind = 0; kind <= last && status == MOERT_OK; kind++)
+    for (unsigned kind = b->form->turned ? MOERT_OP_GEMM_DGRAD : 0;
+         kind <= last && status == MOERT_OK; kind++)
         status = run_op(b, &p, (moert_op_kind)kind);
     release(&p);
     free(b->pattern);
@@ -404,7 +414,7 @@ static moert_status run_shapes(bench *b) {
 static moert_status run(moert_context *context) {
     bench b = {.device = moert_context_device(context), .rows = json_array()};
     moert_status status;
-    printf("# moert %s, %s\n%-13s %-9s %4s %8s %6s %6s %-8s %-8s %8s %6s\n", bench_report_commit(),
+    printf("# moert %s, %s\n%-13s %-10s %4s %8s %6s %6s %-8s %-8s %8s %6s\n", bench_report_commit(),
            moert_device_name(b.device), "#op", "dtype", "E", "rows", "N", "K", "groups", "backend",
            "TFLOP/s", "wrong");
     MOERT_TRY_OR(release, run_shapes(&b));

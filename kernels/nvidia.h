@@ -47,6 +47,20 @@ static inline void fence_barriers(void)
     __asm__ volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
 }
 
+/* ---- words of local memory ---- */
+
+static inline uint load_word(uint address)
+{
+    uint word;
+    __asm__ volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
+
+static inline void store_word(uint address, uint word)
+{
+    __asm__ volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
 /* ---- synchronisation ---- */
 
 static inline void barrier_of(uint number, uint threads)

@@ -49,6 +49,8 @@ typedef ushort result;
 #define A_BYTES     (LINES * TERMS)
 #define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
 #define PIECE_BYTES 2048
+#define RIGHT       (WGRAD ? COLUMNS : PARTS) /* scales of a block of the second factor */
+#define SCALES      (LINES + (WGRAD ? COLUMNS : 4))
 
 /* 128 times the one and 256 times the other are at most 65536. */
 #if F32
@@ -65,12 +67,12 @@ typedef ushort result;
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
 #define TILES_AT (FULL_AT + 128)
 #define SCALES_AT (TILES_AT + 32 * STAGES)
-#define ENDS_AT  (SCALES_AT + WGRAD * 4 * COLUMNS * STAGES)
+#define ENDS_AT   (SCALES_AT + 4 * SCALES * STAGES)
 
 /* What the consumers must know of a tile; group -1: there are no more. */
 typedef struct tile {
     int group, line, end, column; /* its first line and column, the end of the group's lines; lines of its result */
-    uint terms, block;            /* of the group; the number of their first block */
+    uint terms;
 } tile;
 
 /* Where the walk over the groups is: tiles of the group from `base` on, rows from `first` to `last`, blocks of rows. */
@@ -114,11 +116,57 @@ static inline bool find_group(const shape *s, local const uint *ends, uint n, wa
     return false;
 }
 
-/* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free. A warp does it, whose
- * first work-item speaks; in WGRAD all bring the scales of the columns. */
+/* Where a block of terms is: of the tile that begins at (line, column) of the group at which the walk is. */
+typedef struct place {
+    uint line, column, block;
+} place;
+
+/* The first work-item asks for both factors of a block. */
+static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map_b, uint stage, uint full)
+{
+    const uint term = (WGRAD ? w->first : 0) + at.block * TERMS;
+    expect(full, STAGE_BYTES);
+    load_box(stage, map_a, term, WGRAD ? at.line : w->first + at.line, 0, full);
+    load_box(stage + LINES * TERMS, map_b, term, at.column, WGRAD ? 0 : w->group, full);
+}
+
+typedef struct own_scales {
+    float left[LINES / 32], right[(RIGHT + 31) / 32];
+} own_scales;
+
+/* Reads a block's scales, of lines and columns past the end those of the last; a work-item has every 32nd. */
+static inline own_scales load_scales(const shape *s, const scales *of, const walk *w, place at)
+{
+    const uint lane = get_local_id(0) % 32, first = WGRAD ? at.line : w->first + at.line;
+    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block;
+    const uint unit = WGRAD ? 1 : WIDTH;
+    own_scales own;
+    UNROLL for (uint i = 0; i < LINES / 32; i++)
+        own.left[i] = of->s[min(first + lane + 32 * i, s->lines - 1) * of->s_line + block];
+    UNROLL for (uint i = 0; i < (RIGHT + 31) / 32; i++)
+        own.right[i] = of->t[w->group * of->t_group + block * of->t_block +
+                             min(at.column / unit + lane + 32 * i, (s->columns - 1) / unit) * of->t_column];
+    return own;
+}
+
+static inline void store_scales(const own_scales *own, local float *to)
+{
+    const uint lane = get_local_id(0) % 32;
+    UNROLL for (uint i = 0; i < LINES / 32; i++)
+        to[lane + 32 * i] = own->left[i];
+    UNROLL for (uint i = 0; i < (RIGHT + 31) / 32; i++)
+        if (lane + 32 * i < RIGHT)
+            to[LINES + lane + 32 * i] = own->right[i];
+}
+
+/*
+ * Brings the blocks of all tiles of this work-group, one after the other, as stages become free: work-item 0 asks for the
+ * factors and says what tile it is, warp 1 brings the scales, which it has asked for before.
+ */
 static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base, local uchar *arena)
 {
-    const uint across = (s.columns + COLUMNS - 1) / COLUMNS, lane = get_local_id(0);
+    const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
+    const bool brings_scales = get_local_id(0) >= 32;
     local const uint *ends = (local const uint *)(arena + ENDS_AT);
     walk w = {0, 0, 0, 0, 0};
     uint step = 0;
@@ -126,55 +174,45 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
         const bool more = find_group(&s, ends, n, &w);
         const uint down = tiles_down(&s, &w), nth = n - w.base;
         const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across), span = min(GROUP, (int)(down - high));
-        const int column = rest / span * COLUMNS, line = (high + rest % span) * LINES;
-        const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = blocks_of(terms);
-        for (uint block = 0; block < max(blocks, 1u); block++, step++) {
-            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, a = base + stage * STAGE_BYTES;
-            local tile *t = (local tile *)(arena + TILES_AT + 32 * stage);
-#if WGRAD
-            float own[COLUMNS / 32]; /* asked for before the stage is free */
-            UNROLL for (uint i = 0; i < COLUMNS / 32; i++)
-                own[i] = of->t[(ulong)min(column + lane + 32 * i, s.columns - 1) * of->t_column + min(w.block + block, of->t_column - 1)];
-#endif
+        place at = {(high + rest % span) * LINES, rest / span * COLUMNS, 0};
+        const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = more ? blocks_of(terms) : 0;
+        for (; at.block < max(blocks, 1u); at.block++, step++) {
+            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, empty = base + EMPTY_AT + 8 * stage;
+            own_scales own;
+            if (SCALED && brings_scales && blocks > 0)
+                own = load_scales(&s, of, &w, at);
             if (step >= STAGES)
-                await(base + EMPTY_AT + 8 * stage, step / STAGES - 1);
-            if (lane == 0) {
-                if (block == 0)
-                    *t = (tile){more ? (int)w.group : -1, WGRAD ? w.group * s.lines + line : w.first + line,
-                                WGRAD ? (w.group + 1) * s.lines : w.last, column, terms, w.block};
-                if (more && blocks > 0) {
-                    const int term = (WGRAD ? w.first : 0) + block * TERMS;
-                    expect(full, STAGE_BYTES);
-                    load_box(a, map_a, term, WGRAD ? line : w.first + line, 0, full);
-                    load_box(a + A_BYTES, map_b, term, column, WGRAD ? 0 : w.group, full);
-                } else {
+                await(empty, step / STAGES - 1);
+            if (SCALED && brings_scales) {
+                if (blocks > 0)
+                    store_scales(&own, (local float *)(arena + SCALES_AT) + stage * SCALES);
+                sync_warp();
+                if (get_local_id(0) == 32)
                     arrive(full);
-                }
+                continue;
             }
-#if WGRAD
-            local float *scale = (local float *)(arena + SCALES_AT + 4 * COLUMNS * stage);
-            UNROLL for (uint i = 0; i < COLUMNS / 32; i++)
-                scale[lane + 32 * i] = own[i];
-            sync_warp();
-            if (lane == 0)
+            if (at.block == 0)
+                *(local tile *)(arena + TILES_AT + 32 * stage) =
+                    (tile){more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
+                           WGRAD ? (w.group + 1) * s.lines : w.last, at.column, terms};
+            if (blocks > 0)
+                bring_factors(&w, at, map_a, map_b, base + stage * STAGE_BYTES, full);
+            else
                 arrive(full);
-#endif
-            if (!more)
-                return;
         }
+        if (!more)
+            return;
     }
 }
 
 #if WGRAD
 /* Clears the terms from `terms` on in a stage's lines and columns, whose words of 16 bytes are swizzled. */
-static inline void clear_terms(local uchar *stage, uint terms)
+static inline void clear_terms(uint stage, uint terms)
 {
     for (uint row = get_local_id(0) - 128; row < LINES + COLUMNS; row += 256)
-        for (uint word = terms / 16; word < TERMS / 16; word++) {
-            local uchar *at = stage + row * TERMS + (word ^ row % 8) * 16;
-            for (uint i = 0; i < 16; i++)
-                if (word * 16 + i >= terms)
-                    at[i] = 0;
+        for (uint i = terms / 4; i < TERMS / 4; i++) {
+            const uint at = stage + row * TERMS + (i / 4 ^ row % 8) * 16 + i % 4 * 4;
+            store_word(at, i == terms / 4 ? load_word(at) & (1u << terms % 4 * 8) - 1 : 0);
         }
     fence_tensor();
     barrier_of(3, 256);
@@ -193,38 +231,18 @@ static inline void multiply(float *part, ulong a, ulong b)
     wgmma_commit();
 }
 
-/* The scales of a block: of this work-item's lines, which are 8 apart, and of the parts of the columns. */
-typedef struct factors {
-    float line[2], part[PARTS];
-} factors;
-
-/* `lines`, `parts`: where those of the first block lie. */
-static inline factors load_factors(const scales *of, const uint *lines, const uint *parts, uint block)
-{
-    factors f;
-    UNROLL for (int i = 0; i < 2; i++)
-        f.line[i] = SCALED ? of->s[lines[i] + block] : 1.0f;
-    UNROLL for (int p = 0; p < PARTS; p++)
-        f.part[p] = SCALED > WGRAD ? of->t[parts[p] + block * of->t_block] : 1.0f;
-    return f;
-}
-
-/* sum[64,128] += part[64,128] times the scales; `columns`: those of WGRAD. */
-static inline void join(float *sum, const float *part, const factors *f, int p, local const float *columns)
+/* sum[64,128] += part[64,128] times the scales: of this work-item's lines, which are 8 apart, and, in WGRAD, of columns. */
+static inline void join(float *sum, const float *part, float2 lines, local const float *columns)
 {
 #if WGRAD
     UNROLL for (int j = 0; j < 16; j++) {
-        const float2 scale = *(local const float2 *)(columns + 8 * j);
+        const float2 scale = *(local const float2 *)(columns + get_local_id(0) % 4 * 2 + 8 * j);
         UNROLL for (int i = 0; i < 4; i++)
-            sum[4 * j + i] = fma(part[4 * j + i], f->line[i / 2] * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
+            sum[4 * j + i] = fma(part[4 * j + i], (i < 2 ? lines.x : lines.y) * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
     }
-#elif SCALED
-    const float low = f->line[0] * f->part[p], high = f->line[1] * f->part[p];
-    UNROLL for (int i = 0; i < 64; i++)
-        sum[i] = fma(part[i], i % 4 < 2 ? low : high, sum[i]);
 #else
     UNROLL for (int i = 0; i < 64; i++)
-        sum[i] += part[i];
+        sum[i] = SCALED ? fma(part[i], i % 4 < 2 ? lines.x : lines.y, sum[i]) : sum[i] + part[i];
 #endif
 }
 
@@ -264,60 +282,50 @@ static inline void store_lines(const float *sum, float alpha, local uchar *piece
 #endif
 }
 
-static inline void consume(shape s, scales of, uint base, local uchar *arena, global result *c, ulong ldc)
+static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena, global result *c, ulong ldc)
 {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32, lane = get_local_id(0) % 32;
-    const bool leader = get_local_id(0) % 128 == 0;
-    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, last_part = (s.columns - 1) / WIDTH;
+    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, line = consumer * 64 + warp * 16;
     for (uint step = 0;;) {
         await(base + FULL_AT + step % STAGES * 8, step / STAGES);
         tile t = *(local const tile *)(arena + TILES_AT + 32 * (step % STAGES));
         if (t.group < 0)
             return;
-        const uint blocks = blocks_of(t.terms);
-        t.line += consumer * 64 + warp * 16;
-        uint lines[2], parts[PARTS];
-        UNROLL for (uint i = 0; i < 2; i++) /* past the last line: those of any other */
-            lines[i] = min(t.line + lane / 4 + 8 * i - WGRAD * t.group * s.lines, s.lines - 1) * of.s_line + WGRAD * t.block;
-        UNROLL for (uint p = 0; p < PARTS; p++)
-            parts[p] = t.group * of.t_group + min(t.column / WIDTH + p, last_part) * of.t_column;
-        const uint last = WGRAD ? max(min(blocks, of.s_line - min(t.block, of.s_line - 1)), 1u) - 1 : blocks - 1;
         float sum[COLUMNS / 2], part[64];
         UNROLL for (int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
-        factors next = load_factors(&of, lines, parts, 0);
-        for (uint block = 0; block < blocks; block++, step++) {
-            const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
-            const factors now = next;
-            local const float *scale = (local const float *)(arena + SCALES_AT) + stage * COLUMNS + lane % 4 * 2;
+        for (uint term = 0; term < t.terms; term += TERMS, step++) {
+            const uint stage = step % STAGES, a = base + stage * STAGE_BYTES, empty = base + EMPTY_AT + 8 * stage;
+            local const float *scale = (local const float *)(arena + SCALES_AT) + stage * SCALES;
             await(base + FULL_AT + 8 * stage, step / STAGES);
 #if WGRAD
-            if (t.terms - block * TERMS < TERMS)
-                clear_terms(arena + stage * STAGE_BYTES, t.terms - block * TERMS);
+            if (t.terms - term < TERMS)
+                clear_terms(a, t.terms - term);
 #endif
+            const float2 lines = SCALED ? (float2)(scale[line + lane / 4], scale[line + lane / 4 + 8]) : (float2)(1.0f);
             UNROLL for (int p = 0; p < PARTS; p++) {
                 multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
-                if (p == 0)
-                    next = load_factors(&of, lines, parts, min(block + 1, last));
+                const float2 both = SCALED > WGRAD ? lines * scale[LINES + p] : lines;
                 wgmma_wait(0);
                 SETTLE_64(part);
-                if (!WGRAD && p == PARTS - 1 && leader)
-                    arrive(base + EMPTY_AT + 8 * stage);
-                join(sum + 64 * p, part, &now, p, scale + p * WIDTH);
+                if (!WGRAD && p == PARTS - 1 && lane == 0)
+                    arrive(empty);
+                join(sum + 64 * p, part, both, scale + LINES + p * WIDTH);
             }
             if (WGRAD) {
-                barrier_of(1 + consumer, 128); /* all have read the scales */
-                if (leader)
-                    arrive(base + EMPTY_AT + 8 * stage);
+                sync_warp(); /* all have read the scales */
+                if (lane == 0)
+                    arrive(empty);
             }
         }
-        if (WGRAD && blocks == 0) {
-            barrier_of(1 + consumer, 128); /* all have read the tile */
-            if (leader)
+        if (t.terms == 0) {
+            sync_warp(); /* all have read the tile */
+            if (lane == 0)
                 arrive(base + EMPTY_AT + step % STAGES * 8);
             step++;
         }
-        store_lines(sum, ALPHA ? of.alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
+        t.line += line;
+        store_lines(sum, ALPHA ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
     }
 }
 
@@ -333,8 +341,8 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1 + WGRAD);
-            begin_barrier(base + EMPTY_AT + 8 * i, 2);
+            begin_barrier(base + FULL_AT + 8 * i, 1 + SCALED);
+            begin_barrier(base + EMPTY_AT + 8 * i, 8);
         }
         fence_barriers();
     }
@@ -343,10 +351,10 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
     barrier(CLK_LOCAL_MEM_FENCE);
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
-        if (thread < (WGRAD ? 32 : 1))
+        if (thread == 0 || SCALED * thread / 32 == 1)
             produce(size, &of, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, arena);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(size, of, base, arena, c, ldc);
+        consume(size, alpha, base, arena, c, ldc);
     }
 }

@@ -18,7 +18,7 @@ enum {
     OUTS = 1,
     GROUP = 8,
     BLOCK = 128,
-    TABLE_BYTES = 128 + (32 + 4 * COLUMNS) * STAGES, /* barriers, tiles, scales of columns */
+    TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
     MOST_GROUPS = 448,
     SPEC_BYTES = 192,
 };

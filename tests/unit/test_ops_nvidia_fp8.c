@@ -11,7 +11,9 @@
 #include "support/ops_quantized.h"
 #include "support/ops_run.h"
 
-enum { MOST_GROUPS = 36, KINDS = 3 };
+enum { MOST_GROUPS = 36 };
+/* What is multiplied: the kinds of a GEMM, and a dgrad by weights that are stored transposed. */
+enum { DGRAD_TURNED = MOERT_OP_GEMM_WGRAD + 1, CASES };
 typedef struct shape {
     size_t n, k, rows, groups, padding; /* padding: numbers between plain rows */
     uint32_t ends[MOST_GROUPS];
@@ -54,7 +56,9 @@ static moert_op_options describe(const shape *s, moert_op_kind kind, moert_numbe
 }
 
 /* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
-static moert_op_options describe_blocks(const shape *s, moert_op_kind kind, moert_number result) {
+static moert_op_options describe_blocks(const shape *s, size_t which, moert_number result) {
+    const bool turned = which == DGRAD_TURNED;
+    const moert_op_kind kind = turned ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
     moert_op_options o = describe(s, kind, result);
     if (kind == MOERT_OP_GEMM_WGRAD) {
         o.x = o.y = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_COLUMN, 0);
@@ -65,6 +69,7 @@ static moert_op_options describe_blocks(const shape *s, moert_op_kind kind, moer
     }
     *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
+    o.weight.how.transposed = turned;
     return o;
 }
 
@@ -77,10 +82,10 @@ static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **stat
     (void)state;
     if (!has_hopper())
         return;
-    for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
-        const shape *s = &shapes[i / 2 / KINDS];
-        const moert_op_options o = describe_blocks(
-            s, (moert_op_kind)(i % KINDS), i / KINDS % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+    for (size_t i = 0; i < SHAPES * CASES * 2; i++) {
+        const shape *s = &shapes[i / 2 / CASES];
+        const moert_op_options o =
+            describe_blocks(s, i % CASES, i / CASES % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
         ops_bytes got = ops_bytes_make(&o, s->ends), want = ops_bytes_fill(&got);
         char title[128];
         title_of(&o, title);
@@ -163,16 +168,16 @@ static void test_random_factors_are_near_float64(void **state) {
     (void)state;
     if (!has_hopper())
         return;
-    for (size_t kind = 0; kind < KINDS; kind++) {
+    for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[RANDOM_SHAPE];
-        const moert_op_options o = describe_blocks(s, (moert_op_kind)kind, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
         ops_bytes got = ops_bytes_make(&o, s->ends);
         got.spread = true;
         ops_bytes plain = ops_bytes_fill(&got);
         ops_bytes_execute("nvidia", &got);
         const moert_op_buffer results[] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
-                                           MOERT_OP_BUFFER_weight};
-        const double worst = worst_of(&got, &plain, results[kind]);
+                                           MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_x};
+        const double worst = worst_of(&got, &plain, results[i]);
         print_message("# %s: off by %.2e of the sum of magnitudes\n", moert_op_kind_name(o.kind),
                       worst);
         assert_true(worst <= 1e-4); /* the tensor cores drop what is below 2^-13 of a block */
@@ -185,14 +190,14 @@ static void test_results_repeat_bit_for_bit(void **state) {
     (void)state;
     if (!has_hopper())
         return;
-    for (size_t kind = 0; kind < KINDS; kind++) {
+    for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[5];
-        const moert_op_options o = describe_blocks(s, (moert_op_kind)kind, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
         ops_bytes first = ops_bytes_make(&o, s->ends);
         first.spread = true;
         ops_bytes plain = ops_bytes_fill(&first);
         ops_bytes_execute("nvidia", &first);
-        for (size_t i = 0; i < 10; i++) {
+        for (size_t j = 0; j < 10; j++) {
             ops_bytes again = ops_bytes_make(&o, s->ends);
             again.spread = true;
             ops_bytes other = ops_bytes_fill(&again);
