@@ -192,3 +192,22 @@ static inline void store_matrices(uint address, uint4 m)
 
 /* Keeps the compiler from reading s[0] to s[63] before the wait ahead of this. */
 #define SETTLE_64(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")
+
+/* The same with a[64,32] in registers: 4 words of a work-item, as load_matrices gives them. */
+#define WGMMA_HELD(s, a, b, how, keep, number)                                                                         \
+    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
+                     "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number "." number " {" SUMS_TO_63        \
+                     "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"                                                       \
+                     : LIST_64(how, s)                                                                                 \
+                     : "r"((a).x), "r"((a).y), "r"((a).z), "r"((a).w), "l"(b))
+
+/* Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */
+static inline uint4 load_matrices(uint address)
+{
+    uint4 m;
+    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)
+                     : "r"(address)
+                     : "memory");
+    return m;
+}

@@ -51,14 +51,18 @@ typedef ushort result;
 #define PIECE_BYTES 2048
 #define RIGHT       (WGRAD ? COLUMNS : PARTS) /* scales of a block of the second factor */
 #define SCALES      (LINES + (WGRAD ? COLUMNS : 4))
+#define SHARE       ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
 
 /* 128 times the one and 256 times the other are at most 65536. */
-#if F32
-#define PRODUCER_REGISTERS 80
-#define CONSUMER_REGISTERS 208
-#else
+#if !HELD
 #define PRODUCER_REGISTERS 64
 #define CONSUMER_REGISTERS 216
+#elif F32 || WGRAD
+#define PRODUCER_REGISTERS 48
+#define CONSUMER_REGISTERS 224
+#else
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
 #endif
 
 /* Offsets in the arena. */
@@ -130,38 +134,19 @@ static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map
     load_box(stage + LINES * TERMS, map_b, term, at.column, WGRAD ? 0 : w->group, full);
 }
 
-typedef struct own_scales {
-    float left[LINES / 32], right[(RIGHT + 31) / 32];
-} own_scales;
-
-/* Reads a block's scales, of lines and columns past the end those of the last; a work-item has every 32nd. */
-static inline own_scales load_scales(const shape *s, const scales *of, const walk *w, place at)
+/* Scale j of a block: of its lines, then of its columns; those past the end are the last ones. */
+static inline float load_scale(const shape *s, const scales *of, const walk *w, place at, uint j)
 {
-    const uint lane = get_local_id(0) % 32, first = WGRAD ? at.line : w->first + at.line;
-    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block;
-    const uint unit = WGRAD ? 1 : WIDTH;
-    own_scales own;
-    UNROLL for (uint i = 0; i < LINES / 32; i++)
-        own.left[i] = of->s[min(first + lane + 32 * i, s->lines - 1) * of->s_line + block];
-    UNROLL for (uint i = 0; i < (RIGHT + 31) / 32; i++)
-        own.right[i] = of->t[w->group * of->t_group + block * of->t_block +
-                             min(at.column / unit + lane + 32 * i, (s->columns - 1) / unit) * of->t_column];
-    return own;
-}
-
-static inline void store_scales(const own_scales *own, local float *to)
-{
-    const uint lane = get_local_id(0) % 32;
-    UNROLL for (uint i = 0; i < LINES / 32; i++)
-        to[lane + 32 * i] = own->left[i];
-    UNROLL for (uint i = 0; i < (RIGHT + 31) / 32; i++)
-        if (lane + 32 * i < RIGHT)
-            to[LINES + lane + 32 * i] = own->right[i];
+    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block, unit = WGRAD ? 1 : WIDTH;
+    if (j < LINES)
+        return of->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line + block];
+    return of->t[w->group * of->t_group + block * of->t_block +
+                 min(at.column / unit + j - LINES, (s->columns - 1) / unit) * of->t_column];
 }
 
 /*
  * Brings the blocks of all tiles of this work-group, one after the other, as stages become free: work-item 0 asks for the
- * factors and says what tile it is, warp 1 brings the scales, which it has asked for before.
+ * factors and says what tile it is; warps 1 to 3 bring the scales, which they have asked for before.
  */
 static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base, local uchar *arena)
 {
@@ -178,16 +163,19 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
         const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = more ? blocks_of(terms) : 0;
         for (; at.block < max(blocks, 1u); at.block++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, empty = base + EMPTY_AT + 8 * stage;
-            own_scales own;
+            float own[SHARE];
             if (SCALED && brings_scales && blocks > 0)
-                own = load_scales(&s, of, &w, at);
+                UNROLL for (uint i = 0; i < SHARE; i++)
+                    own[i] = load_scale(&s, of, &w, at, get_local_id(0) - 32 + 96 * i);
             if (step >= STAGES)
                 await(empty, step / STAGES - 1);
             if (SCALED && brings_scales) {
-                if (blocks > 0)
-                    store_scales(&own, (local float *)(arena + SCALES_AT) + stage * SCALES);
+                local float *to = (local float *)(arena + SCALES_AT) + stage * SCALES + get_local_id(0) - 32;
+                UNROLL for (uint i = 0; i < SHARE; i++)
+                    if (blocks > 0 && get_local_id(0) - 32 + 96 * i < LINES + RIGHT)
+                        to[96 * i] = own[i];
                 sync_warp();
-                if (get_local_id(0) == 32)
+                if (get_local_id(0) % 32 == 0)
                     arrive(full);
                 continue;
             }
@@ -219,6 +207,26 @@ static inline void clear_terms(uint stage, uint terms)
 }
 #endif
 
+#if HELD
+/* The words of 64 lines x 128 terms of a that a work-item holds. */
+static inline void hold(uint4 *held, uint a)
+{
+    const uint lane = get_local_id(0) % 32, row = get_local_id(0) % 128 / 32 * 16 + lane % 16;
+    UNROLL for (uint i = 0; i < 4; i++)
+        held[i] = load_matrices(a + row * 128 + (i * 2 + lane / 16 ^ row % 8) * 16);
+}
+
+static inline void multiply(float *part, const uint4 *held, ulong b)
+{
+    const uint next = STEP / 16; /* 16-byte units */
+    wgmma_fence();
+    WGMMA_HELD(part, held[0], b, "=f", 0, FACTOR);
+    WGMMA_HELD(part, held[1], b + next, "+f", 1, FACTOR);
+    WGMMA_HELD(part, held[2], b + 2 * next, "+f", 1, FACTOR);
+    WGMMA_HELD(part, held[3], b + 3 * next, "+f", 1, FACTOR);
+    wgmma_commit();
+}
+#else
 /* part[64,128] = 64 lines x 128 terms of a by 128 terms x 128 columns of b. */
 static inline void multiply(float *part, ulong a, ulong b)
 {
@@ -230,6 +238,8 @@ static inline void multiply(float *part, ulong a, ulong b)
     WGMMA_BYTES(part, a + 3 * next, b + 3 * next, "+f", 1, FACTOR);
     wgmma_commit();
 }
+
+#endif
 
 /* sum[64,128] += part[64,128] times the scales: of this work-item's lines, which are 8 apart, and, in WGRAD, of columns. */
 static inline void join(float *sum, const float *part, float2 lines, local const float *columns)
@@ -303,8 +313,16 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
                 clear_terms(a, t.terms - term);
 #endif
             const float2 lines = SCALED ? (float2)(scale[line + lane / 4], scale[line + lane / 4 + 8]) : (float2)(1.0f);
+#if HELD
+            uint4 held[4];
+            hold(held, a + consumer * (A_BYTES / 2));
+#endif
             UNROLL for (int p = 0; p < PARTS; p++) {
+#if HELD
+                multiply(part, held, matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
+#else
                 multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
+#endif
                 const float2 both = SCALED > WGRAD ? lines * scale[LINES + p] : lines;
                 wgmma_wait(0);
                 SETTLE_64(part);
@@ -341,7 +359,7 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1 + SCALED);
+            begin_barrier(base + FULL_AT + 8 * i, 1 + 3 * SCALED);
             begin_barrier(base + EMPTY_AT + 8 * i, 8);
         }
         fence_barriers();
@@ -351,7 +369,7 @@ void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global 
     barrier(CLK_LOCAL_MEM_FENCE);
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
-        if (thread == 0 || SCALED * thread / 32 == 1)
+        if (thread == 0 || SCALED * thread >= 32)
             produce(size, &of, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, arena);
     } else {
         claim_registers(CONSUMER_REGISTERS);
