@@ -158,6 +158,8 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
 {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32, lane = get_local_id(0) % 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, line = consumer * 64 + warp * 16;
+    if (ORDERED && consumer == 1)
+        __asm__ volatile("bar.arrive %0, 256;" ::"r"(4) : "memory");
     for (uint step = 0;;) {
         await(base + FULL_AT + step % STAGES * 8, step / STAGES);
         tile t = *(local const tile *)(arena + TILES_AT + 32 * (step % STAGES));
@@ -180,14 +182,20 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
             hold(held, a + consumer * (A_BYTES / 2));
 #endif
             UNROLL for (int p = 0; p < PARTS; p++) {
+                if (ORDERED)
+                    barrier_of(4 + consumer, 256);
 #if HELD
                 multiply(part, held, matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
 #else
                 multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
 #endif
+                if (ORDERED == 1)
+                    __asm__ volatile("bar.arrive %0, 256;" ::"r"(5 - consumer) : "memory");
                 const float2 both = SCALED > WGRAD ? lines * scale[LINES + p] : lines;
                 wgmma_wait(0);
                 SETTLE_64(part);
+                if (ORDERED == 2)
+                    __asm__ volatile("bar.arrive %0, 256;" ::"r"(5 - consumer) : "memory");
                 if (!WGRAD && p == PARTS - 1 && lane == 0)
                     arrive(empty);
                 join(sum + 64 * p, part, both, scale + LINES + p * WIDTH);

@@ -17,6 +17,7 @@ enum {
     STAGES = 4,
     OUTS = 1,
     HELD = 0,
+    ORDERED = 0,
     GROUP = 8,
     BLOCK = 128,
     TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
@@ -198,9 +199,10 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
              "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
-             "-DSTAGES=%d -DOUTS=%d -DHELD=%d -DGROUP=%d -DARENA=%d",
+             "-DSTAGES=%d -DOUTS=%d -DHELD=%d -DORDERED=%d -DGROUP=%d -DARENA=%d",
              wgrad, is_block(a), o->alpha, !is_block(a) && a->type == MOERT_NUMBER_E5M2,
-             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, HELD, GROUP, ARENA_BYTES);
+             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, HELD, ORDERED, GROUP,
+             ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(
         op->device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
