@@ -30,11 +30,12 @@
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. The nvidia backend (gemm_* of 16-bit and FP8 factors on Hopper's
- * tensor cores) is the exception: its sums are the hardware's, the same in every run, but equal to
- * the others' only within float32 rounding or, of FP8, of about 14 bits for 128 terms at a time. Groups without rows are left alone, except that GEMM_WGRAD
- * gives them 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a
- * beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
+ * touches differs between backends. The nvidia backend (gemm_* of 16-bit and FP8 factors on
+ * Hopper's tensor cores) is the exception: its sums are the hardware's, the same in every run, but
+ * equal to the others' only within float32 rounding or, of FP8, rounding to about 14 bits within
+ * 128 terms. Groups without rows are left alone, except that GEMM_WGRAD gives them 0, or beta[g]
+ * times the old value, and then no other factor counts, not even NaN; a beta of 1 leaves them alone
+ * too. GEMM_WGRAD keeps a group's order of rows.
  *
  * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
  * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
