@@ -86,6 +86,7 @@ typedef struct bench {
 typedef struct problem {
     shape of;
     bool ragged;
+    size_t multiple; /* of a ragged expert's rows */
     uint32_t *ends;
     moert_buffer *ends_buffer, *x, *weight, *y, *scales, *result;
 } problem;
@@ -168,6 +169,7 @@ static void make_ends(problem *p) {
     for (size_t e = 0; e < s->experts; e++) {
         so_far += part[e];
         p->ends[e] = (uint32_t)(so_far / total * (double)s->rows + 1e-6);
+        p->ends[e] -= p->ends[e] % p->multiple;
     }
     p->ends[s->experts - 1] = (uint32_t)s->rows;
 }
@@ -319,6 +321,7 @@ static void describe_blocks(const problem *p, bool turned, moert_op_options *o,
     rows.format = tiles.format = MOERT_FORMAT_FP8_BLOCK;
     rows.axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     rows.transposed = wgrad;
+    o->row_multiple = p->multiple;
     tiles.axis = MOERT_AXIS_TILE;
     if (o->kind != MOERT_OP_GEMM_DGRAD) {
         o->x.how = rows;
@@ -369,7 +372,7 @@ destroy:
 }
 
 static moert_status run_form(bench *b, shape of, bool ragged) {
-    problem p = {.of = of, .ragged = ragged};
+    problem p = {.of = of, .ragged = ragged, .multiple = b->form->blocks ? 16 : 1};
     const unsigned last = /* a wgrad wants its FP8 factors transposed */
         bytes_of(b) == 1 && (b->form->turned || !b->form->blocks) ? MOERT_OP_GEMM_DGRAD
                                                                   : MOERT_OP_GEMM_WGRAD;

@@ -47,20 +47,6 @@ static inline void fence_barriers(void)
     __asm__ volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
 }
 
-/* ---- words of local memory ---- */
-
-static inline uint load_word(uint address)
-{
-    uint word;
-    __asm__ volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-}
-
-static inline void store_word(uint address, uint word)
-{
-    __asm__ volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
 /* ---- synchronisation ---- */
 
 static inline void barrier_of(uint number, uint threads)
@@ -175,39 +161,25 @@ static inline void store_matrices(uint address, uint4 m)
 
 /* ---- tensor cores, 8-bit numbers ---- */
 
-/* Operands %0 to %63, sums s[0] to s[63], `how` "+f" or "=f". */
+/* Operands %0 to %31 or %63, sums s[0] to s[31] or s[63], `how` "+f" or "=f". */
+#define SUMS_TO_31 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
 #define SUMS_TO_63                                                                                                     \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define LIST_4(how, s, i)  how((s)[i]), how((s)[i + 1]), how((s)[i + 2]), how((s)[i + 3])
 #define LIST_16(how, s, i) LIST_4(how, s, i), LIST_4(how, s, i + 4), LIST_4(how, s, i + 8), LIST_4(how, s, i + 12)
-#define LIST_64(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16), LIST_16(how, s, 32), LIST_16(how, s, 48)
+#define LIST_32(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16)
+#define LIST_64(how, s)    LIST_32(how, s), LIST_16(how, s, 32), LIST_16(how, s, 48)
 
-/* sums[64,128] of four warps = a[64,32] b[32,128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
-#define WGMMA_BYTES(s, a, b, how, keep, number)                                                                        \
+/* sums[64,64] or [64,128] of four warps = a[64,32] b[32,64 or 128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
+#define WGMMA_BYTES(shape, sums, list, a_place, b_place, s, a, b, how, keep, number)                                   \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
-                     "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number "." number " {" SUMS_TO_63        \
-                     "}, %64, %65, p, 1, 1;\n}"                                                                        \
-                     : LIST_64(how, s)                                                                                 \
+                     "//@sm_90a wgmma.mma_async.sync.aligned." shape ".f32." number "." number " {" sums               \
+                     "}, " a_place ", " b_place ", p, 1, 1;\n}"                                                        \
+                     : list(how, s)                                                                                    \
                      : "l"(a), "l"(b))
+#define WGMMA_BYTES_64(...)  WGMMA_BYTES("m64n64k32", SUMS_TO_31, LIST_32, "%32", "%33", __VA_ARGS__)
+#define WGMMA_BYTES_128(...) WGMMA_BYTES("m64n128k32", SUMS_TO_63, LIST_64, "%64", "%65", __VA_ARGS__)
 
-/* Keeps the compiler from reading s[0] to s[63] before the wait ahead of this. */
-#define SETTLE_64(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")
-
-/* The same with a[64,32] in registers: 4 words of a work-item, as load_matrices gives them. */
-#define WGMMA_HELD(s, a, b, how, keep, number)                                                                         \
-    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
-                     "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number "." number " {" SUMS_TO_63        \
-                     "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"                                                       \
-                     : LIST_64(how, s)                                                                                 \
-                     : "r"((a).x), "r"((a).y), "r"((a).z), "r"((a).w), "l"(b))
-
-/* Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */
-static inline uint4 load_matrices(uint address)
-{
-    uint4 m;
-    __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)
-                     : "r"(address)
-                     : "memory");
-    return m;
-}
+/* Keeps the compiler from reading the sums before the wait ahead of this. */
+#define SETTLE_64(s)  __asm__ volatile("" : LIST_32("+f", s)::"memory")
+#define SETTLE_128(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")

@@ -44,76 +44,58 @@ typedef ushort result;
 #include "nvidia_fp8.h"
 
 /* 128 times the one and 256 times the other are at most 65536. */
-#if !HELD
+#if COLUMNS == 256
 #define PRODUCER_REGISTERS 64
 #define CONSUMER_REGISTERS 216
-#elif F32 || WGRAD
-#define PRODUCER_REGISTERS 48
-#define CONSUMER_REGISTERS 224
 #else
-#define PRODUCER_REGISTERS 40
-#define CONSUMER_REGISTERS 232
+#define PRODUCER_REGISTERS 56
+#define CONSUMER_REGISTERS 224
 #endif
 
+#if WIDTH == 64
+#define WGMMA_PART WGMMA_BYTES_64
+#define SETTLE     SETTLE_64
+#else
+#define WGMMA_PART WGMMA_BYTES_128
+#define SETTLE     SETTLE_128
+#endif
+#define PART_SUMS (WIDTH / 2)
+
 #if WGRAD
-/* Clears the terms from `terms` on in a stage's lines and columns, whose words of 16 bytes are swizzled. */
-static inline void clear_terms(uint stage, uint terms)
+/* Clears the terms from `terms` on, a multiple of 16, in a stage's lines and columns, whose 16-byte words are swizzled. */
+static inline void clear_terms(local uchar *stage, uint terms)
 {
     for (uint row = get_local_id(0) - 128; row < LINES + COLUMNS; row += 256)
-        for (uint i = terms / 4; i < TERMS / 4; i++) {
-            const uint at = stage + row * TERMS + (i / 4 ^ row % 8) * 16 + i % 4 * 4;
-            store_word(at, i == terms / 4 ? load_word(at) & (1u << terms % 4 * 8) - 1 : 0);
-        }
+        for (uint word = terms / 16; word < TERMS / 16; word++)
+            *(local uint4 *)(stage + row * TERMS + (word ^ row % 8) * 16) = (uint4)(0);
     fence_tensor();
     barrier_of(3, 256);
 }
 #endif
 
-#if HELD
-/* The words of 64 lines x 128 terms of a that a work-item holds. */
-static inline void hold(uint4 *held, uint a)
-{
-    const uint lane = get_local_id(0) % 32, row = get_local_id(0) % 128 / 32 * 16 + lane % 16;
-    UNROLL for (uint i = 0; i < 4; i++)
-        held[i] = load_matrices(a + row * 128 + (i * 2 + lane / 16 ^ row % 8) * 16);
-}
-
-static inline void multiply(float *part, const uint4 *held, ulong b)
-{
-    const uint next = STEP / 16; /* 16-byte units */
-    wgmma_fence();
-    WGMMA_HELD(part, held[0], b, "=f", 0, FACTOR);
-    WGMMA_HELD(part, held[1], b + next, "+f", 1, FACTOR);
-    WGMMA_HELD(part, held[2], b + 2 * next, "+f", 1, FACTOR);
-    WGMMA_HELD(part, held[3], b + 3 * next, "+f", 1, FACTOR);
-    wgmma_commit();
-}
-#else
-/* part[64,128] = 64 lines x 128 terms of a by 128 terms x 128 columns of b. */
+/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b. */
 static inline void multiply(float *part, ulong a, ulong b)
 {
     const uint next = STEP / 16; /* 16-byte units */
     wgmma_fence();
-    WGMMA_BYTES(part, a, b, "=f", 0, FACTOR);
-    WGMMA_BYTES(part, a + next, b + next, "+f", 1, FACTOR);
-    WGMMA_BYTES(part, a + 2 * next, b + 2 * next, "+f", 1, FACTOR);
-    WGMMA_BYTES(part, a + 3 * next, b + 3 * next, "+f", 1, FACTOR);
+    WGMMA_PART(part, a, b, "=f", 0, FACTOR);
+    WGMMA_PART(part, a + next, b + next, "+f", 1, FACTOR);
+    WGMMA_PART(part, a + 2 * next, b + 2 * next, "+f", 1, FACTOR);
+    WGMMA_PART(part, a + 3 * next, b + 3 * next, "+f", 1, FACTOR);
     wgmma_commit();
 }
 
-#endif
-
-/* sum[64,128] += part[64,128] times the scales: of this work-item's lines, which are 8 apart, and, in WGRAD, of columns. */
-static inline void join(float *sum, const float *part, float2 lines, local const float *columns)
+/* sum[64,WIDTH] += part[64,WIDTH] times the scales, of this work-item's lines, which are 8 apart, and of the columns. */
+static inline void join(float *sum, float *part, float2 lines, local const float *columns)
 {
 #if WGRAD
-    UNROLL for (int j = 0; j < 16; j++) {
+    UNROLL for (int j = 0; j < WIDTH / 8; j++) {
         const float2 scale = *(local const float2 *)(columns + get_local_id(0) % 4 * 2 + 8 * j);
         UNROLL for (int i = 0; i < 4; i++)
             sum[4 * j + i] = fma(part[4 * j + i], (i < 2 ? lines.x : lines.y) * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
     }
 #else
-    UNROLL for (int i = 0; i < 64; i++)
+    UNROLL for (int i = 0; i < PART_SUMS; i++)
         sum[i] = SCALED ? fma(part[i], i % 4 < 2 ? lines.x : lines.y, sum[i]) : sum[i] + part[i];
 #endif
 }
@@ -154,65 +136,110 @@ static inline void store_lines(const float *sum, float alpha, local uchar *piece
 #endif
 }
 
+/* Where a consumer is in the ring, and what of it is its own. */
+typedef struct ring {
+    uint base, step, terms, column, consumer; /* column: in a block, where the tile's first one is */
+    local uchar *arena;
+} ring;
+
+/* Waits for a block of `terms` terms, of which those past the end are cleared. */
+static inline void await_block(const ring *r, uint terms)
+{
+    await(r->base + FULL_AT + r->step % STAGES * 8, r->step / STAGES);
+#if WGRAD
+    if (terms < TERMS)
+        clear_terms(r->arena + r->step % STAGES * STAGE_BYTES, terms);
+#endif
+}
+
+static inline void multiply_part(float *part, const ring *r, uint p)
+{
+    const uint a = r->base + r->step % STAGES * STAGE_BYTES;
+    multiply(part, matrix_at(a + r->consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
+}
+
+/* A stage's scales, those of lines at its start; and, but for WGRAD, their product with that of part p's columns. */
+static inline local const float *scales_of(const ring *r)
+{
+    return (local const float *)(r->arena + SCALES_AT) + r->step % STAGES * SCALES;
+}
+
+static inline float2 factors_of(const ring *r, uint p)
+{
+    const uint line = r->consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
+    local const float *scale = scales_of(r);
+    const float2 lines = (float2)(scale[line], scale[line + 8]);
+    return WGRAD ? lines : lines * scale[LINES + ((COLUMNS % BLOCK > 0 ? r->column : 0) + p * WIDTH) / BLOCK];
+}
+
+/* The stage is free of this warp. */
+static inline void leave_stage(const ring *r)
+{
+    sync_warp();
+    if (get_local_id(0) % 32 == 0)
+        arrive(r->base + EMPTY_AT + r->step % STAGES * 8);
+}
+
+/* Waits until so many of this work-item's wgmma groups are left. */
+static inline void wait_parts(uint left)
+{
+    if (left == 0)
+        wgmma_wait(0);
+    else if (left == 1)
+        wgmma_wait(1);
+    else
+        wgmma_wait(2);
+}
+
+/* sum[64,COLUMNS] of a tile. Parts are joined while the tensor cores compute the next BUFFERS - 1. */
+static inline void add_blocks(float *sum, ring *r)
+{
+    for (uint left = r->terms;; left -= TERMS, r->step++) {
+        float parts[BUFFERS][PART_SUMS];
+        await_block(r, left);
+        UNROLL for (int p = 0; p < PARTS + BUFFERS - 1; p++) {
+            const int done = p - (BUFFERS - 1);
+            if (p < PARTS)
+                multiply_part(parts[p % BUFFERS], r, p);
+            if (done < 0)
+                continue;
+            const float2 factors = SCALED ? factors_of(r, done) : (float2)(1.0f);
+            wait_parts((p < PARTS ? p : PARTS - 1) - done);
+            SETTLE(parts[done % BUFFERS]);
+            if (!WGRAD && done == PARTS - 1)
+                leave_stage(r);
+            join(sum + done * PART_SUMS, parts[done % BUFFERS], factors, scales_of(r) + LINES + done * WIDTH);
+        }
+        if (WGRAD)
+            leave_stage(r);
+        if (left <= TERMS)
+            break;
+    }
+    r->step++;
+}
+
 static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena, global result *c, ulong ldc)
 {
-    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32, lane = get_local_id(0) % 32;
-    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES, line = consumer * 64 + warp * 16;
-    if (ORDERED && consumer == 1)
-        __asm__ volatile("bar.arrive %0, 256;" ::"r"(4) : "memory");
-    for (uint step = 0;;) {
-        await(base + FULL_AT + step % STAGES * 8, step / STAGES);
-        tile t = *(local const tile *)(arena + TILES_AT + 32 * (step % STAGES));
+    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
+    const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
+    ring r = {base, 0, 0, 0, consumer, arena};
+    for (;;) {
+        await(base + FULL_AT + r.step % STAGES * 8, r.step / STAGES);
+        tile t = *(local const tile *)(arena + TILES_AT + 32 * (r.step % STAGES));
         if (t.group < 0)
             return;
-        float sum[COLUMNS / 2], part[64];
+        float sum[COLUMNS / 2];
         UNROLL for (int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
-        for (uint term = 0; term < t.terms; term += TERMS, step++) {
-            const uint stage = step % STAGES, a = base + stage * STAGE_BYTES, empty = base + EMPTY_AT + 8 * stage;
-            local const float *scale = (local const float *)(arena + SCALES_AT) + stage * SCALES;
-            await(base + FULL_AT + 8 * stage, step / STAGES);
-#if WGRAD
-            if (t.terms - term < TERMS)
-                clear_terms(a, t.terms - term);
-#endif
-            const float2 lines = SCALED ? (float2)(scale[line + lane / 4], scale[line + lane / 4 + 8]) : (float2)(1.0f);
-#if HELD
-            uint4 held[4];
-            hold(held, a + consumer * (A_BYTES / 2));
-#endif
-            UNROLL for (int p = 0; p < PARTS; p++) {
-                if (ORDERED)
-                    barrier_of(4 + consumer, 256);
-#if HELD
-                multiply(part, held, matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
-#else
-                multiply(part, matrix_at(a + consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
-#endif
-                if (ORDERED == 1)
-                    __asm__ volatile("bar.arrive %0, 256;" ::"r"(5 - consumer) : "memory");
-                const float2 both = SCALED > WGRAD ? lines * scale[LINES + p] : lines;
-                wgmma_wait(0);
-                SETTLE_64(part);
-                if (ORDERED == 2)
-                    __asm__ volatile("bar.arrive %0, 256;" ::"r"(5 - consumer) : "memory");
-                if (!WGRAD && p == PARTS - 1 && lane == 0)
-                    arrive(empty);
-                join(sum + 64 * p, part, both, scale + LINES + p * WIDTH);
-            }
-            if (WGRAD) {
-                sync_warp(); /* all have read the scales */
-                if (lane == 0)
-                    arrive(empty);
-            }
+        r.terms = t.terms;
+        r.column = t.column % BLOCK;
+        if (t.terms > 0) {
+            add_blocks(sum, &r);
+        } else {
+            leave_stage(&r);
+            r.step++;
         }
-        if (t.terms == 0) {
-            sync_warp(); /* all have read the tile */
-            if (lane == 0)
-                arrive(base + EMPTY_AT + step % STAGES * 8);
-            step++;
-        }
-        t.line += line;
+        t.line += consumer * 64 + warp * 16;
         store_lines(sum, ALPHA ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
     }
 }

@@ -8,13 +8,13 @@
  */
 #define LINES       128
 #define TERMS       128
-#define WIDTH       128 /* columns of a wgmma */
 #define PARTS       (COLUMNS / WIDTH)
 #define STEP        32 /* terms of a wgmma */
 #define A_BYTES     (LINES * TERMS)
 #define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
 #define PIECE_BYTES 2048
-#define RIGHT       (WGRAD ? COLUMNS : PARTS) /* scales of a block of the second factor */
+#define BLOCK       128 /* columns that share a scale, but for WGRAD */
+#define RIGHT       (WGRAD ? COLUMNS : (COLUMNS + BLOCK - 1) / BLOCK) /* scales of a block of the second factor */
 #define SCALES      (LINES + (WGRAD ? COLUMNS : 4))
 #define SHARE       ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
 
@@ -81,7 +81,7 @@ typedef struct place {
 /* The first work-item asks for both factors of a block. */
 static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map_b, uint stage, uint full)
 {
-    const uint term = (WGRAD ? w->first : 0) + at.block * TERMS;
+    const uint term = (WGRAD ? w->first & ~15u : 0) + at.block * TERMS; /* TMA takes no others */
     expect(full, STAGE_BYTES);
     load_box(stage, map_a, term, WGRAD ? at.line : w->first + at.line, 0, full);
     load_box(stage + LINES * TERMS, map_b, term, at.column, WGRAD ? 0 : w->group, full);
@@ -90,7 +90,7 @@ static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map
 /* Scale j of a block: of its lines, then of its columns; those past the end are the last ones. */
 static inline float load_scale(const shape *s, const scales *of, const walk *w, place at, uint j)
 {
-    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block, unit = WGRAD ? 1 : WIDTH;
+    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block, unit = WGRAD ? 1 : BLOCK;
     if (j < LINES)
         return of->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line + block];
     return of->t[w->group * of->t_group + block * of->t_block +

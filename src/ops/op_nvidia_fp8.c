@@ -13,11 +13,11 @@
 enum {
     ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     LINES = 128,
-    COLUMNS = 256,
-    STAGES = 4,
+    COLUMNS = 192,
+    STAGES = 5,
     OUTS = 1,
-    HELD = 0,
-    ORDERED = 0,
+    WIDTH = 64,
+    BUFFERS = 2,
     GROUP = 8,
     BLOCK = 128,
     TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
@@ -98,6 +98,8 @@ static const char *refuse(const moert_op *op) {
         {plain, "products without beta, biases, factors of rows, permutations and amax"},
         {lengths % 16 == 0 && result->stride % 8 == 0,
          "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
+        {!wgrad || (o->row_multiple > 0 && o->row_multiple % 16 == 0),
+         "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
         {o->groups <= MOST_GROUPS, "at most 448 groups"},
         {moert_max(o->rows, o->groups * o->n) < (UINT32_MAX / moert_max(o->n, o->k)) * BLOCK,
          "fewer than 2^32 scales"},
@@ -199,9 +201,9 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
              "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
-             "-DSTAGES=%d -DOUTS=%d -DHELD=%d -DORDERED=%d -DGROUP=%d -DARENA=%d",
+             "-DSTAGES=%d -DOUTS=%d -DWIDTH=%d -DBUFFERS=%d -DGROUP=%d -DARENA=%d",
              wgrad, is_block(a), o->alpha, !is_block(a) && a->type == MOERT_NUMBER_E5M2,
-             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, HELD, ORDERED, GROUP,
+             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, WIDTH, BUFFERS, GROUP,
              ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(

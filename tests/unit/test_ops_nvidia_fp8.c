@@ -65,12 +65,22 @@ static moert_op_options describe_blocks(const shape *s, size_t which, moert_numb
         o.x.how.transposed = o.y.how.transposed = true;
         o.weight.type = result;
         o.rows = moert_ceil_div(s->rows, 16) * 16;
+        o.row_multiple = 16;
         return o;
     }
     *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
     o.weight.how.transposed = turned;
     return o;
+}
+
+/* The ends of the groups, which a wgrad wants at multiples of 16. */
+static const uint32_t *ends_of(const shape *s, const moert_op_options *o) {
+    static uint32_t ends[MOST_GROUPS];
+    const uint32_t multiple = o->row_multiple > 0 ? (uint32_t)o->row_multiple : 1;
+    for (size_t g = 0; g < s->groups; g++)
+        ends[g] = (s->ends[g] + multiple - 1) / multiple * multiple;
+    return ends;
 }
 
 static void title_of(const moert_op_options *o, char title[128]) {
@@ -86,7 +96,7 @@ static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **stat
         const shape *s = &shapes[i / 2 / CASES];
         const moert_op_options o =
             describe_blocks(s, i % CASES, i / CASES % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        ops_bytes got = ops_bytes_make(&o, s->ends), want = ops_bytes_fill(&got);
+        ops_bytes got = ops_bytes_make(&o, ends_of(s, &o)), want = ops_bytes_fill(&got);
         char title[128];
         title_of(&o, title);
         ops_bytes_execute("reference", &want);
@@ -171,7 +181,7 @@ static void test_random_factors_are_near_float64(void **state) {
     for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[RANDOM_SHAPE];
         const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
-        ops_bytes got = ops_bytes_make(&o, s->ends);
+        ops_bytes got = ops_bytes_make(&o, ends_of(s, &o));
         got.spread = true;
         ops_bytes plain = ops_bytes_fill(&got);
         ops_bytes_execute("nvidia", &got);
@@ -193,12 +203,12 @@ static void test_results_repeat_bit_for_bit(void **state) {
     for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[5];
         const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
-        ops_bytes first = ops_bytes_make(&o, s->ends);
+        ops_bytes first = ops_bytes_make(&o, ends_of(s, &o));
         first.spread = true;
         ops_bytes plain = ops_bytes_fill(&first);
         ops_bytes_execute("nvidia", &first);
         for (size_t j = 0; j < 10; j++) {
-            ops_bytes again = ops_bytes_make(&o, s->ends);
+            ops_bytes again = ops_bytes_make(&o, ends_of(s, &o));
             again.spread = true;
             ops_bytes other = ops_bytes_fill(&again);
             ops_bytes_execute("nvidia", &again);
