@@ -2,30 +2,34 @@
  * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit factors, E4M3 or E5M2, whose terms are contiguous.
  *
  *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g, terms i of block b
+ *   WGRAD:
+ *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the rows of group g
  *
- * Blocks are of 128 terms. The tensor cores add up a block, to about 14 bits of its largest product; blocks are added in
- * float32, times both scales (1 unless SCALED), as DeepGEMM does. Both factors are tensors [groups or 1, rows, terms] of
- * TMA maps. Persistent work-groups take the tiles of 128 lines x COLUMNS columns in turn, which they find from the ends
- * alone:
+ * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block, to about 14 bits of its
+ * largest product; blocks are added in float32, times both scales (1 unless SCALED), as DeepGEMM does. Both factors are
+ * tensors [groups or 1, rows, terms] of TMA maps. Persistent work-groups take the tiles of 128 lines x COLUMNS columns in
+ * turn, which they find from the ends alone:
  *
- *     warps 0-3    one thread asks for blocks of a tile (first factor 16 KiB, second 128 COLUMNS bytes) into a ring of
- *                  STAGES stages, and says what tile it is: `tiles`
- *     warps 4-7    lines 0-63:   a block's 64 x 128 sums by wgmma m64n128k32, which join 64 x COLUMNS sums, all in
- *     warps 8-11   lines 64-127  registers; while one consumer adds, the tensor cores work for the other
+ *     warps 0-3    the producers, see nvidia_fp8.h: blocks of both factors and their scales into a ring of STAGES stages
+ *     warps 4-7    lines 0-63:   a block's 64 x WIDTH sums by wgmma m64nWIDTHk32, which join 64 x COLUMNS sums, all in
+ *     warps 8-11   lines 64-127  registers, while the tensor cores compute up to BUFFERS - 1 others; then rounded and, by
+ *                                way of OUTS pieces of 16 x 64 results per warp in local memory, stored in 16-byte words
  *
- * Terms past the end are 0: TMA gives zeros past a tensor. Lines past the end of a group are computed from whatever is
- * there and not stored. s[m,b] lies at s + m * s_line + b, t at t + g * t_group + b * t_block + (j / 128) * t_column.
+ * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
+ * Lines past the end of a group are computed from whatever is there and not stored. s[m,b] lies at s + m * s_line + b, t
+ * at t + g * t_group + b * t_block + (j / 128, in WGRAD j) * t_column.
  *
- * Rows of the factors must be multiples of 16 bytes, columns and ldc multiples of 8 numbers. Grid: compute units
- * work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040).
+ * Rows of the factors must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the ends of 16, as TMA
+ * takes no other addresses. Grid: compute units work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which
+ * src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends on another.
- * Required: SCALED (0, 1), ALPHA (0, 1: alpha is 1), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32), COLUMNS (128, 256),
- * STAGES, OUTS (pieces of 16 x 64 results of a warp, in a bf16 result), GROUP (tiles in a column of tiles that are taken
- * before the next column), ARENA.
+ * Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), ALPHA (0: alpha is 1), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32),
+ * COLUMNS (a multiple of 64 up to 256), WIDTH (64, 128), BUFFERS (1 to 3), STAGES, OUTS, GROUP (tiles in a column of tiles
+ * that are taken before the next column), ARENA.
  */
-#if !defined(SCALED) || !defined(ALPHA) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || !defined(STAGES) || \
-    !defined(OUTS) || !defined(GROUP)
-#error "SCALED, ALPHA, E5M2, F32, COLUMNS, STAGES, OUTS and GROUP must be defined"
+#if !defined(WGRAD) || !defined(SCALED) || !defined(ALPHA) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || \
+    !defined(WIDTH) || !defined(BUFFERS) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP)
+#error "WGRAD, SCALED, ALPHA, E5M2, F32, COLUMNS, WIDTH, BUFFERS, STAGES, OUTS and GROUP must be defined"
 #endif
 #define F16 0
 #include "nvidia.h"

@@ -1,8 +1,8 @@
 /*
  * The nvidia backend of ops on FP8 factors: grouped GEMMs of plain ones, or of rows in blocks of
  * 1x128 and weights in blocks of 128x128, on the tensor cores of Hopper GPUs
- * (kernels/nvidia_fp8.cl). They want the terms of both factors contiguous, so that a dgrad
- * transposes the weights first.
+ * (kernels/nvidia_fp8.cl). These want the terms of both factors contiguous: a dgrad transposes the
+ * weights first, unless they are stored so, and a wgrad takes only factors that are.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,8 +32,7 @@ typedef struct turned_weight {
     moert_buffer *bytes; /* [G,K,N] */
 } turned_weight;
 
-/* A product of the kernel: result[lines,columns] = a[lines,terms] b[columns,terms], both 1 x 128
- * bytes at a time. */
+/* What each kind multiplies; the result has the lines of a and the columns of b. */
 typedef struct orientation {
     moert_op_buffer a, b, result, scale_a, scale_b;
 } orientation;
