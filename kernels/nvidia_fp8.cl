@@ -48,8 +48,8 @@ typedef ushort result;
 #include "nvidia_fp8.h"
 
 /* 128 times the one and 256 times the other are at most 65536. */
-#if COLUMNS == 256
-#define PRODUCER_REGISTERS 64
+#if F32
+#define PRODUCER_REGISTERS 72
 #define CONSUMER_REGISTERS 216
 #else
 #define PRODUCER_REGISTERS 56

@@ -13,11 +13,11 @@
 enum {
     ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     LINES = 128,
-    COLUMNS = 192,
-    STAGES = 5,
+    COLUMNS = 256,
+    STAGES = 4,
     OUTS = 1,
-    WIDTH = 64,
-    BUFFERS = 2,
+    WIDTH = 128,
+    BUFFERS = 1,
     GROUP = 8,
     BLOCK = 128,
     TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
