@@ -6,7 +6,7 @@
  *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the rows of group g
  *
  * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block, to about 14 bits of its
- * largest product; blocks are added in float32, times both scales (1 unless SCALED), as DeepGEMM does. Both factors are
+ * largest product; blocks are added in float32, times both scales (1 unless SCALED) and alpha (1 if 0), as DeepGEMM does. Both factors are
  * tensors [groups or 1, rows, terms] of TMA maps. Persistent work-groups take the tiles of 128 lines x COLUMNS columns in
  * turn, which they find from the ends alone:
  *
@@ -23,13 +23,13 @@
  * takes no other addresses. Grid: compute units work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which
  * src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends on another.
- * Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), ALPHA (0: alpha is 1), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32),
+ * Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32),
  * COLUMNS (a multiple of 64 up to 256), WIDTH (64, 128), BUFFERS (1 to 3), STAGES, OUTS, GROUP (tiles in a column of tiles
  * that are taken before the next column), ARENA.
  */
-#if !defined(WGRAD) || !defined(SCALED) || !defined(ALPHA) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || \
+#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || \
     !defined(WIDTH) || !defined(BUFFERS) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP)
-#error "WGRAD, SCALED, ALPHA, E5M2, F32, COLUMNS, WIDTH, BUFFERS, STAGES, OUTS and GROUP must be defined"
+#error "WGRAD, SCALED, E5M2, F32, COLUMNS, WIDTH, BUFFERS, STAGES, OUTS and GROUP must be defined"
 #endif
 #define F16 0
 #include "nvidia.h"
@@ -48,7 +48,7 @@ typedef ushort result;
 #include "nvidia_fp8.h"
 
 /* 128 times the one and 256 times the other are at most 65536. */
-#if F32
+#if F32 || WGRAD
 #define PRODUCER_REGISTERS 72
 #define CONSUMER_REGISTERS 216
 #else
@@ -244,7 +244,7 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
             r.step++;
         }
         t.line += consumer * 64 + warp * 16;
-        store_lines(sum, ALPHA ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
+        store_lines(sum, alpha != 0 ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
     }
 }
 

@@ -199,9 +199,9 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
         MOERT_TRY(turn(op, b));
     MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
-             "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DALPHA=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
+             "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
              "-DSTAGES=%d -DOUTS=%d -DWIDTH=%d -DBUFFERS=%d -DGROUP=%d -DARENA=%d",
-             wgrad, is_block(a), o->alpha, !is_block(a) && a->type == MOERT_NUMBER_E5M2,
+             wgrad, is_block(a), !is_block(a) && a->type == MOERT_NUMBER_E5M2,
              result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, WIDTH, BUFFERS, GROUP,
              ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
