@@ -210,3 +210,28 @@ static inline void store_matrices(uint address, uint4 m)
                      "r"(m.z), "r"(m.w)
                      : "memory");
 }
+
+/* ---- tensor cores, 8-bit numbers ---- */
+
+/* Operands %0 to %31 or %63, sums s[0] to s[31] or s[63], `how` "+f" or "=f". */
+#define SUMS_TO_31 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
+#define SUMS_TO_63                                                                                                     \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
+#define LIST_4(how, s, i)  how((s)[i]), how((s)[i + 1]), how((s)[i + 2]), how((s)[i + 3])
+#define LIST_16(how, s, i) LIST_4(how, s, i), LIST_4(how, s, i + 4), LIST_4(how, s, i + 8), LIST_4(how, s, i + 12)
+#define LIST_32(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16)
+#define LIST_64(how, s)    LIST_32(how, s), LIST_16(how, s, 32), LIST_16(how, s, 48)
+
+/* sums[64,64] or [64,128] of four warps = a[64,32] b[32,64 or 128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
+#define WGMMA_BYTES(shape, sums, list, a_place, b_place, s, a, b, how, keep, number)                                   \
+    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
+                     "//@sm_90a wgmma.mma_async.sync.aligned." shape ".f32." number "." number " {" sums               \
+                     "}, " a_place ", " b_place ", p, 1, 1;\n}"                                                        \
+                     : list(how, s)                                                                                    \
+                     : "l"(a), "l"(b))
+#define WGMMA_BYTES_64(...)  WGMMA_BYTES("m64n64k32", SUMS_TO_31, LIST_32, "%32", "%33", __VA_ARGS__)
+#define WGMMA_BYTES_128(...) WGMMA_BYTES("m64n128k32", SUMS_TO_63, LIST_64, "%64", "%65", __VA_ARGS__)
+
+/* Keeps the compiler from reading the sums before the wait ahead of this. */
+#define SETTLE_64(s)  __asm__ volatile("" : LIST_32("+f", s)::"memory")
+#define SETTLE_128(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")

@@ -30,12 +30,12 @@
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit factors on
- * Hopper's tensor cores) is the exception: its sums are the hardware's, the same in every run and
- * for a row in any company, but equal to the others' only within float32 rounding. Groups without
- * rows are left alone, except that GEMM_WGRAD gives them 0, or beta[g] times the old value, and
- * then no other factor counts, not even NaN; a beta of 1 leaves them alone too. GEMM_WGRAD keeps a
- * group's order of rows.
+ * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit factors and gemm_*
+ * of FP8 ones on Hopper's tensor cores) is the exception: its sums are the hardware's, the same in
+ * every run and for a row in any company, but equal to the others' only within float32 rounding or,
+ * of FP8, rounding to about 14 bits within 128 terms. Groups without rows are left alone, except
+ * that GEMM_WGRAD gives them 0, or beta[g] times the old value, and then no other factor counts,
+ * not even NaN; a beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
  * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
  * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
@@ -125,10 +125,10 @@ typedef struct moert_operand {
      * along any axis; those along the reduction are what tensor cores take. The rows that COLUMN
      * and TILE blocks divide are those of a group, of `weight` its N; operands that are gathered
      * are one group. how.transposed: row matrices with COLUMN blocks, whose payload and linear
-     * scales are then [columns, M]; `weight` with any but TILE: each group's payload and linear
-     * scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and quantised as seen from
-     * there: blocks along K are its COLUMN blocks, filled up with zeros, those along N its ROW
-     * blocks.
+     * scales are then [columns, M]; `weight` with any but TILE, and TILE of FP8_BLOCK: each group's
+     * payload and linear scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and
+     * quantised as seen from there: blocks along K are its COLUMN blocks, filled up with zeros,
+     * those along N its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */

@@ -133,8 +133,8 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* ---- tensors for TMA, on NVIDIA GPUs from sm_90 on ---- */
 
 /*
- * A tensor [groups, rows, columns] of 16-bit numbers whose rows lie `stride` numbers apart, loaded
- * in boxes of 64 columns (128 bytes, swizzled) by box_rows rows of one group; zeros past its end.
+ * A tensor [groups, rows, columns] of 16-bit numbers, or bytes, whose rows lie `stride` numbers
+ * apart, loaded in boxes of 128 bytes (swizzled) by box_rows rows of one group; zeros past its end.
  * The address and the strides in bytes must be multiples of 16.
  *
  * With a run its rows are `run` gates, then as many ups, and so on: a tensor
@@ -146,6 +146,7 @@ typedef struct moert_tensor_layout {
     size_t run;        /* 0: rows are as they lie */
     uint32_t box_rows; /* up to 256; of several runs a multiple of one */
     bool f16;          /* not bf16 */
+    bool bytes;        /* neither */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];

@@ -6,7 +6,8 @@
 #include "device/internal.h"
 
 /* Of the CUDA driver API, declared here so that nothing of it is needed to build. */
-enum { TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9, SWIZZLE_128_BYTES = 3, PROMOTION_256_BYTES = 3 };
+enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };
+enum { SWIZZLE_128_BYTES = 3, PROMOTION_256_BYTES = 3 };
 typedef int encode_tiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                          const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                          int interleave, int swizzle, int promotion, int fill);
@@ -58,19 +59,20 @@ typedef struct dimensions {
 } dimensions;
 
 static dimensions dimensions_of(const moert_tensor_layout *t) {
-    const uint64_t row = t->stride * sizeof(uint16_t);
+    const uint32_t bytes = t->bytes ? 1 : 2, columns = 128 / bytes;
+    const uint64_t row = t->stride * bytes;
     if (t->run == 0)
         return (dimensions){.rank = 3,
                             .sizes = {t->columns, t->rows, t->groups},
                             .strides = {row, t->rows * row},
-                            .box = {64, t->box_rows, 1}};
+                            .box = {columns, t->box_rows, 1}};
     const size_t runs = t->rows / (2 * t->run);
     const uint32_t across = runs > 1 ? t->box_rows / (uint32_t)t->run : 1;
     return (dimensions){
         .rank = 5,
         .sizes = {t->columns, t->run, 2, runs, t->groups},
         .strides = {row, t->run * row, 2 * t->run * row, t->rows * row},
-        .box = {64, t->box_rows / across, 1, across, 1},
+        .box = {columns, t->box_rows / across, 1, across, 1},
     };
 }
 
@@ -78,15 +80,15 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
                                    moert_tensor_map *map) {
     const dimensions d = dimensions_of(tensor);
     const uint32_t steps[MOST_RANK] = {1, 1, 1, 1, 1};
+    const int type = tensor->bytes ? TYPE_UINT8 : tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16;
     uint64_t address;
     MOERT_TRY(moert_tensor_map_ready(buffer->device));
     MOERT_TRY(moert_buffer_address(buffer, &address));
-    address += tensor->first * sizeof(uint16_t);
+    address += tensor->first * (tensor->bytes ? 1 : 2);
     int code = driver.set_current(driver.context);
     if (code == 0)
-        code = driver.encode(map, tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16, d.rank,
-                             (void *)(uintptr_t)address, d.sizes, d.strides, d.box, steps, 0,
-                             SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
+        code = driver.encode(map, type, d.rank, (void *)(uintptr_t)address, d.sizes, d.strides,
+                             d.box, steps, 0, SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "

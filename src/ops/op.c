@@ -127,9 +127,15 @@ static const moert_op_backend *named(const char *name) {
     return NULL;
 }
 
+/* What of the backend is for the op. */
+static const moert_op_backend *part_for(const moert_op_backend *backend, const moert_op *op) {
+    return backend->fp8 != NULL && moert_op_has_fp8_factors(op) ? backend->fp8 : backend;
+}
+
 /* What the backend takes instead of something in the description; NULL: it takes that. */
 static const char *refusal(const moert_op_backend *backend, const moert_op *op) {
-    return backend->refuse != NULL ? backend->refuse(op) : NULL;
+    const moert_op_backend *part = part_for(backend, op);
+    return part->refuse != NULL ? part->refuse(op) : NULL;
 }
 
 static const moert_op_backend *automatic(const moert_op *op) {
@@ -170,7 +176,9 @@ moert_status moert_op_create(moert_device *device, const moert_op_options *optio
     MOERT_TRY_OR(release, moert_op_describe(options, made));
     MOERT_TRY_OR(release, choose_backend(made, &made->backend));
     made->options.backend = made->backend->name;
-    made->entries = made->quantized_count > 0 ? &moert_op_converted : made->backend;
+    made->entries = part_for(made->backend, made);
+    if (made->quantized_count > 0 && made->entries == made->backend)
+        made->entries = &moert_op_converted;
     MOERT_TRY_OR(release, made->entries->create(made));
     *op = made;
     return MOERT_OK;
@@ -259,8 +267,8 @@ moert_status moert_op_compile(moert_op *op) {
                                        &options.d};
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
         operands[i]->stride = 0;
-    options.groups = options.rows = options.topk = 1;
-    options.n = options.k = SMALL;
+    options.groups = options.topk = 1;
+    options.rows = options.n = options.k = SMALL;
     options.interleave = op->run < op->glu_width ? op->run : 0;
     moert_op *small;
     MOERT_TRY(moert_op_create(op->device, &options, &small));

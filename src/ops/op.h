@@ -54,6 +54,8 @@ typedef struct moert_op_backend {
     moert_status (*execute)(moert_op *op, const moert_op_buffers *buffers);
     /* What it takes instead of something in the description, or NULL; no member: it takes all. */
     const char *(*refuse)(const moert_op *op);
+    /* Its part for ops with FP8 factors, which takes them as they are; no member: like others. */
+    const struct moert_op_backend *fp8;
 } moert_op_backend;
 
 enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two factors, two versions of the result */
@@ -77,7 +79,10 @@ struct moert_op {
 };
 
 extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable,
-    moert_op_backend_nvidia;
+    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8;
+
+/* Whether both factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
+bool moert_op_has_fp8_factors(const moert_op *op);
 
 /* Computes quantised operands by op->backend on float32 ones; only its entries count. */
 extern const moert_op_backend moert_op_converted;

@@ -298,4 +298,4 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
 }
 
 const moert_op_backend moert_op_converted = {"converted", false,   false, create,
-                                             destroy,     execute, NULL};
+                                             destroy,     execute, NULL,  NULL};

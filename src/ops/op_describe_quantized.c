@@ -131,16 +131,18 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
     const bool weight = i == WEIGHT, result = role_of(op, i).result, tiled = o->scales != 0;
     const bool column = how->axis == MOERT_AXIS_COLUMN, nvfp4 = how->format == MOERT_FORMAT_NVFP4;
     const bool bytes = moert_format_element_bits(how->format) == 8;
-    const bool turned = weight ? how->axis != MOERT_AXIS_TILE : column;
+    const bool tile = how->axis == MOERT_AXIS_TILE, fp8 = how->format == MOERT_FORMAT_FP8_BLOCK;
+    const bool turned = weight ? !tile || fp8 : column;
     return CHECK_RULES(
         op, parts[i].name,
         {weight && result, unsupported, "how.size", "0, the result of gemm_wgrad is plain", NULL,
          how->size},
         {how->transposed && !turned, usage, "how.transposed",
-         weight ? "false with blocks along tiles" : "false, except with blocks along columns",
+         weight ? "false with blocks along tiles, except with fp8-block"
+                : "false, except with blocks along columns",
          "true", 0},
-        {tiled && how->format == MOERT_FORMAT_FP8_BLOCK, usage, "scales",
-         "linear (0) with fp8-block, whose scales are float32", NULL, o->scales},
+        {tiled && fp8, usage, "scales", "linear (0) with fp8-block, whose scales are float32", NULL,
+         o->scales},
         {weight && how->transposed && o->scales == MOERT_SCALES_TILED_WHOLE, unsupported, "scales",
          "linear (0) or tiled (1) with weight.how.transposed", NULL, o->scales},
         {o->global && !nvfp4, usage, "global", "false, except with nvfp4", "true", 0},
@@ -225,7 +227,7 @@ static void place_weight(const moert_op *op, moert_op_quantized *q) {
     q->groups = o->weight.discrete ? 1 : o->groups;
     q->rows = q->groups * (q->flipped ? o->k : o->n);
     q->columns = q->flipped ? o->n : o->k;
-    if (q->flipped) /* from the other side */
+    if (q->flipped && q->how.axis != MOERT_AXIS_TILE) /* from the other side */
         q->how.axis = q->how.axis == MOERT_AXIS_ROW ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     q->how.transposed = false;
 }

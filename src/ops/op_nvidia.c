@@ -101,5 +101,5 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     });
 }
 
-const moert_op_backend moert_op_backend_nvidia = {"nvidia", false,   false, create,
-                                                  destroy,  execute, refuse};
+const moert_op_backend moert_op_backend_nvidia = {
+    "nvidia", false, false, create, destroy, execute, refuse, &moert_op_backend_nvidia_fp8};

@@ -223,4 +223,4 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
 }
 
 const moert_op_backend moert_op_backend_portable = {"portable", true,    true, create,
-                                                    destroy,    execute, NULL};
+                                                    destroy,    execute, NULL, NULL};

@@ -253,4 +253,4 @@ unmap:
 }
 
 const moert_op_backend moert_op_backend_reference = {"reference", false,   false, create,
-                                                     destroy,     execute, NULL};
+                                                     destroy,     execute, NULL,  NULL};

@@ -118,8 +118,9 @@ done
 # ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
-all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+ring="-DSTAGES=4 -DOUTS=2 -DGROUP=8"
+plain="$ring -DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+all="$ring -DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
 nvidia_gemm() { # products alone, into what is there, with all that may follow; GLUs of every layout
     local orientation result run
     for orientation in 0 1 2; do
@@ -132,7 +133,7 @@ nvidia_gemm() { # products alone, into what is there, with all that may follow; 
     for run in 0 1 8 32; do
         for result in 0 2; do
             echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
-            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
+            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result $ring -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
                 "-DGLU=1 -DRUN=$run -DSWAPPED=1 -DV=1 -DV_TYPE=$result"
         done
     done
@@ -141,11 +142,17 @@ nvidia_attention() {
     local pass head
     for pass in 0 1 2; do for head in 64 128; do echo "-DPASS=$pass -DHEAD_SIZE=$head"; done; done
 }
+nvidia_fp8() {
+    local kind f32
+    for kind in '-DWGRAD=0 -DSCALED=0 -DE5M2=0' '-DWGRAD=0 -DSCALED=0 -DE5M2=1' '-DWGRAD=0 -DSCALED=1 -DE5M2=0' '-DWGRAD=1 -DSCALED=1 -DE5M2=0'; do
+        for f32 in 0 1; do echo "$kind -DF32=$f32 -DCOLUMNS=256 -DWIDTH=128 -DBUFFERS=1 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
+    done
+}
 tensor_cores() { # FAMILY OPTION...
     local out said what
     out=$(mktemp -p "$folder") || return 1
     what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
-        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 -DSTAGES=4 -DOUTS=2 -DGROUP=8 "${@:2}" "kernels/$1.cl")
+        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "${@:2}" "kernels/$1.cl")
     "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
     "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$out.ptx" &&
         "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
@@ -155,7 +162,7 @@ tensor_cores() { # FAMILY OPTION...
 }
 export -f tensor_cores
 export ptxas
-for family in nvidia_gemm nvidia_attention; do
+for family in nvidia_gemm nvidia_attention nvidia_fp8; do
     $family | sed "s/^/$family /" >"$list"
     xargs -P "$(nproc)" -I LINE bash -c 'tensor_cores LINE || { echo "in LINE"; exit 1; }' <"$list" >"$log" 2>&1
     verdict $? "sm_90a: $(wc -l <"$list") programs of $family with wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"

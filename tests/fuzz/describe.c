@@ -160,7 +160,9 @@ static void quantise_factor(const fuzz_input *in, size_t which, moert_op_options
     how->hadamard = false;
     how->group_scales = how->group_scales && operand->global;
     how->transposed =
-        how->transposed && (weight ? how->axis != MOERT_AXIS_TILE : how->axis == MOERT_AXIS_COLUMN);
+        how->transposed && (!weight                        ? how->axis == MOERT_AXIS_COLUMN
+                            : how->axis == MOERT_AXIS_TILE ? how->format == MOERT_FORMAT_FP8_BLOCK
+                                                           : true);
     if (weight && how->transposed && operand->scales == MOERT_SCALES_TILED_WHOLE)
         operand->scales = MOERT_SCALES_TILED;
 }

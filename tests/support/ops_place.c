@@ -99,7 +99,10 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;
     ops_place p = {halves ? row * bytes_across + j / 2 : row * w + j, row * across + j / block,
                    halves ? 4 * (j % 2) : 0};
-    if (flipped && column) { /* [K,N], blocks along N */
+    if (flipped && how->axis == MOERT_AXIS_TILE) { /* [K,N] in tiles of FP8_BLOCK */
+        p.byte = (g * w + j) * n + line;
+        p.scale = (g * across + j / block) * moert_ceil_div(n, block) + line / block;
+    } else if (flipped && column) { /* [K,N], blocks along N */
         p.byte = halves ? (g * w + j) * moert_ceil_div(n, 2) + line / 2 : (g * w + j) * n + line;
         p.scale = (g * w + j) * moert_ceil_div(n, block) + line / block;
         p.shift = halves ? 4 * (line % 2) : 0;

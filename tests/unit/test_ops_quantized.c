@@ -38,7 +38,8 @@ static moert_op_options factor_case(size_t i) {
     first->how.transposed = variant % 2 == 1 && axis == MOERT_AXIS_COLUMN;
     second->how.transposed =
         variant % 2 == 1 && (is_wgrad(&o) ? second->how.axis == MOERT_AXIS_COLUMN
-                                          : second->how.axis != MOERT_AXIS_TILE);
+                                          : second->how.axis != MOERT_AXIS_TILE ||
+                                                second->how.format == MOERT_FORMAT_FP8_BLOCK);
     if (second == &o.weight && second->how.transposed && second->scales != MOERT_SCALES_LINEAR)
         second->scales = MOERT_SCALES_TILED;
     o.weight.discrete = variant / 2 % 2 == 1;
