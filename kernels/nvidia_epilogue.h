@@ -26,7 +26,7 @@
 #include "glu.h"
 
 enum { IS_F32, IS_F16, IS_BF16 };
-enum { BATCH = 8 };
+enum { STORES = 8 };
 
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
@@ -157,17 +157,17 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
     const uint left = columns - t.column, first = t.column + get_local_id(0) % 4 * 2;
     const ulong at[2] = {l.at[0] * ldc + first, l.at[1] * ldc + first}, bias_at = (ulong)t.group * columns + first;
     int peak = -1;
-    UNROLL for (int j = 0; j < 32; j += BATCH) {
+    UNROLL for (int j = 0; j < 32; j += STORES) {
         if (8 * j >= left)
             continue; /* all of a warp do */
-        float2 bias[BATCH], old[BATCH][2];
-        UNROLL for (int b = 0; b < BATCH; b++) {
+        float2 bias[STORES], old[STORES][2];
+        UNROLL for (int b = 0; b < STORES; b++) {
             const uint next = 8 * (j + b);
             bias[b] = BIAS && next < left ? load_two(e.bias, BIAS_TYPE, bias_at + next) : 0.0f;
             UNROLL for (int i = 0; i < 2; i++)
                 old[b][i] = BETA != 0 && next < left && l.used[i] ? load_two(c, RESULT, at[i] + next) : 0.0f;
         }
-        UNROLL for (int b = 0; b < BATCH; b++) {
+        UNROLL for (int b = 0; b < STORES; b++) {
             const uint next = 8 * (j + b);
             float *s = sum + 4 * (j + b);
             UNROLL for (int i = 0; i < 2; i++, s += 2) {
