@@ -195,8 +195,8 @@ static inline vec block_row(const job *j, HOLDER (*held)[MOERT_ITEMS], place p, 
 
 static inline void hold_rows(const job *j, HOLDER (*held)[MOERT_ITEMS], place p, int column, int n)
 {
-    enum { TOGETHER = 2 * BATCH };
-    STEPWISE for (uint r = 0; r < BLOCK && HELD == BLOCK; r += TOGETHER) {
+    enum { TOGETHER = 2 * BATCH, ROWS = HELD == BLOCK ? BLOCK : 0 };
+    STEPWISE for (uint r = 0; r < ROWS; r += TOGETHER) {
         vec x[TOGETHER];
         UNROLL for (uint i = 0; i < TOGETHER; i++)
             x[i] = r + i < p.rows ? load_x(j, p.row + r + i, column, n) : (vec)0.0f;
