@@ -166,10 +166,12 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
 }
 
 /* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy.
- */
+ * A rank alone has the root of the tree. */
 static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_span span,
                                    size_t n) {
     float *mapped;
+    if (moert_comm_size(comm) == 1)
+        return MOERT_OK;
     MOERT_TRY(moert_buffer_map(rows, &mapped));
     moert_status status = moert_comm_tree_sum(comm, span, mapped, n, mapped);
     moert_status unmap = moert_buffer_unmap(rows, mapped);
