@@ -92,6 +92,9 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer->device;
 }
 
+/* NVIDIA's driver does not come to the end of filling 2 GiB and more. */
+static const size_t PIECE_BYTES = (size_t)1 << 30;
+
 static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes)
         return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside a buffer of %zu bytes",
@@ -129,11 +132,13 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
                                moert_buffer *target, size_t target_offset_bytes, size_t bytes) {
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
-    if (bytes > 0)
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        const size_t piece = moert_min(bytes - at, PIECE_BYTES);
         MOERT_CL(source->device,
                  clEnqueueCopyBuffer(source->device->queue, source->memory, target->memory,
-                                     source_offset_bytes, target_offset_bytes, bytes, 0, NULL,
-                                     copied(source, 2 * bytes)));
+                                     source_offset_bytes + at, target_offset_bytes + at, piece, 0,
+                                     NULL, copied(source, 2 * piece)));
+    }
     return MOERT_OK;
 }
 
@@ -154,10 +159,12 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (bytes > 0)
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        const size_t piece = moert_min(bytes - at, PIECE_BYTES);
         MOERT_CL(buffer->device,
                  clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
-                                     offset_bytes, bytes, 0, NULL, copied(buffer, bytes)));
+                                     offset_bytes + at, piece, 0, NULL, copied(buffer, piece)));
+    }
     return MOERT_OK;
 }
 
