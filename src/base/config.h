@@ -46,7 +46,7 @@
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
-      "how much is logged on stderr")
+      "how much is logged on stderr; with trace every kernel is waited for")
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };

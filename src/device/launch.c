@@ -90,6 +90,8 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
     cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
                                       : enqueue(device, program, kernel, handle, groups);
+    if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
+        code = clFinish(device->queue); /* so that a failure names the kernel */
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;
