@@ -92,8 +92,18 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer->device;
 }
 
-/* NVIDIA's driver does not come to the end of filling 2 GiB and more. */
-static const size_t PIECE_BYTES = (size_t)1 << 30;
+/* Past 2 GiB NVIDIA's driver fills without end, or somewhere else: such ranges of whole floats are
+ * left to kernels of ours. */
+static const size_t NARROW_BYTES = (size_t)1 << 31;
+enum { SHARE = 65536 }; /* floats of a team, as in kernels/copy.cl */
+
+static bool is_wide(size_t end_bytes, size_t places) {
+    return end_bytes > NARROW_BYTES && places % sizeof(float) == 0;
+}
+
+static moert_grid shares_of(size_t bytes) {
+    return (moert_grid){moert_ceil_div(bytes / sizeof(float), SHARE), 1, 1};
+}
 
 static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes)
@@ -132,13 +142,19 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
                                moert_buffer *target, size_t target_offset_bytes, size_t bytes) {
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        const size_t piece = moert_min(bytes - at, PIECE_BYTES);
+    const size_t ends = moert_max(source_offset_bytes, target_offset_bytes) + bytes;
+    if (is_wide(ends, source_offset_bytes | target_offset_bytes | bytes)) {
+        moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0, 2.0 * (double)bytes);
+        return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy", shares_of(bytes),
+                         MOERT_ARG(source), MOERT_ARG(source_offset_bytes / sizeof(float)),
+                         MOERT_ARG(target), MOERT_ARG(target_offset_bytes / sizeof(float)),
+                         MOERT_ARG(bytes / sizeof(float)));
+    }
+    if (bytes > 0)
         MOERT_CL(source->device,
                  clEnqueueCopyBuffer(source->device->queue, source->memory, target->memory,
-                                     source_offset_bytes + at, target_offset_bytes + at, piece, 0,
-                                     NULL, copied(source, 2 * piece)));
-    }
+                                     source_offset_bytes, target_offset_bytes, bytes, 0, NULL,
+                                     copied(source, 2 * bytes)));
     return MOERT_OK;
 }
 
@@ -159,12 +175,16 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        const size_t piece = moert_min(bytes - at, PIECE_BYTES);
+    if (is_wide(offset_bytes + bytes, offset_bytes | bytes)) {
+        moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
+        return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", shares_of(bytes),
+                         MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),
+                         MOERT_ARG(bytes / sizeof(float)));
+    }
+    if (bytes > 0)
         MOERT_CL(buffer->device,
                  clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
-                                     offset_bytes + at, piece, 0, NULL, copied(buffer, piece)));
-    }
+                                     offset_bytes, bytes, 0, NULL, copied(buffer, bytes)));
     return MOERT_OK;
 }
 
@@ -190,7 +210,7 @@ moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address) {
         moert_buffer *result;
         MOERT_TRY(moert_buffer_create(buffer->device, sizeof *address, &result));
         moert_status status =
-            MOERT_RUN(buffer->device, "address", "address_of",
+            MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "address_of",
                       ((moert_grid){.x = 1, .y = 1, .z = 1}), MOERT_ARG(buffer), MOERT_ARG(result));
         if (status == MOERT_OK)
             status = moert_buffer_read(result, 0, &buffer->address, sizeof buffer->address);
