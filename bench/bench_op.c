@@ -347,6 +347,10 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     double tflops = 0.0;
     size_t wrong = 0;
     o.kind = kind;
+    if (b->form->blocks || moert_number_bits(b->form->factor) == 8) {
+        o.backend = "nvidia"; /* which auto does not take for FP8 */
+        o.fallback = true;
+    }
     o.groups = s->experts;
     o.rows = s->rows;
     o.n = s->n;

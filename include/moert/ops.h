@@ -140,7 +140,8 @@ typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
     const char *backend;       /* "reference", "portable", "nvidia"; NULL or "auto" = MOERT_BACKEND,
-                                  whose auto is the first that takes the description */
+                                  whose auto is the first that takes the description;
+                                  FP8 sums of the tensor cores only by name */
     bool fallback;             /* take another backend if this one refuses, and log it */
     size_t groups, rows, n, k; /* G and M (the most rows), which may be 0; N; K */
     moert_operand x, weight, y; /* the two that are multiplied are each plain or quantised; if both

@@ -138,9 +138,15 @@ static const char *refusal(const moert_op_backend *backend, const moert_op *op) 
     return part->refuse != NULL ? part->refuse(op) : NULL;
 }
 
+/* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the backend.
+ */
+static const char *automatic_refusal(const moert_op_backend *backend, const moert_op *op) {
+    return part_for(backend, op) == backend ? refusal(backend, op) : "FP8 factors when it is named";
+}
+
 static const moert_op_backend *automatic(const moert_op *op) {
     size_t i = 0;
-    for (const char *taken; (taken = refusal(backends[i], op)) != NULL; i++)
+    for (const char *taken; (taken = automatic_refusal(backends[i], op)) != NULL; i++)
         MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
                     backends[i]->name, taken);
     return backends[i];
