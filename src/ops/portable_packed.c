@@ -32,7 +32,7 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
                                   shape->type, shape->n, shape->k, 0};
     const moert_device_info *info = moert_device_describe(device);
     bool measured;
-    if (!info->is_cpu || info->gpu_form)
+    if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
     packed->tile = moert_tuning_find(device, &key, &measured);
     if (shape->use == MOERT_PACKED_GATED)
