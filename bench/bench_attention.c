@@ -11,16 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ops/dense.h"
+#include "rate.h"
 #include "report.h"
 #include "tools/program.h"
 
-enum { PATTERN = 1048573, SAMPLES = 3, CHECKS = 24, Q, K, V, DOUT, OPERANDS };
-#define WARM_S  0.025
-#define TIMED_S 0.05
+enum { PATTERN = 1048573, CHECKS = 24, Q, K, V, DOUT, OPERANDS };
 
 static moert_attention chosen;
 static unsigned dtype;
@@ -224,38 +222,20 @@ static moert_status check(bench *b, double worst[2]) {
 
 /* ---- rates ---- */
 
-typedef moert_status operation(const moert_attention *attention);
-
-static moert_status run_for(bench *b, operation *call, size_t calls, double *seconds) {
-    const uint64_t start = moert_clock_ns();
-    for (size_t i = 0; i < calls; i++)
-        MOERT_TRY(call(&b->a));
-    MOERT_TRY(moert_device_finish(b->device));
-    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
-    return MOERT_OK;
+static moert_status forward(void *attention) {
+    return moert_attention_forward(attention);
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+static moert_status backward(void *attention) {
+    return moert_attention_backward(attention);
 }
 
-/* *tflops = the median of the samples. */
-static moert_status time_calls(bench *b, operation *call, double products, double *tflops) {
+static moert_status time_calls(bench *b, moert_status (*call)(void *), double products,
+                               double *tflops) {
     const moert_attention *a = &b->a;
     const double flops = products * (double)(a->sequences * a->heads * a->head_size) *
                          (double)a->length * ((double)a->length + 1.0);
-    double one = 0.0, seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(run_for(b, call, 1, &one));
-    for (size_t i = 0; i < SAMPLES; i++) {
-        const size_t calls = (size_t)(TIMED_S / one) + 1;
-        MOERT_TRY(run_for(b, call, (size_t)(WARM_S / one) + 1, &seconds));
-        MOERT_TRY(run_for(b, call, calls, &seconds));
-        samples[i] = flops * (double)calls / seconds / 1e12;
-    }
-    qsort(samples, SAMPLES, sizeof samples[0], by_size);
-    *tflops = samples[SAMPLES / 2];
-    return MOERT_OK;
+    return bench_rate(b->device, call, &b->a, flops, tflops);
 }
 
 static moert_status report(bench *b, const char *op, double tflops, double worst) {
@@ -282,9 +262,9 @@ static moert_status run_type(bench *b, moert_number type) {
     MOERT_TRY(moert_attention_forward(&b->a));
     MOERT_TRY(moert_attention_backward(&b->a));
     MOERT_TRY(check(b, worst));
-    MOERT_TRY(time_calls(b, moert_attention_forward, 2, &tflops[0]));
+    MOERT_TRY(time_calls(b, forward, 2, &tflops[0]));
     MOERT_TRY(report(b, "forward", tflops[0], worst[0]));
-    MOERT_TRY(time_calls(b, moert_attention_backward, 5, &tflops[1]));
+    MOERT_TRY(time_calls(b, backward, 5, &tflops[1]));
     return report(b, "backward", tflops[1], worst[1]);
 }
 

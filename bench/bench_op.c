@@ -12,18 +12,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
 #include "moert/ops.h"
 #include "moert/quantize.h"
+#include "rate.h"
 #include "report.h"
 #include "tools/program.h"
 
-enum { PATTERN = 16777213, SAMPLES = 3, CHECKS = 200, MOST_EXPERTS = 4096 };
-#define WARM_S  0.025
-#define TIMED_S 0.05
+enum { PATTERN = 16777213, CHECKS = 200, MOST_EXPERTS = 4096 };
 
 typedef struct shape {
     size_t experts, rows, n, k; /* rows of all experts */
@@ -261,35 +259,15 @@ static moert_status count_wrong(const bench *b, const problem *p, moert_op_kind 
 
 /* ---- rates ---- */
 
-static moert_status run_for(moert_op *op, const moert_op_buffers *buffers, moert_device *device,
-                            size_t calls, double *seconds) {
-    const uint64_t start = moert_clock_ns();
-    for (size_t i = 0; i < calls; i++)
-        MOERT_TRY(moert_op_execute(op, buffers));
-    MOERT_TRY(moert_device_finish(device));
-    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
-    return MOERT_OK;
-}
+/* An op and its operands, to be timed. */
+typedef struct timed {
+    moert_op *op;
+    const moert_op_buffers *buffers;
+} timed;
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* *tflops = the median of the samples. */
-static moert_status time_op(moert_op *op, const moert_op_buffers *buffers, moert_device *device,
-                            double flops, double *tflops) {
-    double one = 0.0, seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(run_for(op, buffers, device, 1, &one));
-    for (size_t i = 0; i < SAMPLES; i++) {
-        const size_t calls = (size_t)(TIMED_S / one) + 1;
-        MOERT_TRY(run_for(op, buffers, device, (size_t)(WARM_S / one) + 1, &seconds));
-        MOERT_TRY(run_for(op, buffers, device, calls, &seconds));
-        samples[i] = flops * (double)calls / seconds / 1e12;
-    }
-    qsort(samples, SAMPLES, sizeof samples[0], by_size);
-    *tflops = samples[SAMPLES / 2];
-    return MOERT_OK;
+static moert_status execute(void *what) {
+    const timed *t = what;
+    return moert_op_execute(t->op, t->buffers);
 }
 
 static moert_status report(bench *b, const problem *p, const moert_op *op, const char *kind,
@@ -367,8 +345,9 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     MOERT_TRY(moert_op_create(b->device, &o, &op));
     MOERT_TRY_OR(destroy, moert_op_execute(op, &buffers));
     MOERT_TRY_OR(destroy, count_wrong(b, p, kind, &wrong));
-    MOERT_TRY_OR(destroy, time_op(op, &buffers, b->device,
-                                  2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
+    timed t = {op, &buffers};
+    MOERT_TRY_OR(destroy, bench_rate(b->device, execute, &t,
+                                     2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
     status = report(b, p, op, moert_op_kind_name(kind), tflops, wrong);
 destroy:
     moert_op_destroy(op);

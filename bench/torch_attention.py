@@ -8,31 +8,9 @@ median of the samples. The backward alone is timed by what forward and backward 
 """
 import argparse
 import json
-import statistics
-import time
 
 import torch
-
-WARM_S, TIMED_S, SAMPLES = 0.025, 0.05, 3
-
-
-def seconds(call):
-    call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    one, samples = time.perf_counter() - start, []
-    for _ in range(SAMPLES):
-        for _ in range(int(WARM_S / one) + 1):
-            call()
-        torch.cuda.synchronize()
-        calls, start = int(TIMED_S / one) + 1, time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / calls)
-    return statistics.median(samples)
+from torch_grouped_mm import seconds
 
 
 def main():

@@ -18,7 +18,7 @@ WARM_S, TIMED_S, SAMPLES = 0.025, 0.05, 3
 TYPES = {'bf16': 'bfloat16', 'f16': 'float16'}
 
 
-def rate(call, flops):
+def seconds(call):
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -33,7 +33,7 @@ def rate(call, flops):
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-        samples.append(flops * calls / (time.perf_counter() - start) / 1e12)
+        samples.append((time.perf_counter() - start) / calls)
     return statistics.median(samples)
 
 
@@ -62,7 +62,7 @@ def main():
         if shape != (shape := (row['E'], row['rows'], row['N'], row['K'], row['groups'])):
             calls = None  # frees the operands
             calls = operands(row)
-        row['tflops'] = rate(calls[row['op']], 2.0 * row['rows'] * row['N'] * row['K'])
+        row['tflops'] = 2e-12 * row['rows'] * row['N'] * row['K'] / seconds(calls[row['op']])
         row['backend'] = f'torch {torch.__version__}'
         print(f"{row['op']:13} {row['E']:4} {row['rows']:8} {row['N']:6} {row['K']:6} {row['groups']:8} "
               f"{row['tflops']:8.1f} TFLOP/s", flush=True)
