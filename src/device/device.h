@@ -130,7 +130,11 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
 
-/* ---- tensors for TMA, on NVIDIA GPUs from sm_90 on ---- */
+/* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
+
+/* The most local memory of a work-group that a family nvidia_* may ask for by -DARENA: 227 KiB less
+ * the driver's one. */
+enum { MOERT_ARENA_BYTES = 231424 };
 
 /*
  * A tensor [groups, rows, columns] of 16-bit numbers, or bytes, whose rows lie `stride` numbers

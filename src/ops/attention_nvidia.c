@@ -9,7 +9,6 @@
 #include "ops/attention.h"
 
 enum {
-    ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     BLOCK_ROWS = 64,
     STATS_PER_BLOCK = 128,
     STATS_ROWS = 16, /* of a work-group of attention_stats */
@@ -104,7 +103,7 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
     MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
     snprintf(spec, sizeof spec, "nvidia_attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d", which,
-             a->head_size, ARENA_BYTES);
+             a->head_size, MOERT_ARENA_BYTES);
     const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
                        moert_ceil_div(a->length, OWN_ROWS);
     const size_t units = moert_device_describe(device)->compute_units;

@@ -7,7 +7,6 @@
 #include "device/device.h"
 
 enum {
-    ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     STAGES = 4,
     OUTS = 2,
     GROUP = 8,
@@ -17,7 +16,7 @@ enum {
     SPEC_BYTES = 320,
 };
 _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
-                   ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
+                   MOERT_ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
                "the ends of the groups fill what is left of the arena");
 
 /* The factors of each kind and the rows of their boxes in kernels/nvidia_gemm.cl. */
@@ -80,7 +79,7 @@ static void write_spec(const moert_nvidia_product *p, char spec[SPEC_BYTES]) {
              "-DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d -DFACTOR=%d -DAMAX=%d "
              "-DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
              orientations[p->kind].number, factor_type(p) == MOERT_NUMBER_F16, STAGES, OUTS, GROUP,
-             ARENA_BYTES, (int)result_of(p).type, p->alpha != NULL,
+             MOERT_ARENA_BYTES, (int)result_of(p).type, p->alpha != NULL,
              p->accumulate     ? 1
              : p->beta != NULL ? 2
                                : 0,

@@ -11,7 +11,6 @@
 #include "ops/op.h"
 
 enum {
-    ARENA_BYTES = 231424, /* 227 KiB less the driver's one */
     LINES = 128,
     COLUMNS = 256,
     STAGES = 4,
@@ -25,7 +24,7 @@ enum {
     SPEC_BYTES = 192,
 };
 _Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 4 * MOST_GROUPS <=
-                   ARENA_BYTES,
+                   MOERT_ARENA_BYTES,
                "what lies in the arena");
 
 typedef struct turned_weight {
@@ -203,7 +202,7 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
              "-DSTAGES=%d -DOUTS=%d -DWIDTH=%d -DBUFFERS=%d -DGROUP=%d -DARENA=%d",
              wgrad, is_block(a), !is_block(a) && a->type == MOERT_NUMBER_E5M2,
              result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, WIDTH, BUFFERS, GROUP,
-             ARENA_BYTES);
+             MOERT_ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(
         op->device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
