@@ -25,6 +25,13 @@ int close_test_device(void **state) {
     return 0;
 }
 
+bool has_hopper(const char *otherwise) {
+    const bool has = moert_device_describe(test_device)->nvidia == 90;
+    if (!has)
+        print_message("# no tensor cores of Hopper's: %s\n", otherwise);
+    return has;
+}
+
 moert_buffer *upload(const void *source, size_t bytes) {
     moert_buffer *buffer = NULL;
     unsigned char guard[GUARD_BYTES];

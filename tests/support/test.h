@@ -46,6 +46,9 @@ extern moert_device *test_device;
 int open_test_device(void **state);
 int close_test_device(void **state);
 
+/* Whether it has the tensor cores of Hopper GPUs; if not, prints what happens otherwise. */
+bool has_hopper(const char *otherwise);
+
 /* A buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);
 /* The same of n doubles, as floats. */

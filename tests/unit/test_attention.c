@@ -191,9 +191,7 @@ static void test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsew
     const shape shapes[] = {{2, 1, 1, 1, 64},    {1, 63, 2, 1, 64},  {2, 65, 4, 2, 128},
                             {1, 129, 4, 4, 128}, {3, 200, 8, 2, 64}, {1, 700, 3, 1, 128},
                             {1, 70, 2, 1, 96}};
-    const bool can = moert_device_describe(test_device)->nvidia == 90;
-    if (!can)
-        print_message("no tensor cores of sm_90 here: attention in bf16 must be that in f32\n");
+    const bool can = has_hopper("attention in bf16 must be that in f32");
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const shape s = shapes[i];
         oracle o = oracle_create(s);

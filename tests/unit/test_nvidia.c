@@ -38,16 +38,9 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
-static bool has_hopper(void) {
-    const bool has = moert_device_describe(test_device)->nvidia == 90;
-    if (!has)
-        print_message("# the device has no tensor cores of Hopper's: portable computes\n");
-    return has;
-}
-
 static void test_products_of_small_integers_are_exact(void **state) {
     (void)state;
-    has_hopper();
+    has_hopper("portable computes");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < OPERATIONS; op++) {
             char title[64];
@@ -203,7 +196,7 @@ static void test_one_packing_made_by_the_first_product_serves_all_uses(void **st
     uint16_t ones[M * N];
     float weight[N * K];
     moert_packings packings = {0};
-    if (!has_hopper())
+    if (!has_hopper("portable computes"))
         return;
     set_variable("MOERT_BACKEND", NULL);
     assert_string_equal(moert_backend_name(test_device), "nvidia");

@@ -48,16 +48,9 @@ static moert_op_options describe(const shape *s, moert_op_kind kind, moert_numbe
     return o;
 }
 
-static bool has_hopper(void) {
-    const bool has = moert_device_describe(test_device)->nvidia == 90;
-    if (!has)
-        print_message("# skipped: the device has no tensor cores of Hopper's\n");
-    return has;
-}
-
 static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
         const shape *s = &shapes[i / 2 / KINDS];
@@ -131,7 +124,7 @@ static bool add_variant(moert_op_options *o, const struct variant *v) {
 
 static void test_what_follows_a_product_is_exact(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
         const shape *s = &shapes[i / VARIANTS / KINDS];
@@ -223,7 +216,7 @@ static void check_glu(const char *title, const ops_data *got, const ops_data *wa
 
 static void test_a_glu_follows_its_product_in_every_layout(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < GLU_CASES; i++) {
         moert_op_options o = glu_case(i);
@@ -269,7 +262,7 @@ static void check_company(const moert_op_options *options, const ops_data *whole
 
 static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < 3; i++) {
@@ -289,7 +282,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
 
 static void test_results_repeat_bit_for_bit(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t kind = 0; kind < KINDS; kind++) {
         const shape *s = &shapes[5];

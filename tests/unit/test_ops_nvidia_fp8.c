@@ -37,13 +37,6 @@ static const shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], RANDOM_SHAPE = 6 };
 
-static bool has_hopper(void) {
-    const bool has = moert_device_describe(test_device)->nvidia == 90;
-    if (!has)
-        print_message("# skipped: the device has no tensor cores of Hopper's\n");
-    return has;
-}
-
 static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number result) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = kind;
@@ -90,7 +83,7 @@ static void title_of(const moert_op_options *o, char title[128]) {
 
 static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * CASES * 2; i++) {
         const shape *s = &shapes[i / 2 / CASES];
@@ -109,7 +102,7 @@ static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **stat
 
 static void test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * 8; i++) {
         const shape *s = &shapes[i / 8];
@@ -176,7 +169,7 @@ static double worst_of(const ops_bytes *got, const ops_bytes *plain, moert_op_bu
 
 static void test_random_factors_are_near_float64(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[RANDOM_SHAPE];
@@ -198,7 +191,7 @@ static void test_random_factors_are_near_float64(void **state) {
 
 static void test_results_repeat_bit_for_bit(void **state) {
     (void)state;
-    if (!has_hopper())
+    if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
         const shape *s = &shapes[5];
@@ -224,7 +217,7 @@ static void test_results_repeat_bit_for_bit(void **state) {
 
 static void test_what_the_kernel_cannot_do_is_refused_or_left_to_others(void **state) {
     (void)state;
-    const bool hopper = has_hopper();
+    const bool hopper = has_hopper("skipped");
     moert_op_options o = describe_blocks(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
     const char *const takes = hopper ? "takes rows of fp8-block" : "takes GPUs";
     moert_op *op;
