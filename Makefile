@@ -1,6 +1,7 @@
 # moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
 #
-# Variables: BUILD (output folder), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), V=1 (show commands), PREFIX, DESTDIR.
+# Variables: BUILD (output folder), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX,
+# DESTDIR.
 
 VERSION  := 0.1.0
 BUILD    ?= build
@@ -8,6 +9,9 @@ PREFIX   ?= /usr/local
 CC       := gcc
 AR       ?= ar
 CFLAGS   ?= -O2 -g
+JOBS     ?= $(shell cores=$$(nproc) && echo $$((cores < 8 ? cores : 8)))
+# for what check builds, unless a number was given
+PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 PACKAGES := ompi-c OpenCL hwloc jansson libxxhash
 
 ifneq ($(V),1)
@@ -107,19 +111,19 @@ $(BUILD)/packages:
 
 check: ## all tests of the default set (installs what is missing first)
 	$(Q)launch/install-deps --if-missing
-	$(Q)$(MAKE) --no-print-directory all tests check-layers
-	$(Q)tests/run --build $(BUILD)
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
+	$(Q)tests/run --build $(BUILD) --jobs $(JOBS)
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
 
 check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
-	$(Q)$(MAKE) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
-	$(Q)tests/run --build $(BUILD)/sanitize --sanitize
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
+	$(Q)tests/run --build $(BUILD)/sanitize --jobs $(JOBS) --sanitize
 
 check-all: ## every test, every golden case, every engine and rank count
 	$(Q)launch/install-deps --if-missing
-	$(Q)$(MAKE) --no-print-directory all tests check-layers
-	$(Q)tests/run --build $(BUILD) --all
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
+	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
@@ -133,7 +137,7 @@ fuzz: ## RUNS random ops by SEED (0: another one each time) under ASan and UBSan
 		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
 		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; \
 	else \
-		$(MAKE) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/fuzz_op && \
+		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/fuzz_op && \
 		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
 			$(BUILD)/fuzz/fuzz_op $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
 			>$(BUILD)/fuzz/log 2>&1 || { cat $(BUILD)/fuzz/log; exit 1; }; \
@@ -148,8 +152,8 @@ check-layers: ## proves from the includes that lower modules never use higher on
 	$(Q)tests/layers
 
 lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
-	$(Q)clang-tidy --quiet $(wildcard src/*/*.c) -- $(ALL_CFLAGS) -include $<
-	$(Q)cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
+	$(Q)printf '%s\n' $(wildcard src/*/*.c) | xargs -P $$(nproc) -I FILE clang-tidy --quiet FILE -- $(ALL_CFLAGS) -include $<
+	$(Q)cppcheck --quiet -j $$(nproc) --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files
 	$(Q)clang-format -i $(wildcard include/moert/*.h src/*/*.[ch] tests/*/*.[ch] bench/*.[ch] kernels/embed.c)

@@ -4,6 +4,7 @@
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns, rows of `to` lie `stride` numbers apart
  *   stats[s,head,block,0,i] = lse[t,head] / log 2,  stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
  *                                                      t = position 64 block + i of sequence s; 0 past its end
+ *   codes[t,head] = bf16(out[t,head])      where they are wanted
  *
  * delta takes the dout that dp takes, so that ds of a row sum up to nearly 0.
  *
@@ -43,8 +44,8 @@ GROUP void round_rows(ulong rows, int columns, float factor, global const float 
  * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the length rounded up to
  * 64, heads, sequences}. Stats begin `from` floats behind.
  */
-GROUP void attention_stats(ulong length, int heads, global const float *out, global const float *dout,
-                           global const float *lse, ulong stride, ulong column, global ushort *to, ulong from)
+GROUP void attention_stats(ulong length, int heads, global const float *out, global ushort *codes,
+                           global const float *dout, global const float *lse, ulong stride, ulong column, global ushort *to, ulong from)
 {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
@@ -54,7 +55,10 @@ GROUP void attention_stats(ulong length, int heads, global const float *out, glo
     for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64) {
         const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d));
         *(global ushort4 *)(to + token * stride + column + head * HEAD_SIZE + d) = rounded;
-        sum = fma(*(global const float4 *)(out + row * HEAD_SIZE + d), of_bf16(rounded), sum);
+        const float4 x = *(global const float4 *)(out + row * HEAD_SIZE + d);
+        if (codes != 0)
+            *(global ushort4 *)(codes + row * HEAD_SIZE + d) = to_bf16(x);
+        sum = fma(x, of_bf16(rounded), sum);
     }
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);
     barrier(CLK_LOCAL_MEM_FENCE);

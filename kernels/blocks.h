@@ -45,28 +45,31 @@ static inline uvec load_codes(const blocks *b, block_row at, int column, int n)
 #endif
 }
 
-/* The scales of a step's columns: one for this item's (stride 0), or n at this stride. */
-static inline vec load_scales(global const uchar *scale, ulong at, ulong stride, int n)
+/* The scales of a step's columns, as they are kept: one for this item's (stride 0), or n at this stride. */
+static inline uvec load_scales(global const uchar *scale, ulong at, ulong stride, int n)
 {
 #if SCALE == 2
-    global const float *p = (global const float *)scale + at;
+    global const uint *p = (global const uint *)scale + at;
     if (stride == 0)
         return p[0];
-    float lane[PART];
+    uint lane[PART];
     for (int i = 0; i < PART; i++)
-        lane[i] = part_start() + i < n ? p[(part_start() + i) * stride] : 0.0f;
+        lane[i] = part_start() + i < n ? p[(part_start() + i) * stride] : 0;
     return vload_part(0, lane);
 #else
-    const uvec code = stride == 0   ? (uvec)scale[at]
-                        : stride == 1 ? load_bytes(scale + at, n)
-                                      : load_bytes_apart(scale + at, stride, n);
-    return SCALE == 1 ? decode(code, E4M3) : decode_e8m0(code);
+    return stride == 0   ? (uvec)scale[at]
+           : stride == 1 ? load_bytes(scale + at, n)
+                         : load_bytes_apart(scale + at, stride, n);
 #endif
 }
 
-/* Columns [column, column + n) of a row, at least one, a step at most, without the global scale; lanes past them hold
- * anything. `column` is a multiple of 16. */
-static inline vec load_values(const blocks *b, block_row at, int column, int n)
+typedef struct coded {
+    uvec code, scale;
+} coded;
+
+/* Columns [column, column + n) of a row, a step at most; lanes past them hold anything. `column` is a multiple of 16, and
+ * column + n at least 1. */
+static inline coded load_coded(const blocks *b, block_row at, int column, int n)
 {
     const ulong line = SCALE == 2 && b->axis == TILE ? at.slot : at.row;
     const int own = column + min(part_start(), n - 1);
@@ -74,5 +77,12 @@ static inline vec load_values(const blocks *b, block_row at, int column, int n)
                         : b->transposed   ? column * b->scales + at.slot
                                           : at.slot * b->scales + column;
     const ulong stride = b->axis != COLUMN ? 0 : b->transposed ? b->scales : 1;
-    return decode(load_codes(b, at, column, n), ELEMENT) * load_scales(b->scale, scale, stride, n);
+    return (coded){load_codes(b, at, column, n), load_scales(b->scale, scale, stride, n)};
+}
+
+/* Their numbers, without the global scale. */
+static inline vec values_of(coded x)
+{
+    const vec scale = SCALE == 2 ? as_vec(x.scale) : SCALE == 1 ? decode(x.scale, E4M3) : decode_e8m0(x.scale);
+    return decode(x.code, ELEMENT) * scale;
 }

@@ -7,7 +7,8 @@
  * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
  * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
  * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). ALIGNED may be defined in the GPU form: what is
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs MOERT_NVIDIA is the compute
+ * capability, 90 for sm_90, by which instructions are chosen that PTX has and OpenCL C has not. ALIGNED may be defined in the GPU form: what is
  * read and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a part is one
  * access or none, and the compiler can have many under way.
  */
@@ -22,7 +23,19 @@
 #define KERNEL          KERNEL_OF(1)
 #define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
+/* Where what is constant must stay so; and else PoCL's compiler may leave `team` in a function of its own, where all
+ * work-groups share it. */
+#define INLINED static inline __attribute__((always_inline))
+#if MOERT_ITEMS > 1 && !defined(__NV_CL_C_VERSION) && !defined(__NVPTX__)
+#pragma clang diagnostic ignored "-Wkeyword-macro"
+#define inline inline __attribute__((always_inline)) /* PoCL's threads share the work-item's number elsewhere, too */
+#endif
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
+#if MOERT_CPU
+#define UNROLL_ON_GPU /* whatever the form */
+#else
+#define UNROLL_ON_GPU UNROLL
+#endif
 
 /* BATCH: steps whose loads are under way together in loops that are to hide the way to memory. */
 #if MOERT_ITEMS == 1
@@ -214,8 +227,12 @@ static inline uint max_uints(uvec x, local float *team)
 {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
+#if MOERT_NVIDIA >= 80
+    __asm__ volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(most) : "r"(most));
+#else
     UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
         most = max(most, as_uint(exchanged(as_float(most), distance)));
+#endif
     return most;
 }
 #else

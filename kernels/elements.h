@@ -18,11 +18,18 @@
 #define LOAD_WHOLE(type, p) (*(global const type *)(p))
 #define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
 #endif
+#ifdef ALIGNED
+#define ALL_OR_NONE 1
+#else
+#define ALL_OR_NONE 0
+#endif
 #define MOVES(name, element)                                                                                           \
     static inline uvec load_##name##s(global const element *p, int n)                                                  \
     {                                                                                                                  \
         p += part_start();                                                                                             \
         n -= part_start();                                                                                             \
+        if (ALL_OR_NONE)                                                                                               \
+            return n > 0 ? convert_uvec(LOAD_WHOLE(name##_vec, p)) : (uvec)0;                                          \
         if (n >= PART && WHOLE(name##_vec, p))                                                                         \
             return convert_uvec(LOAD_WHOLE(name##_vec, p));                                                            \
         element lane[PART];                                                                                            \
@@ -34,10 +41,12 @@
     {                                                                                                                  \
         p += part_start();                                                                                             \
         n -= part_start();                                                                                             \
-        if (n >= PART && WHOLE(name##_vec, p)) {                                                                       \
+        if (ALL_OR_NONE ? n > 0 : n >= PART && WHOLE(name##_vec, p)) {                                                 \
             STORE_WHOLE(name##_vec, convert_##name##_vec(x), p);                                                       \
             return;                                                                                                    \
         }                                                                                                              \
+        if (ALL_OR_NONE)                                                                                               \
+            return;                                                                                                    \
         element lane[PART];                                                                                            \
         vstore_part(convert_##name##_vec(x), 0, lane);                                                                 \
         for (int i = 0; i < PART; i++)                                                                                 \

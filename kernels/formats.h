@@ -31,6 +31,10 @@ enum { RCEIL, FLOOR };                         /* moert_scale_rounding */
 enum { TE, TORCHAO, BRIDGE };                  /* moert_nvfp4_rule */
 enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 
+#ifndef TRANSPOSED
+#define TRANSPOSED 0
+#endif
+
 /* Scales without a buffer of their own lie behind the payload of their row. */
 #define SCALES_OF(q, scale, columns) ((scale) != 0 ? (scale) : (q) + ((columns) * ELEMENT_BITS + 7) / 8)
 
@@ -38,6 +42,11 @@ static inline vec quiet(vec x)
 {
     return isnan(x) ? as_vec((uvec)QUIET) : x;
 }
+
+#if MOERT_NVIDIA >= 89 && MOERT_ITEMS > 1
+#define HAS_FP8
+#include "fp8.h"
+#endif
 
 /*
  * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted; below, the sum with
@@ -48,21 +57,38 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     const uvec u = as_uvec(x), a = u & 0x7FFFFFFF;
     const int shift = 23 - mantissa;
     const uint magic = (uint)(151 - bias - mantissa) << 23;
+#ifdef HAS_FP8
+    if (bits == 8)
+        return special == 1 ? encode_e4m3(x) : encode_e5m2(x);
+#endif
+    if (mantissa == 1) { /* E2M1: the sum with a power of two rounds, whose float has the step of the number's binade */
+        const uvec most = min(a, 0x40C00000u), binade = max(most & 0x7F800000u, 0x3F800000u);
+        const uvec power = binade + (22u << 23), steps = as_uvec(as_vec(most) + as_vec(power)) - power;
+        return a > 0x7F800000u ? nan_code : (steps + (binade >> 22) - 254u) | (u >> 31) << (bits - 1);
+    }
     uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((uint)(127 - bias) << mantissa);
-    code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
-    code = min(code, overflow) | (u >> 31) << (bits - 1);
+    if (bias < 127) { /* else a number is subnormal, and too large, where a float is */
+        code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
+        code = min(code, overflow);
+    }
+    code |= (u >> 31) << (bits - 1);
     return a > 0x7F800000u ? nan_code : code;
 }
 
 static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
 {
+#ifdef HAS_FP8
+    if (bits == 8)
+        return special == 1 ? decode_e4m3(code) : decode_e5m2(code);
+#endif
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
     const uvec a = code & (sign - 1);
     /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
     const int least = 1 - bias - mantissa;
     const float step = as_float(least < -126 ? 1u << (least + 149) : (uint)(least + 127) << 23);
-    uvec u = a < 1u << mantissa ? as_uvec(convert_vec(a) * step)
-                                  : (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
+    uvec u = (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
+    if (bias < 127)
+        u = a < 1u << mantissa ? (mantissa == 1 ? a * as_uint(step) : as_uvec(convert_vec(a) * step)) : u;
     if (special == 2)
         u = a == infinity ? 0x7F800000u : u;
     u |= (code & sign) << (32 - bits);
@@ -163,13 +189,16 @@ typedef struct place {
     uint group, row, rows;
 } place;
 
+/* Row `slot`. Its group is 0 unless it is asked for, which takes several steps. */
+static inline place find_row(global const uint *ends, uint groups, uint rows, bool with_group, uint slot)
+{
+    const bool inside = slot < (ends != 0 ? min(rows, groups > 0 ? ends[groups - 1] : 0) : rows);
+    return inside ? (place){with_group && ends != 0 ? group_of(ends, groups, slot) : 0, slot, 1} : (place){0, 0, 0};
+}
+
 static inline place find_place(global const uint *ends, uint groups, uint rows, uint height, uint slot)
 {
     uint start = 0;
-    if (height == 1) {
-        const uint g = ends != 0 ? group_of(ends, groups, slot) : 0;
-        return slot < rows && g < groups ? (place){g, slot, 1} : (place){0, 0, 0};
-    }
     for (uint g = 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows), blocks = (end - start + height - 1) / height;
         if (slot < blocks)

@@ -89,8 +89,8 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint ro
  * kept, or there is more than one block. Panels hold 16 columns of h. */
 KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
                              global const float *w, global const float *bias, global float *v, int keep,
-                             global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
-                             float alpha, float offset, int width, int k, int panels, int depth, uint split,
+                             global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
+                             float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
                              local element *turned, local vec *panel)
 {
     const uint g = get_group_id(1);
@@ -100,7 +100,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, gl
         return;
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * width, k);
     x += part.first * ldx;
-    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
+    gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
     for (int p = 0; p < k; p += depth * PER_TERM) {
         const int used = min(depth * PER_TERM, k - p);

@@ -13,7 +13,9 @@
 
 /* The results at the work-group's first row, and its share of them. */
 typedef struct gated {
-    global float *v, *h;
+    global float *v;
+    global void *h;
+    int coded; /* h is bf16 codes; BF16 only */
     global const float *bias, *prob; /* of the group, of the first row; or null */
     ulong prob_stride;
     int lines, first, columns, width; /* columns [first, first + columns) of the `width` of h */
@@ -22,12 +24,14 @@ typedef struct gated {
     bool keep;        /* v is wanted */
 } gated;
 
-static inline gated gated_share(span rows, int first, int columns, int width, global float *v, global float *h,
-                                global const float *bias, uint g, global const float *prob, ulong prob_stride,
+static inline gated gated_share(span rows, int first, int columns, int width, global float *v, global void *h,
+                                int coded, global const float *bias, uint g, global const float *prob, ulong prob_stride,
                                 glu_form form, int keep)
 {
     return (gated){.v = v + rows.first * 2ul * width,
-                   .h = h + rows.first * (ulong)width,
+                   .h = coded ? (global void *)((global ushort *)h + rows.first * (ulong)width)
+                              : (global void *)((global float *)h + rows.first * (ulong)width),
+                   .coded = coded,
                    .bias = bias != 0 ? bias + g * 2ul * width : 0,
                    .prob = prob != 0 ? prob + rows.first * prob_stride : 0,
                    .prob_stride = prob_stride,
@@ -90,6 +94,27 @@ static inline void begin_gated(accumulators acc, const gated *c, int line, int j
             acc[r][i] = old[r][i];
 }
 
+/* Writes n columns of h from number `at` on. */
+static inline void store_h(vec x, const gated *c, ulong at, int n)
+{
+#if BF16
+    if (c->coded) {
+        global ushort *to = (global ushort *)c->h + at;
+        const ushort16 code = convert_ushort16(as_uint16(rounded(x)) >> 16);
+        ushort lane[VEC];
+        if (n >= VEC) {
+            vstore16(code, 0, to);
+            return;
+        }
+        vstore16(code, 0, lane);
+        for (int i = 0; i < n; i++)
+            to[i] = lane[i];
+        return;
+    }
+#endif
+    store_part(x, (global float *)c->h + at, n);
+}
+
 static inline void end_gated(accumulators acc, const gated *c, int line, int j)
 {
     const int lines = min(LINES, c->lines - line);
@@ -122,7 +147,7 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
         for (int r = 0; r < lines && count > 0; r++) {
             const vec prob = c->prob != 0 ? c->prob[(line + r) * c->prob_stride] : 1.0f;
             const pair part = gate_and_up(x[r][2 * i], x[r][2 * i + 1], c->form.interleaved);
-            store_part(glu_of(part, prob, c->form), c->h + (line + r) * (ulong)c->width + column, count);
+            store_h(glu_of(part, prob, c->form), c, (line + r) * (ulong)c->width + column, count);
         }
     }
 }

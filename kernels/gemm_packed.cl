@@ -79,8 +79,8 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
 /* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of gemm_pack_forward. */
 KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
                             global const vec *panel, global const float *bias, global float *v, int keep,
-                            global const float *prob, ulong prob_stride, global float *h, int interleaved, float limit,
-                            float alpha, float offset, int width, int k, int panels, int depth, uint split,
+                            global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
+                            float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
                             local element *turned, int height)
 {
     const uint g = get_group_id(1);
@@ -91,7 +91,7 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, glo
         return;
     panel += (g * blocks + column / pairs) * height * PACKED;
     x += part.first * ldx;
-    gated c = gated_share(part, column, columns, width, v, h, bias, g, prob, prob_stride,
+    gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
     for (int p = 0; p < k; p += depth * PER_TERM, panel += depth * PACKED) {
         const int used = min(depth * PER_TERM, k - p);

@@ -1,5 +1,5 @@
 /*
- * The gated linear unit and its gradient, float32, over v[M,2I] = [g | u], or columns g, u alternating (interleaved).
+ * The gated linear unit and its gradient over v[M,2I] = [g | u], or columns g, u alternating (interleaved).
  *
  *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(alpha gc)    act = gc s
  *   h  = prob (uc + offset) act
@@ -10,11 +10,15 @@
  * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null = not wanted.
  * A team makes `split` whole rows, a step of columns at a time. NaNs of g and u pass through the limits; an infinite limit
  * limits nothing. Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the
- * lanes as a tree. dv may be v.
+ * lanes as a tree. A float32 dv may be v.
  *
- * Grid: (splits of the rows). Local memory: the team's.
+ * Required: TYPE of h and dv, 0 (float32) or 2 (bf16, rounded). Grid: (splits of the rows). Local memory: the team's.
  */
+#if !defined(TYPE)
+#error "TYPE must be defined"
+#endif
 
+#include "formats.h"
 #include "glu.h"
 
 /*
@@ -33,26 +37,27 @@ static inline pair load_pair(global const float *v, int j, int n, int width, int
     return gate_and_up(a, b, interleaved);
 }
 
-static inline void store_pair(pair x, global float *v, int j, int n, int width, int interleaved)
+/* The same of numbers [row, row + 2I) of a matrix of TYPE. */
+static inline void store_pair(pair x, global void *v, ulong row, int j, int n, int width, int interleaved)
 {
     if (!interleaved) {
-        store_part(x.g, v + j, n);
-        store_part(x.u, v + width + j, n);
+        store_as(x.g, v, TYPE, row + j, n);
+        store_as(x.u, v, TYPE, row + width + j, n);
         return;
     }
-    global float *own = v + 2 * j + part_start();
+    const ulong own = row + 2 * j + part_start();
     const int left = 2 * n - part_start();
     vec a, b;
     a.even = x.g.lo;
     a.odd = x.u.lo;
     b.even = x.g.hi;
     b.odd = x.u.hi;
-    store_part(a, own, left);
+    store_as(a, v, TYPE, own, left);
     if (left > part_start() + PART)
-        store_part(b, own + PART, left - PART);
+        store_as(b, v, TYPE, own + PART, left - PART);
 }
 
-KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global float *h, uint rows,
+KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global void *h, uint rows,
                         int width, int interleaved, float limit, float alpha, float offset, uint split)
 {
     const glu_form form = {interleaved, limit, alpha, offset};
@@ -65,7 +70,7 @@ KERNEL void glu_forward(global const float *v, global const float *prob, ulong p
             UNROLL for (int k = 0; k < BATCH; k++)
                 x[k] = load_pair(row, j + k * VEC, width - j - k * VEC, width, interleaved);
             UNROLL for (int k = 0; k < BATCH; k++)
-                store_part(glu_of(x[k], p, form), h + (ulong)m * width + j + k * VEC, width - j - k * VEC);
+                store_as(glu_of(x[k], p, form), h, TYPE, (ulong)m * width + j + k * VEC, width - j - k * VEC);
         }
     }
 }
@@ -81,8 +86,8 @@ static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dpro
 }
 
 KERNEL void glu_backward(global const float *v, global const float *prob, ulong prob_stride, global const float *dh,
-                         global float *dv, global float *dprob, uint rows, int width, int interleaved, float limit,
-                         float alpha, float offset, uint split)
+                         global void *dv, global float *dprob, uint rows, int width, int interleaved,
+                         float limit, float alpha, float offset, uint split)
 {
     TEAM;
     const glu_form form = {interleaved, limit, alpha, offset};
@@ -97,7 +102,7 @@ KERNEL void glu_backward(global const float *v, global const float *prob, ulong 
                 x[k] = load_pair(v + 2 * row, j + k * VEC, width - j - k * VEC, width, interleaved);
             load_batch(q, dh + row + j, width - j);
             UNROLL for (int k = 0; k < BATCH; k++)
-                store_pair(gradient_of(x[k], q[k], p, form, &sum), dv + 2 * row, j + k * VEC, width - j - k * VEC,
+                store_pair(gradient_of(x[k], q[k], p, form, &sum), dv, 2 * row, j + k * VEC, width - j - k * VEC,
                            width, interleaved);
         }
         if (dprob != 0) {

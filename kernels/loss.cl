@@ -4,24 +4,71 @@
  *   m = max_v logits[t,v]      s = sum_v exp(logits[t,v] - m)      loss[t] = log(s) - (logits[t,target[t]] - m)
  *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor          when factor is not 0
  *
+ * Where CODED is 1 what becomes of a row is bf16 codes, in its first half: rows of 2 V codes, of which V count. Codes overtake
+ * no logit that is still to be read.
+ *
  * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of V or more, and any
  * logit that is not finite (but -infinity), gives a loss of NaN.
  * Deterministic: a row depends on itself alone and the order of its sums on V alone.
  * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
  * the blocks, then the lanes; two levels keep the rounding error of a long row small.
- * GPU form: CREW teams own a row, which they read twice. In the first pass a work-item scales its sum anew when it meets a
- * larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
- * Local memory: the teams'.
+ * GPU form: CREW teams own a row, which they read twice, the first time backwards: what they met last is still in a cache
+ * then. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov, Gimelshein: "Online
+ * normalizer calculation for softmax", 2018.
+ * Required: CODED (0, 1). Local memory: the teams'.
  */
+#if !defined(CODED)
+#error "CODED must be defined"
+#endif
+#include "formats.h"
 #include "teams.h"
 
 #define BLOCK 64
-#define CREW  (MOERT_ITEMS == 1 ? 1 : 8)
+#define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
 static inline vec load_logits(global const float *p, int n)
 {
     return n >= VEC ? load_part(p, n) : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
+}
+
+#if MOERT_ITEMS == 1
+typedef uint8 half_uvec;
+typedef float8 half_vec;
+#define as_half_vec as_float8
+#define vstore_half_part vstore8
+#else
+typedef uint2 half_uvec;
+typedef float2 half_vec;
+#define as_half_vec as_float2
+#define vstore_half_part vstore2
+#endif
+
+/* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of floats. */
+static inline void store_gradient(vec x, global float *row, ulong at, int n)
+{
+    if (!CODED) {
+        store_part(x, row + at, n);
+        return;
+    }
+    const uvec code = encode(x, NUMBER_BF16);
+    const half_vec pairs = as_half_vec((half_uvec)(code.even | code.odd << 16));
+    row += (at + part_start()) / 2;
+    n -= part_start();
+#ifdef ALIGNED
+    if (n > 0)
+        *(global half_vec *)row = pairs;
+    return;
+#endif
+    float lane[PART / 2];
+    if (n >= PART) {
+        vstore_half_part(pairs, 0, row);
+        return;
+    }
+    vstore_half_part(pairs, 0, lane);
+    for (int i = 0; i < PART / 2; i++)
+        if (2 * i < n)
+            row[i] = lane[i];
 }
 
 static inline void row_zero(global float *row, ulong vocabulary)
@@ -66,13 +113,13 @@ static inline void row_gradient(global float *row, ulong vocabulary, float sum, 
         vec p = load_part(row + v, n) / (vec)(sum);
         if (target - v < VEC)
             p = select(p, p - (vec)(1.0f), lane_places() == (ivec)((int)(target - v)));
-        store_part(p * (vec)(factor), row + v, n);
+        store_gradient(p * (vec)(factor), row, v, n);
     }
 }
 
 /* The loss; and the gradient when factor is not 0. */
-static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor, local float *team,
-                             local float *crew)
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
+                             local float *team, local float *crew)
 {
     float most = row_maximum(row, vocabulary);
     float chosen = target < vocabulary ? row[target] : NAN;
@@ -93,10 +140,11 @@ static inline float scan_row(global const float *row, ulong vocabulary, float *s
 {
     float most = -INFINITY;
     vec lanes = 0.0f;
-    for (ulong v = team_index() * BATCH * VEC; v < vocabulary; v += CREW * BATCH * VEC) {
+    const long turn = CREW * BATCH * VEC, last = ((long)vocabulary - 1) / turn * turn;
+    for (long v = last + team_index() * BATCH * VEC; v >= 0; v -= turn) {
         vec x[BATCH], peak = most;
         UNROLL for (int k = 0; k < BATCH; k++) {
-            x[k] = load_logits(row + v + k * VEC, (int)min((long)VEC, (long)vocabulary - (long)v - k * VEC));
+            x[k] = load_logits(row + v + k * VEC, (int)min((long)VEC, (long)vocabulary - v - k * VEC));
             peak = fmax(peak, x[k]);
         }
         const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
@@ -109,8 +157,8 @@ static inline float scan_row(global const float *row, ulong vocabulary, float *s
     return most;
 }
 
-static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor, local float *team,
-                             local float *crew)
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
+                             local float *team, local float *crew)
 {
     float chosen = target < vocabulary ? row[target] : NAN, own;
     const float peak = scan_row(row, vocabulary, &own);
@@ -120,17 +168,21 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     const float scale = factor / sum;
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
-    for (ulong v = team_index() * BATCH * VEC; v < vocabulary; v += CREW * BATCH * VEC) {
-        const int n = (int)min((ulong)BATCH * VEC, vocabulary - v);
+    for (ulong first = 0; first < vocabulary; first += CREW * BATCH * VEC) {
+        const ulong v = first + team_index() * BATCH * VEC;
+        const int n = (int)min((long)BATCH * VEC, (long)vocabulary - (long)v);
         vec x[BATCH];
         load_batch(x, row + v, n);
+        if (CODED)
+            barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
         UNROLL for (int k = 0; k < BATCH; k++)
             x[k] = exponentials(x[k], most) * scale;
         if (target - v < BATCH * VEC) {
             UNROLL for (int k = 0; k < BATCH; k++)
                 x[k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
         }
-        store_batch(x, row + v, n);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            store_gradient(x[k], row, v + k * VEC, n - k * VEC);
     }
     return log(sum) - (chosen - most);
 }

@@ -6,34 +6,49 @@
  *             dx[r,c] (+)= rstd[r] * g[r,c] - x[r,c] * rstd[r]^3 / W * s[r]
  *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] * rstd[r]
  *
- * All float32, row-major, without padding; W is any positive number. A piece is `block` rows of a sequence, counted from
+ * y and dx are float32 matrices, bf16 codes of them, or both, by RESULTS; all else is float32, row-major, without padding; W
+ * is any positive number. A piece is `block` rows of a sequence, counted from
  * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there are more. Teams own
  * `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where STEPS is not 0, CREW teams own a row together,
  * which stays in their registers, and norm_gradients makes dx and a piece in one pass; else rows are read twice.
  * Local memory: the teams' and a float for each; a vector for each work-item (norm_join).
  *
- * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW.
+ * Where ROTATED is 1 rows are heads, `heads` of a token in a sequence of `length`: y is rotated by its position, as by
+ * rope.cl, and dy rotated back before anything else. An item computes its part's partners, W / 2 columns away, as well.
+ *
+ * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW; RESULTS, 1 (float32), 2 (codes) or
+ * 3 (both); ROTATED (0, 1: only with STEPS, W a multiple of 8, and results that are not the input).
  *
  * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
  * alone; a column's sum has one accumulator in a piece, and the pieces are added in an order that their number decides.
  */
+#include "formats.h"
 #include "teams.h"
 
-#if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW)
-#error "COLUMNS (of a team of norm_partial), STEPS and CREW must be defined"
+#if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW) || !defined(RESULTS) || !defined(ROTATED)
+#error "COLUMNS (of a team of norm_partial), STEPS, CREW, RESULTS and ROTATED must be defined"
 #endif
 #define COLUMN_VECS (COLUMNS / VEC)
-#define JOINERS     16 /* teams of norm_join */
+#define JOINERS     32 /* teams of norm_join */
+
+/* Writes the first n lanes of results from place `at` of their matrices on. */
+static inline void store_results(vec x, global float *y, global ushort *codes, ulong at, int n)
+{
+    if (RESULTS & 1)
+        store_part(x, y + at, n);
+    if (RESULTS & 2)
+        store_shorts(encode(x, NUMBER_BF16), codes + at, n);
+}
 
 #if STEPS == 0
 KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                         global const float *weight, global float *y, global float *rstd)
+                         global const float *weight, global float *y, global ushort *codes, global float *rstd,
+                         global const float *table, int heads, int length) /* the last three: of another form */
 {
     TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
     for (ulong row = first; row < end; row++) {
         global const float *from = x + row * width;
-        global float *to = y + row * width;
         vec squares = 0.0f;
         for (int c = 0; c < width; c += VEC) {
             vec a = load_part(from + c, width - c);
@@ -44,7 +59,7 @@ KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, glob
             rstd[row] = scale;
         for (int c = 0; c < width; c += VEC) {
             int n = width - c;
-            store_part(load_part(from + c, n) * scale * load_part(weight + c, n), to + c, n);
+            store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, codes, row * width + c, n);
         }
     }
 }
@@ -52,13 +67,12 @@ KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, glob
 /* dx may be dy: every element is read before it is written. */
 KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, global const float *x,
                           global const float *weight, global const float *rstd, global const float *dy,
-                          global float *dx)
+                          global float *dx, global ushort *codes)
 {
     TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
     for (ulong row = first; row < end; row++) {
         global const float *xr = x + row * width, *dyr = dy + row * width;
-        global float *to = dx + row * width;
         vec products = 0.0f;
         for (int c = 0; c < width; c += VEC) {
             int n = width - c;
@@ -71,7 +85,8 @@ KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, gl
             int n = width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
             vec d = fma((vec)pull, load_part(xr + c, n), scale * g);
-            store_part(accumulate ? d + load_part(to + c, n) : d, to + c, n);
+            const ulong at = row * width + c;
+            store_results(accumulate ? d + load_part(dx + at, n) : d, dx, codes, at, n);
         }
     }
 }
@@ -107,8 +122,9 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
     }
 }
 #else
-/* Rows whose loads are under way together. */
-#define ROWS (STEPS < 8 ? 8 / STEPS : 1)
+/* Rows whose loads are under way together; a rotation has as many loads again. */
+#define SOME_STEPS (ROTATED ? 2 * STEPS : STEPS)
+#define ROWS       (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
 
 /* Where step s of this team's share of a row begins. */
 static inline int column_of(int s)
@@ -130,12 +146,48 @@ static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float
     return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
 }
 
+/* A row's head, and its token's place in a sequence. */
+typedef struct seat {
+    int head, position;
+} seat;
+
+/* That of row `row`, counted from the first of a sequence. */
+static inline seat seat_of(ulong row, int heads, int length)
+{
+    const ulong token = row / heads;
+    return (seat){(int)(row % heads), (int)(token % length)};
+}
+
+static inline seat next_seat(seat s, int heads, int length)
+{
+    const bool turns = s.head + 1 == heads;
+    return (seat){turns ? 0 : s.head + 1, !turns ? s.position : s.position + 1 == length ? 0 : s.position + 1};
+}
+
+/* From the columns of a step to this item's partners of them. */
+static inline int to_partners(int c, int width)
+{
+    return c + part_start() < width / 2 ? width / 2 : -width / 2;
+}
+
+/* The first n lanes of columns from c on, rotated by a row of the table; `partner` has those of to_partners(). */
+static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width, float sign)
+{
+    const int to = to_partners(c, width), first = to < 0 ? c + to : c;
+    const vec cosine = load_part(table + first, n), sine = load_part(table + first + width / 2, n);
+    return fma(x, cosine, partner * (to < 0 ? sign * sine : -sign * sine));
+}
+
 KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                                  global const float *weight, global float *y, global float *rstd)
+                                  global const float *weight, global float *y, global ushort *codes, global float *rstd,
+                                  global const float *table, int heads, int length)
 {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    seat at = {0, 0};
+    if (ROTATED)
+        at = seat_of(first, heads, length);
     for (ulong row = first; row < end; row += ROWS) {
         vec a[ROWS][STEPS];
         load_rows(a, x, row, end, width);
@@ -148,8 +200,16 @@ KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsi
                 rstd[row + r] = scale;
             UNROLL for (int s = 0; s < STEPS; s++) {
                 int c = column_of(s), n = row + r < end ? width - c : 0;
-                store_part(a[r][s] * scale * load_part(weight + c, n), y + (row + r) * width + c, n);
+                vec value = a[r][s] * scale * load_part(weight + c, n);
+                if (ROTATED) {
+                    const int other = c + to_partners(c, width);
+                    const vec partner = load_part(x + (row + r) * width + other, n) * scale * load_part(weight + other, n);
+                    value = rotated(value, partner, table + (ulong)at.position * width, c, n, width, 1.0f);
+                }
+                store_results(value, y, codes, (row + r) * width + c, n);
             }
+            if (ROTATED)
+                at = next_seat(at, heads, length);
         }
     }
 }
@@ -157,19 +217,29 @@ KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsi
 /* dx and a piece of partial. dx may be dy. */
 KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate, global const float *x,
                                     global const float *weight, global const float *rstd, global const float *dy,
-                                    global float *dx, global float *partial)
+                                    global float *dx, global ushort *codes, global float *partial,
+                                    global const float *table, int heads, int length)
 {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0), sequence_end = (get_group_id(1) + 1) * sequence_rows;
     ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block, end = min(first + block, sequence_end);
     vec sum[STEPS];
+    seat at = {0, 0};
+    if (ROTATED)
+        at = seat_of(first - get_group_id(1) * sequence_rows, heads, length);
     UNROLL for (int s = 0; s < STEPS; s++)
         sum[s] = 0.0f;
     for (ulong row = first; row < end; row += ROWS) {
         vec g[ROWS][STEPS], a[ROWS][STEPS];
         load_rows(g, dy, row, end, width);
         load_rows(a, x, row, end, width);
+        UNROLL for (int r = 0; ROTATED && r < ROWS; r++, at = next_seat(at, heads, length))
+            UNROLL for (int s = 0; s < STEPS; s++) {
+                const int c = column_of(s), n = row + r < end ? width - c : 0;
+                const vec partner = load_part(dy + (row + r) * width + c + to_partners(c, width), n);
+                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * width, c, n, width, -1.0f);
+            }
         UNROLL for (int r = 0; r < ROWS; r++) {
             float scale = row + r < end ? rstd[row + r] : 0.0f;
             vec products = 0.0f;
@@ -190,7 +260,8 @@ KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width,
         }
         UNROLL for (int r = 0; r < ROWS; r++)
             UNROLL for (int s = 0; s < STEPS; s++)
-                store_part(g[r][s], dx + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
+                store_results(g[r][s], dx, codes, (row + r) * width + column_of(s),
+                              row + r < end ? width - column_of(s) : 0);
     }
     UNROLL for (int s = 0; s < STEPS; s++)
         store_part(sum[s], partial + piece * width + column_of(s), width - column_of(s));

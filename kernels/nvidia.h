@@ -12,6 +12,20 @@ static inline uint local_address(local void *p)
     return (uint)(size_t)p;
 }
 
+/* Adds to a number in local memory. */
+static inline void add_local(uint to, uint x)
+{
+    __asm__ volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+/* This work-item's number in its warp, read anew: what is computed from it is not kept in registers over a loop. */
+static inline uint lane_again(void)
+{
+    uint lane;
+    __asm__ volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 /* ---- barriers in local memory (mbarrier) ---- */
 
 static inline void begin_barrier(uint barrier, uint arrivals)
@@ -54,9 +68,23 @@ static inline void barrier_of(uint number, uint threads)
     __asm__ volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+/* Arrives there without waiting. */
+static inline void pass_barrier(uint number, uint threads)
+{
+    __asm__ volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 static inline void sync_warp(void)
 {
     __asm__ volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+}
+
+/* What the first work-item of a warp has, so that the compiler knows that all of it have the same. */
+static inline int of_warp(int x)
+{
+    int first;
+    __asm__ volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(first) : "r"(x));
+    return first;
 }
 
 /* Orders this thread's stores to local memory before later reads by tensor cores and TMA. */
@@ -113,6 +141,12 @@ static inline void load_gated_box(uint to, ulong map, int x, int row, int up, in
 static inline ulong matrix_at(uint address, int turned)
 {
     return (ulong)(address >> 4 & 0x3FFF) | (ulong)(turned ? 512 : 1) << 16 | (ulong)64 << 32 | (ulong)1 << 62;
+}
+
+/* The same, of rows, at an address in units of 16 bytes. */
+static inline ulong matrix_of(uint at)
+{
+    return (ulong)at | (ulong)1 << 16 | (ulong)64 << 32 | (ulong)1 << 62;
 }
 
 static inline void wgmma_fence(void)
@@ -181,14 +215,6 @@ static inline float2 widen_pair(int f16, uint pair)
     return x;
 }
 
-/* ---- global memory ---- */
-
-/* Asks for the line of 128 bytes at p to be in the cache of all SMs. */
-static inline void prefetch_line(global const uchar *p)
-{
-    __asm__ volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 /* ---- maxima ---- */
 
 static inline int largest_of_warp(int x)
@@ -213,25 +239,20 @@ static inline void store_matrices(uint address, uint4 m)
 
 /* ---- tensor cores, 8-bit numbers ---- */
 
-/* Operands %0 to %31 or %63, sums s[0] to s[31] or s[63], `how` "+f" or "=f". */
-#define SUMS_TO_31 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
+/* Operands %0 to %63, sums s[0] to s[63], `how` "+f" or "=f". */
 #define SUMS_TO_63                                                                                                     \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define LIST_4(how, s, i)  how((s)[i]), how((s)[i + 1]), how((s)[i + 2]), how((s)[i + 3])
 #define LIST_16(how, s, i) LIST_4(how, s, i), LIST_4(how, s, i + 4), LIST_4(how, s, i + 8), LIST_4(how, s, i + 12)
-#define LIST_32(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16)
-#define LIST_64(how, s)    LIST_32(how, s), LIST_16(how, s, 32), LIST_16(how, s, 48)
+#define LIST_64(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16), LIST_16(how, s, 32), LIST_16(how, s, 48)
 
-/* sums[64,64] or [64,128] of four warps = a[64,32] b[32,64 or 128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
-#define WGMMA_BYTES(shape, sums, list, a_place, b_place, s, a, b, how, keep, number)                                   \
+/* sums[64,128] of four warps = a[64,32] b[32,128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
+#define WGMMA_BYTES(s, a, b, how, keep, number)                                                                        \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
-                     "//@sm_90a wgmma.mma_async.sync.aligned." shape ".f32." number "." number " {" sums               \
-                     "}, " a_place ", " b_place ", p, 1, 1;\n}"                                                        \
-                     : list(how, s)                                                                                    \
+                     "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number "." number " {" SUMS_TO_63        \
+                     "}, %64, %65, p, 1, 1;\n}"                                                                        \
+                     : LIST_64(how, s)                                                                                 \
                      : "l"(a), "l"(b))
-#define WGMMA_BYTES_64(...)  WGMMA_BYTES("m64n64k32", SUMS_TO_31, LIST_32, "%32", "%33", __VA_ARGS__)
-#define WGMMA_BYTES_128(...) WGMMA_BYTES("m64n128k32", SUMS_TO_63, LIST_64, "%64", "%65", __VA_ARGS__)
 
 /* Keeps the compiler from reading the sums before the wait ahead of this. */
-#define SETTLE_64(s)  __asm__ volatile("" : LIST_32("+f", s)::"memory")
-#define SETTLE_128(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")
+#define SETTLE(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")

@@ -56,6 +56,7 @@ typedef struct tensors {
     float scale;
     global const float *q, *stats; /* q: of FORWARD */
     global float *result, *other; /* out and lse; dq; dk and dv */
+    global ushort *codes;         /* of out, in FORWARD, or null */
 } tensors;
 
 /* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many heads. */
@@ -137,11 +138,11 @@ INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequenc
 kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nvidia_attention(tensor_map rows, int tiles, int length, int heads, int kv_heads, int sequences, float scale,
                       global const float *q, global const float *scratch, ulong stats_at, global float *result,
-                      global float *other)
+                      global float *other, global ushort *codes)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {scale, q, scratch + stats_at, result, other};
+    const tensors t = {scale, q, scratch + stats_at, result, other, codes};
     uint step = 0;
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {

@@ -161,6 +161,18 @@ INLINE void store_rows_at(const float *sums, const float *factor, int count, glo
                     (float2)(factor[side] * sums[4 * j + 2 * side], factor[side] * sums[4 * j + 2 * side + 1]);
 }
 
+/* The same as bf16 codes, `stride` apart. */
+INLINE void store_codes(const float *sums, const float *factor, int count, global ushort *x, size_t stride)
+{
+    const int own = anew(own_row());
+    x += own * stride + own_column(0);
+    UNROLL for (int side = 0; side < 2; side++)
+        UNROLL for (int j = 0; j < HEAD_SIZE / 8; j++)
+            if (own + 8 * side < count)
+                *(global uint *)(x + 8 * side * stride + 8 * j) =
+                    round_pair(factor[side] * sums[4 * j + 2 * side], factor[side] * sums[4 * j + 2 * side + 1]);
+}
+
 /* ---- single numbers ---- */
 
 INLINE float exp2_of(float x)

@@ -104,6 +104,8 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
         keep[side] = 1.0f / all;
     }
     store_rows(sums, keep, at, first, at.heads, t.result);
+    if (t.codes != 0)
+        store_codes(sums, keep, count, t.codes + from, stride);
     return step;
 }
 

@@ -1,10 +1,10 @@
 /*
- * Included by nvidia_gemm.cl: what becomes of the sums of a tile while they are in registers.
+ * Included by nvidia_gemm.cl, nvidia_codes.cl and nvidia_mma.cl: what becomes of the sums of a tile, in registers.
  *
  *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);  without one (sum alpha[g]) factor[line]
  *   v = fma(beta[g], old value, v), unless beta[g] is 0;  of a group without terms beta[g] times the old value
  *
- * With GLU the tile has 128 gates, then their 128 ups, a gate and its up in the same thread:
+ * With GLU half of the columns are gates, then come their ups, a gate and its up in the same thread:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
  *   h = factor[line] (clamp(u, -limit, limit) + offset) gc sigmoid(alpha gc),  gc = min(g, limit)    (glu.h)
@@ -13,20 +13,23 @@
  * then all of the other), gates first unless SWAPPED. amax[g] = the largest |result| before rounding; NaN stays. The
  * maximum of floats is that of their bits as integers, which has no order.
  *
- * Of the 16 lines of a warp a thread has, in sum[4 j + 2 i] and the next, line lane / 4 + 8 i at columns
+ * Of the 16 lines and SPAN columns of a warp a thread has, in sum[4 j + 2 i] and the next, line lane / 4 + 8 i at columns
  * 8 j + 2 (lane mod 4) and the next.
  *
  * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED (0, 1);
- * BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32).
+ * BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32); from the including file tile and SPAN, a multiple of 64.
  */
 #if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) || !defined(BIAS) || !defined(FACTOR) || \
     !defined(AMAX) || !defined(GLU) || !defined(V) || !defined(SWAPPED) || !defined(BETA) || !defined(RUN)
 #error "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED, BETA and RUN must be defined"
 #endif
+#ifndef KEEPS_F32
+#define KEEPS_F32 0 /* float32 results are left in the place of the sums, as others are */
+#endif
 #include "glu.h"
 
 enum { IS_F32, IS_F16, IS_BF16 };
-enum { STORES = 8 };
+enum { STORES = 8, DIRECT = RESULT == IS_F32 ? !KEEPS_F32 : 0 };
 
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
@@ -124,17 +127,6 @@ static inline void raise_amax(int peak, tile t, epilogue e)
         raise_global(e.amax + t.group, most);
 }
 
-/* Before the product: the old values of this thread's part of 64 lines are on their way when they are needed. */
-static inline void prefetch_old(tile t, uint columns, global const uchar *c, ulong ldc)
-{
-    enum { BYTES = RESULT == IS_F32 ? 4 : 2, LINE = 128 / BYTES };
-    const uint thread = get_local_id(0) % 128, first = t.column + thread % 2 * 128;
-    const int line = t.line + (int)(thread / 2);
-    UNROLL for (int i = 0; i < 128; i += LINE)
-        if (line < t.end && first + i < columns)
-            prefetch_line(c + (line * ldc + first + i) * BYTES);
-}
-
 /* The result of two neighbours. */
 static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha, float beta, float factor, tile t)
 {
@@ -148,42 +140,62 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
     return v;
 }
 
-/* Finishes the sums, with what it must load for a batch of them under way at once; float32 results are stored here, others
- * left in the place of the sums. */
-static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
+/* What the sums of a tile have in common; peak: the bits of the largest |result| of this thread so far. */
+typedef struct finishing {
+    lines l;
+    float alpha, beta;
+    uint left, first; /* columns from the tile's first on, this thread's first */
+    int peak;
+} finishing;
+
+static inline finishing begin_finish(tile t, uint columns, epilogue e)
 {
-    const lines l = lines_of(t, e);
-    const float alpha = alpha_of(t, e), beta = BETA == 2 ? e.beta[t.group] : 1.0f;
-    const uint left = columns - t.column, first = t.column + get_local_id(0) % 4 * 2;
-    const ulong at[2] = {l.at[0] * ldc + first, l.at[1] * ldc + first}, bias_at = (ulong)t.group * columns + first;
-    int peak = -1;
-    UNROLL for (int j = 0; j < 32; j += STORES) {
-        if (8 * j >= left)
-            continue; /* all of a warp do */
-        float2 bias[STORES], old[STORES][2];
-        UNROLL for (int b = 0; b < STORES; b++) {
-            const uint next = 8 * (j + b);
-            bias[b] = BIAS && next < left ? load_two(e.bias, BIAS_TYPE, bias_at + next) : 0.0f;
-            UNROLL for (int i = 0; i < 2; i++)
-                old[b][i] = BETA != 0 && next < left && l.used[i] ? load_two(c, RESULT, at[i] + next) : 0.0f;
-        }
-        UNROLL for (int b = 0; b < STORES; b++) {
-            const uint next = 8 * (j + b);
-            float *s = sum + 4 * (j + b);
-            UNROLL for (int i = 0; i < 2; i++, s += 2) {
-                const bool used = l.used[i] && next < left;
-                const float2 v = finish_two((float2)(s[0], s[1]), bias[b], old[b][i], alpha, beta, l.factor[i], t);
-                if (AMAX && used)
-                    peak = larger(peak, v);
-                if (RESULT == IS_F32 && used)
-                    store_two(v, c, RESULT, at[i] + next);
-                s[0] = v.x;
-                s[1] = v.y;
-            }
+    return (finishing){lines_of(t, e), alpha_of(t, e), BETA == 2 ? e.beta[t.group] : 1.0f, columns - t.column,
+                       t.column + get_local_id(0) % 4 * 2, -1};
+}
+
+/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values; all biases are under way at once. */
+static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t, uint columns, epilogue e,
+                                global uchar *c, ulong ldc)
+{
+    const ulong at[2] = {f->l.at[0] * ldc + f->first, f->l.at[1] * ldc + f->first};
+    const ulong bias_at = (ulong)t.group * columns + f->first;
+    float2 bias[STORES];
+    UNROLL for (int b = 0; b < STORES; b++)
+        bias[b] = BIAS && 8 * (j + b) < f->left ? load_two(e.bias, BIAS_TYPE, bias_at + 8 * (j + b)) : 0.0f;
+    UNROLL for (int b = 0; b < STORES; b++) {
+        const uint next = 8 * (j + b);
+        float *s = sum + 4 * (j + b);
+        UNROLL for (int i = 0; i < 2; i++, s += 2) {
+            const bool used = f->l.used[i] && next < f->left;
+            const float2 v = finish_two((float2)(s[0], s[1]), bias[b], old[b][i], f->alpha, f->beta, f->l.factor[i], t);
+            if (AMAX && used)
+                f->peak = larger(f->peak, v);
+            if (DIRECT && used)
+                store_two(v, c, RESULT, at[i] + next);
+            s[0] = v.x;
+            s[1] = v.y;
         }
     }
+}
+
+/* Finishes the sums; float32 results are stored here unless KEEPS_F32, others left in the place of the sums. */
+static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
+{
+    finishing f = begin_finish(t, columns, e);
+    /* of a line past the end another's, as loads under a condition would wait for each other */
+    const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * ldc + f.first, max(min(f.l.at[1], t.end - 1), 0) * ldc + f.first};
+    UNROLL for (int j = 0; j < SPAN / 8; j += STORES) {
+        if (8 * j >= f.left)
+            continue; /* all of a warp do */
+        float2 old[STORES][2];
+        UNROLL for (int b = 0; b < STORES; b++)
+            UNROLL for (int i = 0; i < 2; i++)
+                old[b][i] = BETA != 0 && 8 * (j + b) < f.left ? load_two(c, RESULT, at[i] + 8 * (j + b)) : 0.0f;
+        finish_batch(sum, j, old, &f, t, columns, e, c, ldc);
+    }
     if (AMAX)
-        raise_amax(peak, t, e);
+        raise_amax(f.peak, t, e);
 }
 
 /* The same with a GLU: the results take the place of the gates. */
@@ -192,11 +204,11 @@ static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, glob
     const lines l = lines_of(t, e);
     const float alpha = alpha_of(t, e);
     int peak = -1;
-    UNROLL for (int j = 0; j < 16; j++) {
+    UNROLL for (int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
             continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
-        float *g = sum + 4 * j, *u = g + 64;
+        float *g = sum + 4 * j, *u = g + SPAN / 4;
         pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};
         if (BIAS) {
             const pair b = load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns);
@@ -213,7 +225,7 @@ static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, glob
             const float2 y = i == 0 ? h.lo : h.hi;
             if (AMAX && l.used[i])
                 peak = larger(peak, y);
-            if (RESULT == IS_F32 && l.used[i])
+            if (DIRECT && l.used[i])
                 store_two(y, c, RESULT, l.at[i] * ldc + column);
             g[2 * i] = y.x;
             g[2 * i + 1] = y.y;

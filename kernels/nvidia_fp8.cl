@@ -6,14 +6,14 @@
  *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the rows of group g
  *
  * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block, to about 14 bits of its
- * largest product; blocks are added in float32, times both scales (1 unless SCALED) and alpha (1 if 0), as DeepGEMM does. Both factors are
- * tensors [groups or 1, rows, terms] of TMA maps. Persistent work-groups take the tiles of 128 lines x COLUMNS columns in
- * turn, which they find from the ends alone:
+ * largest product; blocks are added in float32, times both scales (1 unless SCALED) and alpha (1 if 0), as DeepGEMM does.
+ * Both factors are tensors [groups or 1, rows, terms] of TMA maps. Persistent work-groups take the tiles of 128 lines x 256
+ * columns in turn, which they find from the ends alone:
  *
  *     warps 0-3    the producers, see nvidia_fp8.h: blocks of both factors and their scales into a ring of STAGES stages
- *     warps 4-7    lines 0-63:   a block's 64 x WIDTH sums by wgmma m64nWIDTHk32, which join 64 x COLUMNS sums, all in
- *     warps 8-11   lines 64-127  registers, while the tensor cores compute up to BUFFERS - 1 others; then rounded and, by
- *                                way of OUTS pieces of 16 x 64 results per warp in local memory, stored in 16-byte words
+ *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which join 64 x 256 sums, all
+ *     warps 8-11   lines 64-127  in registers, while the tensor cores compute for the other consumer; then rounded and, by
+ *                                way of OUTS pieces of 16 lines x 128 bytes per warp, stored in 16-byte words
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
  * Lines past the end of a group are computed from whatever is there and not stored. s[m,b] lies at s + m * s_line + b, t
@@ -24,12 +24,11 @@
  * src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends on another.
  * Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32),
- * COLUMNS (a multiple of 64 up to 256), WIDTH (64, 128), BUFFERS (1 to 3), STAGES, OUTS, GROUP (tiles in a column of tiles
- * that are taken before the next column), ARENA.
+ * STAGES, OUTS, GROUP (tiles in a column of tiles that are taken before the next column), ARENA.
  */
-#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(COLUMNS) || \
-    !defined(WIDTH) || !defined(BUFFERS) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP)
-#error "WGRAD, SCALED, E5M2, F32, COLUMNS, WIDTH, BUFFERS, STAGES, OUTS and GROUP must be defined"
+#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(STAGES) || !defined(OUTS) || \
+    !defined(GROUP)
+#error "WGRAD, SCALED, E5M2, F32, STAGES, OUTS and GROUP must be defined"
 #endif
 #define F16 0
 #include "nvidia.h"
@@ -48,22 +47,13 @@ typedef ushort result;
 #include "nvidia_fp8.h"
 
 /* 128 times the one and 256 times the other are at most 65536. */
-#if F32 || WGRAD
+#if F32
 #define PRODUCER_REGISTERS 72
 #define CONSUMER_REGISTERS 216
 #else
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 224
 #endif
-
-#if WIDTH == 64
-#define WGMMA_PART WGMMA_BYTES_64
-#define SETTLE     SETTLE_64
-#else
-#define WGMMA_PART WGMMA_BYTES_128
-#define SETTLE     SETTLE_128
-#endif
-#define PART_SUMS (WIDTH / 2)
 
 #if WGRAD
 /* Clears the terms from `terms` on, a multiple of 16, in a stage's lines and columns, whose 16-byte words are swizzled. */
@@ -77,30 +67,60 @@ static inline void clear_terms(local uchar *stage, uint terms)
 }
 #endif
 
-/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b. */
-static inline void multiply(float *part, ulong a, ulong b)
+/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b, at addresses in units of 16 bytes. */
+static inline void multiply(float *part, uint a, uint b)
 {
-    const uint next = STEP / 16; /* 16-byte units */
+    const uint next = STEP / 16;
     wgmma_fence();
-    WGMMA_PART(part, a, b, "=f", 0, FACTOR);
-    WGMMA_PART(part, a + next, b + next, "+f", 1, FACTOR);
-    WGMMA_PART(part, a + 2 * next, b + 2 * next, "+f", 1, FACTOR);
-    WGMMA_PART(part, a + 3 * next, b + 3 * next, "+f", 1, FACTOR);
+    WGMMA_BYTES(part, matrix_of(a), matrix_of(b), "=f", 0, FACTOR);
+    WGMMA_BYTES(part, matrix_of(a + next), matrix_of(b + next), "+f", 1, FACTOR);
+    WGMMA_BYTES(part, matrix_of(a + 2 * next), matrix_of(b + 2 * next), "+f", 1, FACTOR);
+    WGMMA_BYTES(part, matrix_of(a + 3 * next), matrix_of(b + 3 * next), "+f", 1, FACTOR);
     wgmma_commit();
 }
 
-/* sum[64,WIDTH] += part[64,WIDTH] times the scales, of this work-item's lines, which are 8 apart, and of the columns. */
-static inline void join(float *sum, float *part, float2 lines, local const float *columns)
+/* A block's scales that a work-item needs: of its two lines, which are 8 apart, and, but for WGRAD, of all parts. */
+typedef struct scale_set {
+    float lines[2], parts[PARTS];
+} scale_set;
+
+/* sum[64,WIDTH] += part[64,WIDTH], number p of a block, times the scales of lines and columns. */
+static inline void join(float *sum, const float *part, const scale_set *by, uint p, local const float *columns)
 {
 #if WGRAD
     UNROLL for (int j = 0; j < WIDTH / 8; j++) {
-        const float2 scale = *(local const float2 *)(columns + get_local_id(0) % 4 * 2 + 8 * j);
+        const float2 scale = *(local const float2 *)(columns + p * WIDTH + 8 * j + get_local_id(0) % 4 * 2);
         UNROLL for (int i = 0; i < 4; i++)
-            sum[4 * j + i] = fma(part[4 * j + i], (i < 2 ? lines.x : lines.y) * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
+            sum[4 * j + i] = fma(part[4 * j + i], by->lines[i / 2] * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
     }
 #else
+    const float factors[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
     UNROLL for (int i = 0; i < PART_SUMS; i++)
-        sum[i] = SCALED ? fma(part[i], i % 4 < 2 ? lines.x : lines.y, sum[i]) : sum[i] + part[i];
+        sum[i] = SCALED ? fma(part[i], factors[i / 2 % 2], sum[i]) : sum[i] + part[i];
+#endif
+}
+
+/* Where a 16-byte word of a piece lies, so that what a warp stores or loads at once is in different banks. */
+static inline uint word_at(uint line, uint word)
+{
+    return line * 128 + (word ^ (F32 ? line % 4 * 2 : line % 8)) * 16;
+}
+
+/* Puts 16 lines x 128 bytes of results into a piece. */
+static inline void put_piece(const float *sum, float alpha, local uchar *piece, uint piece_at)
+{
+    const uint lane = get_local_id(0) % 32;
+#if F32
+    UNROLL for (int i = 0; i < 8; i++)
+        *(local float2 *)(piece + word_at(lane / 4 + i % 2 * 8, i / 2 * 2 + lane % 4 / 2) + lane % 2 * 8) =
+            alpha * (float2)(sum[2 * i], sum[2 * i + 1]);
+#else
+    UNROLL for (int j = 0; j < 8; j += 2) {
+        const float *s = sum + 4 * j;
+        const uint4 pairs = (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
+                                    round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
+        store_matrices(piece_at + word_at(lane % 16, j + lane / 16), pairs);
+    }
 #endif
 }
 
@@ -108,72 +128,63 @@ static inline void join(float *sum, float *part, float2 lines, local const float
 static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at, tile t, uint columns,
                                global result *c, ulong ldc)
 {
-    const uint lane = get_local_id(0) % 32;
-#if F32
-    const int line = t.line + (int)(lane / 4), column = t.column + lane % 4 * 2;
-    global float *to = c + line * ldc + column;
-    UNROLL for (int j = 0; j < COLUMNS / 8; j++)
-        UNROLL for (int high = 0; high < 2; high++)
-            if (line + 8 * high < t.end && column + 8 * j < (int)columns)
-                *(global float2 *)(to + high * 8 * ldc + 8 * j) = alpha * (float2)(sum[4 * j + 2 * high], sum[4 * j + 2 * high + 1]);
-#else
-    const uint word = lane % 8;
+    enum { ACROSS = 128 / sizeof(result), WORD = 16 / sizeof(result) }; /* results */
+    const uint lane = get_local_id(0) % 32, column = t.column + lane % 8 * WORD;
     const int line = t.line + (int)(lane / 8);
-    global ushort *to = c + line * ldc + t.column + word * 8;
-    UNROLL for (int i = 0; i < COLUMNS / 64; i++) {
+    global result *to = c + line * ldc + column;
+    UNROLL for (int i = 0; i < COLUMNS / ACROSS; i++) {
         const uint at = i % OUTS * PIECE_BYTES;
         sync_warp();
-        UNROLL for (int j = 0; j < 8; j += 2) {
-            const float *s = sum + i * 32 + 4 * j;
-            const uint4 pairs = (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
-                                        round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
-            store_matrices(piece_at + at + lane % 16 * 128 + ((j + lane / 16) ^ word) * 16, pairs);
-        }
+        put_piece(sum + i * (ACROSS / 2), alpha, piece + at, piece_at + at);
         sync_warp();
         UNROLL for (int r = 0; r < 16; r += 4) {
-            const uint row = r + lane / 8;
-            const uint4 value = *(local const uint4 *)(piece + at + row * 128 + (word ^ row % 8) * 16);
-            if (line + r < t.end && t.column + i * 64 + word * 8 < columns)
-                *(global uint4 *)(to + r * ldc + i * 64) = value;
+            const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, lane % 8));
+            if (line + r < t.end && column + i * ACROSS < columns)
+                *(global uint4 *)(to + r * ldc + i * ACROSS) = value;
         }
     }
-#endif
 }
 
 /* Where a consumer is in the ring, and what of it is its own. */
 typedef struct ring {
-    uint base, step, terms, column, consumer; /* column: in a block, where the tile's first one is */
+    uint base, step, consumer;
     local uchar *arena;
 } ring;
 
-/* Waits for a block of `terms` terms, of which those past the end are cleared. */
-static inline void await_block(const ring *r, uint terms)
+static inline uint stage_of(const ring *r)
 {
-    await(r->base + FULL_AT + r->step % STAGES * 8, r->step / STAGES);
-#if WGRAD
-    if (terms < TERMS)
-        clear_terms(r->arena + r->step % STAGES * STAGE_BYTES, terms);
-#endif
+    return r->step % STAGES;
+}
+
+static inline void await_stage(const ring *r)
+{
+    await(r->base + FULL_AT + stage_of(r) * 8, r->step / STAGES);
 }
 
 static inline void multiply_part(float *part, const ring *r, uint p)
 {
-    const uint a = r->base + r->step % STAGES * STAGE_BYTES;
-    multiply(part, matrix_at(a + r->consumer * (A_BYTES / 2), 0), matrix_at(a + A_BYTES + p * WIDTH * TERMS, 0));
+    const uint stage = r->base / 16 + stage_of(r) * (STAGE_BYTES / 16);
+    multiply(part, stage + r->consumer * (A_BYTES / 32), stage + (A_BYTES + p * WIDTH * TERMS) / 16);
 }
 
-/* A stage's scales, those of lines at its start; and, but for WGRAD, their product with that of part p's columns. */
+/* A stage's scales, those of lines at its start. */
 static inline local const float *scales_of(const ring *r)
 {
-    return (local const float *)(r->arena + SCALES_AT) + r->step % STAGES * SCALES;
+    return (local const float *)(r->arena + SCALES_AT) + stage_of(r) * SCALES;
 }
 
-static inline float2 factors_of(const ring *r, uint p)
+/* Behind the instructions of the tensor cores: loads between them would hold them up. */
+static inline scale_set load_scales(const ring *r)
 {
     const uint line = r->consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
-    local const float *scale = scales_of(r);
-    const float2 lines = (float2)(scale[line], scale[line + 8]);
-    return WGRAD ? lines : lines * scale[LINES + ((COLUMNS % BLOCK > 0 ? r->column : 0) + p * WIDTH) / BLOCK];
+    local const float *scales = scales_of(r);
+    scale_set set;
+    sync_warp();
+    set.lines[0] = scales[line];
+    set.lines[1] = scales[line + 8];
+    UNROLL for (int p = 0; p < PARTS; p++)
+        set.parts[p] = WGRAD ? 1.0f : scales[LINES + p];
+    return set;
 }
 
 /* The stage is free of this warp. */
@@ -181,64 +192,60 @@ static inline void leave_stage(const ring *r)
 {
     sync_warp();
     if (get_local_id(0) % 32 == 0)
-        arrive(r->base + EMPTY_AT + r->step % STAGES * 8);
+        arrive(r->base + EMPTY_AT + stage_of(r) * 8);
 }
 
-/* Waits until so many of this work-item's wgmma groups are left. */
-static inline void wait_parts(uint left)
+/* The other consumer may ask the tensor cores for a part. */
+static inline void pass_turn(uint consumer)
 {
-    if (left == 0)
-        wgmma_wait(0);
-    else if (left == 1)
-        wgmma_wait(1);
-    else
-        wgmma_wait(2);
+    pass_barrier(TURN + 1 - consumer, 256);
 }
 
-/* sum[64,COLUMNS] of a tile. Parts are joined while the tensor cores compute the next BUFFERS - 1. */
-static inline void add_blocks(float *sum, ring *r)
+/* sum[64,COLUMNS] of a tile. The consumers take turns, so that the tensor cores compute for one while the other joins. */
+static inline void add_blocks(float *sum, ring *r, uint terms)
 {
-    for (uint left = r->terms;; left -= TERMS, r->step++) {
-        float parts[BUFFERS][PART_SUMS];
-        await_block(r, left);
-        UNROLL for (int p = 0; p < PARTS + BUFFERS - 1; p++) {
-            const int done = p - (BUFFERS - 1);
-            if (p < PARTS)
-                multiply_part(parts[p % BUFFERS], r, p);
-            if (done < 0)
-                continue;
-            const float2 factors = SCALED ? factors_of(r, done) : (float2)(1.0f);
-            wait_parts((p < PARTS ? p : PARTS - 1) - done);
-            SETTLE(parts[done % BUFFERS]);
-            if (!WGRAD && done == PARTS - 1)
+    for (int left = terms; left > 0; left -= TERMS, r->step++) {
+        scale_set scales;
+        await_stage(r);
+#if WGRAD
+        if (left < TERMS)
+            clear_terms(r->arena + stage_of(r) * STAGE_BYTES, left);
+#endif
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            float part[PART_SUMS];
+            barrier_of(TURN + r->consumer, 256);
+            multiply_part(part, r, p);
+            pass_turn(r->consumer);
+            if (SCALED && p == 0)
+                scales = load_scales(r);
+            wgmma_wait(0);
+            SETTLE(part);
+            if (!WGRAD && p == PARTS - 1)
                 leave_stage(r);
-            join(sum + done * PART_SUMS, parts[done % BUFFERS], factors, scales_of(r) + LINES + done * WIDTH);
+            join(sum + p * PART_SUMS, part, &scales, p, scales_of(r) + LINES);
         }
         if (WGRAD)
             leave_stage(r);
-        if (left <= TERMS)
-            break;
     }
-    r->step++;
 }
 
 static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena, global result *c, ulong ldc)
 {
-    const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
+    const uint consumer = of_warp(get_local_id(0) / 128 - 1), warp = get_local_id(0) % 128 / 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
-    ring r = {base, 0, 0, 0, consumer, arena};
+    ring r = {base, 0, consumer, arena};
+    if (consumer == 1)
+        pass_turn(consumer);
     for (;;) {
-        await(base + FULL_AT + r.step % STAGES * 8, r.step / STAGES);
-        tile t = *(local const tile *)(arena + TILES_AT + 32 * (r.step % STAGES));
+        await_stage(&r);
+        tile t = *(local const tile *)(arena + TILES_AT + 32 * stage_of(&r));
         if (t.group < 0)
             return;
         float sum[COLUMNS / 2];
         UNROLL for (int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
-        r.terms = t.terms;
-        r.column = t.column % BLOCK;
         if (t.terms > 0) {
-            add_blocks(sum, &r);
+            add_blocks(sum, &r, t.terms);
         } else {
             leave_stage(&r);
             r.step++;

@@ -7,14 +7,18 @@
  *     barrier EMPTY        one arrival of each of the consumers' 8 warps
  */
 #define LINES       128
+#define COLUMNS     256
 #define TERMS       128
+#define WIDTH       128 /* columns of a part */
 #define PARTS       (COLUMNS / WIDTH)
+#define PART_SUMS   (WIDTH / 2) /* of a work-item */
 #define STEP        32 /* terms of a wgmma */
 #define A_BYTES     (LINES * TERMS)
 #define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
 #define PIECE_BYTES 2048
+#define TURN        4 /* and 5: the barriers at which the consumers wait for their turns; clear_terms has 3 */
 #define BLOCK       128 /* columns that share a scale, but for WGRAD */
-#define RIGHT       (WGRAD ? COLUMNS : (COLUMNS + BLOCK - 1) / BLOCK) /* scales of a block of the second factor */
+#define RIGHT       (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of the second factor */
 #define SCALES      (LINES + (WGRAD ? COLUMNS : 4))
 #define SHARE       ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
 

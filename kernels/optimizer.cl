@@ -8,14 +8,20 @@
  *                                                                          root  = sqrt(1 - beta2^t)
  *
  * Shapes: parameter, gradient, first, second [n] floats. Deterministic; the host computes the factors in float64.
+ * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even: products read them so, and a pass of their own
+ * over the parameters is saved.
  * A team owns BLOCK consecutive floats. No local memory.
  */
+#ifdef ROUNDED
+#include "formats.h"
+#endif
+
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
 KERNEL void adamw(global float *restrict parameter, global const float *restrict gradient,
                   global float *restrict first_moment, global float *restrict second_moment, ulong n,
                   float scale, float keep, float beta1, float rest1, float beta2, float rest2, float step, float root,
-                  float epsilon)
+                  float epsilon, global ushort *restrict rounded)
 {
     ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
     for (ulong i = first; i < end; i += BATCH * VEC) {
@@ -35,5 +41,9 @@ KERNEL void adamw(global float *restrict parameter, global const float *restrict
         store_batch(m, first_moment + i, left);
         store_batch(v, second_moment + i, left);
         store_batch(p, parameter + i, left);
+#ifdef ROUNDED
+        UNROLL for (int k = 0; k < BATCH; k++)
+            store_shorts(encode(p[k], NUMBER_BF16), rounded + i + k * VEC, left - k * VEC);
+#endif
     }
 }

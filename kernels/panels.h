@@ -37,7 +37,7 @@ static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k)
 
 static inline vec load_weight(matrix w, int row, int column, int n)
 {
-    vec x = load_values(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n);
+    vec x = values_of(load_coded(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n));
     if (SCALE == 1)
         x *= w.whole;
     return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);

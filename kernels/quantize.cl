@@ -6,19 +6,23 @@
  *                                               [ | | | | ] rows,         [ . . . . . . ] one scale
  *                                               a scale per column        [ . . . . . . ]
  *
- * A team takes one row (ROW) or one row block of a group and `strip` columns; strip is a multiple of 128. Tiles are read
- * twice, from the cache, others once. Lines of q lie q_bytes bytes apart, lines of scales `scales`.
+ * A team takes one row (ROW) or, with its crew, one row block of a group, and `strip` columns, a multiple of 128. On CPUs
+ * tiles are read twice, from the cache, others once. Lines of q lie q_bytes bytes apart, lines of scales `scales`.
  * Elements of 4 bits: even columns (COLUMN: rows of the block) in the low halves. random(row, column) for STOCHASTIC is
  * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
  *
  * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
- * 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float), LARGEST_EXPONENT (floor of its log2).
- * Grid: (rows or row blocks, strips). Local memory: the team's, and on GPUs 512 BLOCK bytes for columns, of
- * blocks up to 32. Deterministic.
+ * 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float), LARGEST_EXPONENT (floor of its log2);
+ * with elements of 4 bits ROUNDING (moert_rounding), with E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has
+ * runs of columns; and TRANSPOSED as 1: columns become lines.
+ * Grid: (rows or row blocks, strips). Local memory, on GPUs: the teams' and a vector for each of their items. Deterministic.
  */
 #if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) || !defined(SCALE) || \
     !defined(LARGEST) || !defined(LARGEST_EXPONENT)
 #error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT must be defined"
+#endif
+#if (ELEMENT_BITS == 4 && !defined(ROUNDING)) || (SCALE == 1 && !defined(RULE))
+#error "ROUNDING of elements of 4 bits and RULE of E4M3 scales must be defined"
 #endif
 #include "formats.h"
 #include "quantize.h"
@@ -39,7 +43,11 @@ static inline void store_row(const job *j, uvec code, uint row, int column, int 
     else
         store_bytes((uvec)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
 #else
+#ifdef ALIGNED
+    const uvec kept = code;
+#else
     const uvec kept = lane_places() < n ? code : 0u;
+#endif
     const uchar2 pairs = convert_uchar2(kept.even | kept.odd << 4);
     n -= part_start();
     line += (column + part_start()) / 2;
@@ -64,7 +72,7 @@ static inline void store_scale(const job *j, const scaling *s, ulong at)
 }
 
 /* The largest bits of the block that this item's columns of a step lie in. */
-static inline uvec block_largest(uvec x, local float *team)
+INLINED uvec block_largest(uvec x, local float *team)
 {
 #if MOERT_ITEMS == 1
     return max_uints(x, team);
@@ -102,9 +110,10 @@ KERNEL void quantize_row(ARGUMENTS)
     TEAM;
     const job job_ = JOB, *j = &job_;
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_place(ends, groups, rows, 1, get_group_id(0));
+    const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, get_group_id(0));
     if (p.rows == 0)
         return;
+    const shared common = load_shared(j, p.group);
     for (int c = first; c < last; c += BATCH * SPAN) {
         vec x[BATCH][SPAN / VEC];
         UNROLL for (int b = 0; b < BATCH; b++)
@@ -115,7 +124,7 @@ KERNEL void quantize_row(ARGUMENTS)
             uvec largest = 0;
             for (int i = 0; i < SPAN / VEC; i++)
                 largest = max(largest, magnitude_bits(x[b][i]));
-            const scaling s = make_scale(j, p.group, block_largest(largest, team));
+            const scaling s = make_scale(j, common, block_largest(largest, team));
             for (int i = 0; i < SPAN / VEC && start + i * VEC < last; i++)
                 store_row(j, make_codes(j, &s, x[b][i], ROW, p.row, start + i * VEC), p.row, start + i * VEC,
                           last - start - i * VEC);
@@ -124,6 +133,53 @@ KERNEL void quantize_row(ARGUMENTS)
     }
 }
 
+/* ---- blocks of rows ---- */
+
+/* The rows of a block that a team holds in registers: on GPUs a crew of teams shares the block. */
+#define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#define CREW (BLOCK / HELD)
+#if MOERT_ITEMS == 1
+#define EACH_STEP(c) for (int c = first; c < last; c += VEC)
+#else /* the strip is one */
+#define EACH_STEP(c) const int c = first;
+#endif
+#define PEAKS local uvec peaks[CREW][MOERT_ITEMS]
+
+/* The first of this team's rows in a block. */
+static inline uint first_held(void)
+{
+    return team_index() * HELD;
+}
+
+static inline void hold_rows(const job *j, vec held[HELD], place p, int column, int n)
+{
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
+        held[r] = first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
+}
+
+/* The largest bits in each column. */
+static inline uvec held_largest(const vec held[HELD])
+{
+    uvec largest = 0;
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
+        largest = max(largest, magnitude_bits(held[r]));
+    return largest;
+}
+
+/* The largest of what the teams have; all call at once. */
+INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS])
+{
+#if CREW > 1
+    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    peaks[team_index()][item_index()] = own;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL for (int i = 0; i < CREW; i++)
+        own = max(own, peaks[i][item_index()]);
+#endif
+    return own;
+}
+
+#if MOERT_ITEMS == 1
 KERNEL void quantize_tile(ARGUMENTS)
 {
     TEAM;
@@ -133,13 +189,14 @@ KERNEL void quantize_tile(ARGUMENTS)
     const place p = find_place(ends, groups, rows, BLOCK, slot);
     if (p.rows == 0 || slot >= blocks)
         return;
+    const shared common = load_shared(j, p.group);
     for (int c = first; c < last; c += SPAN) {
         const int end = min(c + SPAN, last);
         uvec largest = 0;
         for (uint r = 0; r < p.rows; r++)
             for (int i = c; i < end; i += VEC)
                 largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
-        const scaling s = make_scale(j, p.group, block_largest(largest, team));
+        const scaling s = make_scale(j, common, block_largest(largest, team));
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
@@ -149,12 +206,40 @@ KERNEL void quantize_tile(ARGUMENTS)
         }
     }
 }
-
-/* ---- columns ---- */
+#else
+KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
+{
+    TEAM_OF(CREW);
+    PEAKS;
+    const job job_ = JOB, *j = &job_;
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_place(ends, groups, rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= blocks)
+        return;
+    const shared common = load_shared(j, p.group);
+    EACH_STEP(c)
+    {
+        vec held[HELD];
+        hold_rows(j, held, p, c, last - c);
+        const uvec largest = block_largest(held_largest(held), team[team_index()]);
+        const scaling s = make_scale(j, common, crew_largest(largest, peaks));
+        UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
+            const uint row = p.row + first_held() + r;
+            const bool inside = first_held() + r < p.rows;
+            store_row(j, make_codes(j, &s, held[r], TILE, row, c), row, c, inside ? last - c : 0);
+            if (SCALE != 2 && inside)
+                store_block_scale(j, &s, row, c);
+        }
+        if (SCALE == 2 && team_index() == 0)
+            store_block_scale(j, &s, slot, c);
+    }
+}
+#endif
 
 static inline void store_line(const job *j, uvec code, uint line, int column, int n)
 {
-    if (j->transposed)
+    if (TRANSPOSED)
         store_bytes_apart(code, j->q + column * j->q_bytes + line, j->q_bytes, n);
     else
         store_bytes(code, j->q + line * j->q_bytes + column, n);
@@ -162,8 +247,8 @@ static inline void store_line(const job *j, uvec code, uint line, int column, in
 
 static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n)
 {
-    const ulong at = j->transposed ? column * j->scales + slot : slot * j->scales + column;
-    const ulong stride = j->transposed ? j->scales : 1;
+    const ulong at = TRANSPOSED ? column * j->scales + slot : slot * j->scales + column;
+    const ulong stride = TRANSPOSED ? j->scales : 1;
 #if SCALE == 2
     float lane[PART];
     vstore_part(s->first, 0, lane);
@@ -175,81 +260,38 @@ static inline void store_scales(const job *j, const scaling *s, uint slot, int c
 #endif
 }
 
-/* The rows of a block as they are held: each item's own, on GPUs in local memory. High ones are read again there. */
-#if MOERT_ITEMS == 1
-#define HELD BLOCK
-#define HOLDER private vec
-#define STEPWISE
-#else
-#define HELD (BLOCK <= 32 ? BLOCK : 1)
-#define HOLDER local vec
-#define STEPWISE ROLLED /* compiles in a fraction of the time */
-#endif
-
-static inline vec block_row(const job *j, HOLDER (*held)[MOERT_ITEMS], place p, uint r, int column, int n)
+KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
 {
-    if (HELD == BLOCK)
-        return held[r][get_local_id(0)];
-    return r < p.rows ? load_x(j, p.row + r, column, n) : (vec)0.0f;
-}
-
-static inline void hold_rows(const job *j, HOLDER (*held)[MOERT_ITEMS], place p, int column, int n)
-{
-    enum { TOGETHER = 2 * BATCH, ROWS = HELD == BLOCK ? BLOCK : 0 };
-    STEPWISE for (uint r = 0; r < ROWS; r += TOGETHER) {
-        vec x[TOGETHER];
-        UNROLL for (uint i = 0; i < TOGETHER; i++)
-            x[i] = r + i < p.rows ? load_x(j, p.row + r + i, column, n) : (vec)0.0f;
-        UNROLL for (uint i = 0; i < TOGETHER; i++)
-            held[r + i][get_local_id(0)] = x[i];
-    }
-}
-
-#if BLOCK == 16
-static inline void rotate_held(HOLDER (*held)[MOERT_ITEMS])
-{
-    vec v[BLOCK];
-    UNROLL for (int r = 0; r < BLOCK; r++)
-        v[r] = held[r][get_local_id(0)];
-    rotate_rows(v);
-    UNROLL for (int r = 0; r < BLOCK; r++)
-        held[r][get_local_id(0)] = v[r];
-}
-#endif
-
-KERNEL void quantize_column(ARGUMENTS)
-{
-    HOLDER held[HELD][MOERT_ITEMS];
+    PEAKS;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
     const place p = find_place(ends, groups, rows, BLOCK, slot);
     if (p.rows == 0 || slot >= blocks)
         return;
-    for (int c = first; c < last; c += VEC) {
+    const shared common = load_shared(j, p.group);
+    EACH_STEP(c)
+    {
         const int n = last - c;
-        uvec largest = 0;
+        vec held[HELD];
         hold_rows(j, held, p, c, n);
 #if BLOCK == 16
         if (hadamard && p.rows == BLOCK)
-            rotate_held(held);
+            rotate_rows(held);
 #endif
-        STEPWISE for (uint r = 0; r < BLOCK; r++)
-            largest = max(largest, magnitude_bits(block_row(j, held, p, r, c, n)));
-        const scaling s = make_scale(j, p.group, largest);
-        store_scales(j, &s, slot, c, n);
+        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks));
+        if (team_index() == 0)
+            store_scales(j, &s, slot, c, n);
+        UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
+            const uint line = first_held() + r, row = p.row + line;
+            const uvec code = line < p.rows ? make_codes(j, &s, held[r], COLUMN, row, c) : (uvec)0;
 #if ELEMENT_BITS == 4
-        STEPWISE for (uint r = 0; r < BLOCK; r += 2) {
-            const uint row = p.row + r;
-            const uvec low = r < p.rows ? make_codes(j, &s, block_row(j, held, p, r, c, n), COLUMN, row, c) : (uvec)0;
-            const uvec high =
-                r + 1 < p.rows ? make_codes(j, &s, block_row(j, held, p, r + 1, c, n), COLUMN, row + 1, c) : (uvec)0;
-            store_line(j, low | high << 4, slot * (BLOCK / 2) + r / 2, c, n);
-        }
+            const uvec next = line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
+            store_line(j, code | next << 4, (slot * BLOCK + line) / 2, c, n);
 #else
-        STEPWISE for (uint r = 0; r < BLOCK; r++)
-            if (r < p.rows)
-                store_line(j, make_codes(j, &s, block_row(j, held, p, r, c, n), COLUMN, p.row + r, c), p.row + r, c, n);
+            if (line < p.rows)
+                store_line(j, code, row, c, n);
 #endif
+        }
     }
 }

@@ -8,13 +8,13 @@ typedef struct job {
     uint groups, rows;
     int columns, strip;
     global const float *x;
-    int x_runs; /* 0, or the odd ones of runs of so many columns count */
+    int x_runs; /* with RUNS: the odd ones of runs of so many columns count */
     global uchar *q;
     ulong q_bytes;
     global uchar *scale;
     ulong scales;
     global const float *amax, *whole, *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
-    int group_scales, scale_rounding, rule, rounding, transposed, hadamard;
+    int group_scales, scale_rounding, hadamard;
     uint blocks; /* that there is room for */
     ulong seed;
 } job;
@@ -22,11 +22,11 @@ typedef struct job {
 #define ARGUMENTS                                                                                                      \
     global const uint *ends, uint groups, uint rows, int columns, int strip, global const float *x, int x_runs,        \
         global uchar *q, ulong q_bytes, global uchar *scale, ulong scales, global const float *amax,                   \
-        global const float *whole, global const float *norm, int group_scales, int scale_rounding, int rule,           \
-        int rounding, int transposed, int hadamard, uint blocks, ulong seed
+        global const float *whole, global const float *norm, int group_scales, int scale_rounding,                     \
+        int hadamard, uint blocks, ulong seed
 #define JOB                                                                                                            \
     {ends, groups, rows, columns, strip, x, x_runs, q, q_bytes, SCALES_OF(q, scale, columns), scales, amax, whole,      \
-     norm, group_scales, scale_rounding, rule, rounding, transposed, hadamard, blocks, seed}
+     norm, group_scales, scale_rounding, hadamard, blocks, seed}
 
 /* Scales of a vec of columns, or as many times one. */
 typedef struct scaling {
@@ -73,28 +73,45 @@ static inline scaling scale_normed(vec amax, float norm)
     return (scaling){code, at_most_finite(n * (zero ? INFINITY : inverse)), (vec)1.0f, (vec)1.0f, SCALE == 1 ? zero : 0};
 }
 
+/* Whether x / by may be had from 1 / by, where |x| is at most amax: nothing that counts for a code overflows or underflows. */
+static inline bool all_ordinary(vec by, vec amax)
+{
+    return all(by >= 0x1p-60f && amax <= FLT_MAX);
+}
+
+/* x / by, correctly rounded, by 1 / by that is; Markstein: "Computation of elementary functions on the IBM RISC System/6000
+ * processor", 1990. */
+static inline vec divided(vec x, vec by, vec inverse)
+{
+    vec y = x * inverse;
+    y = fma(fma(-y, by, x), inverse, y);
+    return fma(fma(-y, by, x), inverse, y);
+}
+
 static inline scaling scale_f32(vec amax)
 {
     scaling s;
     s.first = quiet(at_most_finite(amax) / 448.0f);
-    s.factor = s.second = 1.0f;
+    s.factor = MOERT_ITEMS > 1 && all_ordinary(s.first, amax) ? 1.0f / s.first : (vec)0.0f;
+    s.second = 1.0f;
     s.code = 0;
     s.zero = s.first == 0.0f;
     return s;
 }
 
-static inline scaling scale_nvfp4(vec amax, int rule, int has_amax, float a, float g)
+#if SCALE == 1
+static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g)
 {
     scaling s;
     s.first = s.second = s.factor = 1.0f;
-    if (rule == TE) {
+    if (RULE == TE) {
         const float by = has_amax ? a : g, all = (has_amax ? 2688.0f : 1.0f) / by;
         const float up = by == 0.0f || all == 0.0f ? 1.0f : all > FLT_MAX ? FLT_MAX : all;
         s.code = encode(amax * (up * (1.0f / 6.0f)), E4M3);
         const vec decoded = decode(s.code, E4M3);
         s.factor = at_most_finite(1.0f / (decoded * (1.0f / up)));
         s.zero = decoded == 0.0f;
-    } else if (rule == TORCHAO) {
+    } else if (RULE == TORCHAO) {
         const vec t = g == 0.0f ? (vec)0.0f : amax / 6.0f / g, least = 0x1p-6f;
         s.code = encode(t < least ? least : t, E4M3);
         s.factor = at_most_finite(1.0f / (vec)g / decode(s.code, E4M3));
@@ -108,18 +125,29 @@ static inline scaling scale_nvfp4(vec amax, int rule, int has_amax, float a, flo
     }
     return s;
 }
+#endif
 
-static inline scaling make_scale(const job *j, uint group, uvec largest)
+/* What a team's blocks have in common, read once. */
+typedef struct shared {
+    float amax, whole, norm;
+} shared;
+
+static inline shared load_shared(const job *j, uint group)
+{
+    const uint g = j->group_scales ? group : 0;
+    return (shared){SCALE == 1 && j->amax != 0 ? j->amax[g] : 0.0f, SCALE == 1 && j->whole != 0 ? j->whole[g] : 1.0f,
+                    SCALE != 2 && j->norm != 0 ? *j->norm : 0.0f};
+}
+
+static inline scaling make_scale(const job *j, shared all, uvec largest)
 {
     const vec amax = largest_of(largest);
     if (SCALE != 2 && j->norm != 0)
-        return scale_normed(amax, *j->norm);
+        return scale_normed(amax, all.norm);
 #if SCALE == 0
     return scale_e8m0(amax, j->scale_rounding);
 #elif SCALE == 1
-    const uint g = j->group_scales ? group : 0;
-    return scale_nvfp4(amax, j->rule, j->amax != 0, j->amax != 0 ? j->amax[g] : 0.0f,
-                       j->whole != 0 ? j->whole[g] : 1.0f);
+    return scale_nvfp4(amax, j->amax != 0, all.amax, all.whole);
 #else
     return scale_f32(amax);
 #endif
@@ -129,12 +157,17 @@ static inline scaling make_scale(const job *j, uint group, uvec largest)
 
 static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
 {
-    const int divides = SCALE == 2 ? 1 : SCALE == 1 ? j->rule == BRIDGE : 0;
-    const vec y = divides ? x / s->first / s->second : x * s->factor;
+#if SCALE == 2
+    const vec y = s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
+#elif SCALE == 1
+    const vec y = RULE == BRIDGE ? x / s->first / s->second : x * s->factor;
+#else
+    const vec y = x * s->factor;
+#endif
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
-    const uvec code = j->rounding == HALF_STEPS ? encode_half_steps(y)
-                        : j->rounding == STOCHASTIC
+    const uvec code = ROUNDING == HALF_STEPS ? encode_half_steps(y)
+                        : ROUNDING == STOCHASTIC
                             ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16))
                             : encode(y, ELEMENT);
 #else
@@ -145,8 +178,9 @@ static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, 
 
 static inline vec load_x(const job *j, uint row, int column, int n)
 {
-    if (j->x_runs == 0)
-        return load_part(j->x + (ulong)row * j->columns + column, n);
+#ifndef RUNS
+    return load_part(j->x + (ulong)row * j->columns + column, n);
+#else
     global const float *line = j->x + (ulong)row * 2 * j->columns;
     float lane[PART];
     for (int i = 0; i < PART; i++) {
@@ -154,4 +188,5 @@ static inline vec load_x(const job *j, uint row, int column, int n)
         lane[i] = i < n - part_start() ? line[(c / j->x_runs * 2 + 1) * j->x_runs + c % j->x_runs] : 0.0f;
     }
     return vload_part(0, lane);
+#endif
 }

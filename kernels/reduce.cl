@@ -3,18 +3,24 @@
  *
  *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target row i = (or +=) the sum of
  *                 node i by the tree, of partial[count,n]. Target row i begins at target + i * stride + offset.
- *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is x[begin, begin + length) and owns the blocks from `block`
- *                 to that of tensor i + 1; table[count] of (begin, length, block). A block is BLOCK floats, counted from
- *                 its tensor's start, so that a sum does not depend on where the tensor lies.
+ *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its buffer and owns the blocks
+ *                 from `block` to that of tensor i + 1; table[] of (begin, length, block). A launch is for the tensors
+ *                 [first, last) of the buffer x. A block is BLOCK floats, counted from its tensor's start, so that a sum
+ *                 does not depend on where the tensor lies.
+ *   join_blocks   sum[i] = that of tensor i's blocks.
  *
  * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
- * added, in the CPU form in order. Sums of squares are double where the device has it (MOERT_FP64).
- * A team owns COLUMNS columns of all nodes, or one block. Local memory: a number for each item (sum_squares).
+ * added, in the CPU form in order, and so are blocks; in the GPU form each item has every JOINERS-th block of a tensor, and
+ * their sums are added by halves. Sums of squares are double where the device has it (MOERT_FP64).
+ * A team owns COLUMNS columns of all nodes, or one block; CREW teams the blocks of a tensor. Local memory: a number for each
+ * item (squares).
  */
 #define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK   4096
 #define LEAVES  8  /* read side by side */
 #define LEVELS  28 /* of the tree above them */
+#define CREW    (MOERT_ITEMS == 1 ? 1 : 8)
+#define JOINERS (CREW * MOERT_ITEMS)
 
 #if MOERT_FP64
 typedef double real;
@@ -106,13 +112,13 @@ static inline real sum_reals(real_vec x, local real *items)
 #endif
 }
 
-KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table, uint count,
-                        global real *restrict sum)
+KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table, uint first_tensor,
+                        uint last, global real *restrict sum)
 {
     local real items[MOERT_ITEMS];
-    ulong block = get_group_id(0);
-    uint tensor = 0; /* the last one whose blocks begin at or before this block */
-    for (uint above = count; above - tensor > 1;) {
+    ulong block = table[3 * first_tensor + 2] + get_group_id(0);
+    uint tensor = first_tensor; /* the last one whose blocks begin at or before this block */
+    for (uint above = last; above - tensor > 1;) {
         uint middle = tensor + (above - tensor) / 2;
         if (table[3 * middle + 2] <= block)
             tensor = middle;
@@ -133,4 +139,23 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
     const real total = sum_reals(squares, items);
     if (is_first_item())
         sum[block] = total;
+}
+
+KERNEL_OF(CREW) void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
+                                 global real *restrict sum)
+{
+    local real joined[JOINERS];
+    ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
+    int joiner = team_index() * MOERT_ITEMS + item_index();
+    real total = 0;
+    for (ulong block = table[3 * tensor + 2] + joiner; block < end; block += JOINERS)
+        total += block_sum[block];
+    joined[joiner] = total;
+    for (int left = JOINERS / 2; left > 0; left /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (joiner < left)
+            joined[joiner] += joined[joiner + left];
+    }
+    if (joiner == 0)
+        sum[tensor] = joined[0];
 }

@@ -28,9 +28,9 @@
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
 #endif
+#include "scores.h"
 #include "topk.h"
 
-enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 
 #define TINY 1e-20f
@@ -39,31 +39,6 @@ enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 static inline vec load_padded(global const float *p, int n, float other)
 {
     return select((vec)other, load_part(p, n), lane_places() < n);
-}
-
-/* Whether a score depends on its own logit alone, so that the scores have no sum of their own. */
-static inline bool stands_alone(int score)
-{
-    return score >= SIGMOID;
-}
-
-/* Scores of such a kind. Below -16 log(1 + e^x) is e^x to the last bit, and its root stays clear of underflow. */
-static inline vec lone_scores(vec x, int score)
-{
-    if (score == SIGMOID)
-        return 1.0f / (1.0f + exp(-x));
-    return select(sqrt(fmax(x, 0.0f) + log1p(exp(-fabs(x)))), exp(0.5f * x), x < -16.0f);
-}
-
-/* g = (ds/dl) / s, or 1 where scores do not stand alone. */
-static inline vec slopes(vec s, int score)
-{
-    const vec square = s * s;
-    if (score == SIGMOID)
-        return 1.0f - s;
-    if (score == SQRT_SOFTPLUS)
-        return select(-0.5f * expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
-    return 1.0f;
 }
 
 /* Whether the condition holds in any lane of the team. */
@@ -196,10 +171,27 @@ static float2 row_sums(global const float *s, global const float *a, int experts
     return (float2)(sum_lanes(sum, team), sum_lanes(product, team));
 }
 
+/* A token's slots, and what is taken off their dw. */
+typedef struct slots {
+    global const int *chosen;
+    global const float *w, *dw;
+    int topk;
+    float mean;
+} slots;
+
+/* What the slots among a step's experts, from e on, add to their d. */
+static inline vec add_chosen(vec d, vec slope, const slots *own, int e)
+{
+    for (int k = 0; k < own->topk; k++)
+        d = select(d, fma(own->w[k] * slope, own->dw[k] - own->mean, d), lane_places() == own->chosen[k] - e);
+    return d;
+}
+
 /* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z = z_factor * lse. Zeros for
- * a bad token. */
+ * a bad token. On GPUs the slots' part, too: who stores it does not have to read it again. */
 static void row_dense(global const float *l, global const float *s, global const float *aux, int experts, int score,
-                      float through, float z, float lse, bool good, global float *dl, local float *team)
+                      float through, float z, float lse, bool good, const slots *own, global float *dl,
+                      local float *team)
 {
     const float2 sums = row_sums(s, aux, experts, team);
     const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
@@ -208,9 +200,12 @@ static void row_dense(global const float *l, global const float *s, global const
         vec x = load_part(s + e, n), d = 0.0f;
         if (aux)
             d = (load_part(aux + e, n) - mean) / total;
-        d = (d - through) * x * slopes(x, score);
+        const vec slope = slopes(x, score);
+        d = (d - through) * x * slope;
         if (z != 0.0f)
             d = fma((vec)z, stands_alone(score) ? exp(load_part(l + e, n) - lse) : x, d);
+        if (MOERT_ITEMS > 1)
+            d = add_chosen(d, slope, own, e);
         store_part(good ? d : 0.0f, dl + e, n);
     }
 }
@@ -227,14 +222,17 @@ KERNEL void router_backward(global const float *logits, global const float *scor
         global const int *chosen = index + t * topk;
         global float *dl = dlogits + t * experts;
         float dot = 0.0f;
-        for (int k = 0; k < topk; k++)
-            if (chosen[k] >= 0)
-                dot = fma(w[k], dw[k], dot);
+        for (int k = 0; k < topk; k++) {
+            const float product = fma(w[k], dw[k], dot); /* read anyway: loads under conditions would wait for each other */
+            dot = chosen[k] >= 0 ? product : dot;
+        }
         const float mean = normalised ? dot / scale : 0.0f, through = score == SOFTMAX && !normalised ? dot : 0.0f;
+        const slots own = {chosen, w, dw, topk, mean};
         row_dense(logits + t * experts, s, aux, experts, score, through, z_factor * lse[t], lse[t],
-                  chosen[0] != BAD_TOKEN, dl, team);
-        for (int k = 0; k < topk; k++)
-            if (chosen[k] >= 0 && owns(chosen[k])) {
+                  chosen[0] != BAD_TOKEN, &own, dl, team);
+        const int after = MOERT_ITEMS == 1 ? topk : 0;
+        for (int k = 0; k < after; k++)
+            if (chosen[k] >= 0) {
                 const int e = chosen[k];
                 dl[e] = fma(w[k] * slopes(s[e], score).s0, dw[k] - mean, dl[e]);
             }

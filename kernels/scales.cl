@@ -115,6 +115,7 @@ KERNEL void fold_globals(global const float *alpha, global const float *first, u
                 to[base + (ulong)c * rows + r] = from[base + (ulong)r * columns + c];                                  \
     }
 TRANSPOSE(transpose_bytes, uchar)
+TRANSPOSE(transpose_halves, ushort)
 TRANSPOSE(transpose_words, uint)
 
 KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, ulong granularity, ulong element_bytes,

@@ -8,8 +8,6 @@
 #else
 #define ROW local
 #endif
-/* Else PoCL's compiler may leave `team` in a function of its own, where all work-groups share it. */
-#define INLINED static inline __attribute__((always_inline))
 #define ROW_ARRAY(name) ROW uint name[MOST_EXPERTS] __attribute__((aligned(64)))
 
 static inline void meet(void)

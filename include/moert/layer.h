@@ -112,8 +112,7 @@ typedef struct moert_layer_losses {
     const moert_buffer
         *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
-    bool accumulate;   /* add to the experts' gradients (further micro-batches) instead of replacing
-                          them */
+    bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
 } moert_layer_losses;
 
 /*
@@ -130,9 +129,9 @@ MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buff
 MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 /*
  * Completes gradients: replicated tensors are summed over all ranks (added to what is there when
- * `accumulate`), the experts' over their replicas. Call it after each micro-batch's backward; the
- * experts' once, at the last one (last = true). Errors: ERROR_USAGE without a backward,
- * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * `accumulate`, which is the backward's), the experts' over their replicas. Call it after each
+ * micro-batch's backward; the experts' once, at the last one (last = true). Errors: ERROR_USAGE
+ * without a backward or with another `accumulate`, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
 

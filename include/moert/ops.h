@@ -30,12 +30,13 @@
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit factors and gemm_*
- * of FP8 ones on Hopper's tensor cores) is the exception: its sums are the hardware's, the same in
- * every run and for a row in any company, but equal to the others' only within float32 rounding or,
- * of FP8, rounding to about 14 bits within 128 terms. Groups without rows are left alone, except
- * that GEMM_WGRAD gives them 0, or beta[g] times the old value, and then no other factor counts,
- * not even NaN; a beta of 1 leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
+ * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit, MX and NV factors
+ * on tensor cores, gemm_* of FP8 ones on Hopper's) is the exception: its sums are the hardware's,
+ * the same in every run and for a row in any company, but equal to the others' only within float32
+ * rounding or, of FP8, rounding to about 14 bits within 128 terms; MX factors below 2^-126 are
+ * rounded as bf16 is there. Groups without rows are left alone, except that GEMM_WGRAD gives them
+ * 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a beta of 1
+ * leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
  * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
  * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
@@ -139,11 +140,12 @@ typedef struct moert_operand {
 typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
-    const char *backend;       /* "reference", "portable", "nvidia"; NULL or "auto" = MOERT_BACKEND,
-                                  whose auto is the first that takes the description;
-                                  FP8 sums of the tensor cores only by name */
-    bool fallback;             /* take another backend if this one refuses, and log it */
-    size_t groups, rows, n, k; /* G and M (the most rows), which may be 0; N; K */
+    const char *backend;        /* "reference", "portable", "nvidia": that one, or an error that
+                                   says why not; NULL or "auto" = MOERT_BACKEND, where auto is the
+                                   best that takes the description; FP8 sums of the tensor cores
+                                   only by name */
+    bool fallback;              /* take another backend if this one refuses, and log it */
+    size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
     moert_operand x, weight, y; /* the two that are multiplied are each plain or quantised; if both
                                    are plain, of one type */
     moert_operand c, d;         /* GLU, DGLU; c is plain */

@@ -55,8 +55,9 @@ typedef struct moert_plan {
 
 /*
  * Builds the plan of `rank` from its own index[T,K] and the counts[ranks,E] of all ranks (both
- * copied from). Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any one rank; all
- * ranks alike), ERROR_MISMATCH (counts do not fit index).
+ * copied from). Without an index (NULL) slot_rank, slot_row and slot_position are NULL. Errors:
+ * ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any one rank; all ranks alike),
+ * ERROR_MISMATCH (counts do not fit index).
  */
 MOERT_API moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk,
                                          size_t experts, size_t ranks, size_t rank,

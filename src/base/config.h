@@ -16,8 +16,12 @@
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
     X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto|reference|portable|nvidia",                  \
-      "who computes the expert operations: auto takes nvidia on GPUs of compute capability 9.0, "  \
-      "else portable, which also does what nvidia cannot")                                         \
+      "who computes the expert operations: auto takes the best that can, nvidia on GPUs of "       \
+      "compute capability 8.0 and later, else portable; a name takes that one, or is an error "    \
+      "that says why")                                                                             \
+    X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
+      "how the nvidia backend multiplies 16-bit numbers: auto (by wgmma on GPUs of compute "       \
+      "capability 9.0, by mma.sync on others) or mma, on all")                                     \
     X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
       "how rows travel between ranks")                                                             \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
@@ -51,6 +55,7 @@
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
+enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
 enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
 enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE, MOERT_BACKEND_NVIDIA };
 

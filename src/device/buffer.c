@@ -95,10 +95,15 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
 /* Past 2 GiB NVIDIA's driver fills without end, or somewhere else: such ranges of whole floats are
  * left to kernels of ours. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
-enum { SHARE = 65536 }; /* floats of a team, as in kernels/copy.cl */
+enum { SLOW_BYTES = 1 << 20, SHARE = 65536 }; /* SHARE: floats of a team, as in kernels/copy.cl */
 
 static bool is_wide(size_t end_bytes, size_t places) {
     return end_bytes > NARROW_BYTES && places % sizeof(float) == 0;
+}
+
+/* And it fills at a tenth of the memory's rate. */
+static bool is_slow_to_fill(const moert_buffer *buffer, size_t places, size_t bytes) {
+    return buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES && places % sizeof(float) == 0;
 }
 
 static moert_grid shares_of(size_t bytes) {
@@ -175,7 +180,8 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (is_wide(offset_bytes + bytes, offset_bytes | bytes)) {
+    if (is_wide(offset_bytes + bytes, offset_bytes | bytes) ||
+        is_slow_to_fill(buffer, offset_bytes | bytes, bytes)) {
         moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
         return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", shares_of(bytes),
                          MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),

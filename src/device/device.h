@@ -8,7 +8,7 @@
  * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
  * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give
  * the number of work-groups only, the kernel the size of one. Families called nvidia_* are for
- * sm_90a (device/ptx.h).
+ * NVIDIA's compiler alone, with -DARENA= for sm_90a (device/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -146,11 +146,12 @@ enum { MOERT_ARENA_BYTES = 231424 };
  */
 typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
-    size_t first;      /* numbers of the buffer before the tensor */
-    size_t run;        /* 0: rows are as they lie */
-    uint32_t box_rows; /* up to 256; of several runs a multiple of one */
-    bool f16;          /* not bf16 */
-    bool bytes;        /* neither */
+    size_t first;       /* numbers of the buffer before the tensor */
+    size_t run;         /* 0: rows are as they lie */
+    uint32_t box_rows;  /* up to 256; of several runs a multiple of one */
+    uint32_t box_bytes; /* of a row: 32, 64 or 128 (0), by which boxes are swizzled */
+    bool f16;           /* not bf16 */
+    bool bytes;         /* neither */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];

@@ -9,12 +9,13 @@
 #include "base/phase.h"
 #include "device/internal.h"
 
-enum { RING = 1024 }; /* events before they are read */
+enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: events before they are read */
 
 /* A command that may still run; no event: it was not enqueued. */
 typedef struct pending {
     cl_event event;
     moert_operation operation;
+    const char *phase;
 } pending;
 
 struct moert_profiler {
@@ -22,6 +23,9 @@ struct moert_profiler {
     bool counting;
     cl_int failure; /* the first one of reading events */
     uint64_t began_ns;
+    moert_profile_observer *observer;
+    void *context;
+    int64_t ahead_ns; /* of the device's clock the host's is, where there is an observer */
     size_t used;
     pending ring[RING];
 };
@@ -58,9 +62,11 @@ static const struct {
     {"cast", OF(QUANTIZE)},
     {"quantize", OF(QUANTIZE)},
     {"dequantize", OF(QUANTIZE)},
+    {"decode_gpu", OF(QUANTIZE)},
     {"scales", OF(QUANTIZE)},
     {"norm", OF(NORM)},
     {"router", OF(ROUTER)},
+    {"plan", OF(DISPATCH)},
     {"embedding", OF(EMBEDDING)},
     {"loss", OF(LOSS)},
     {"elementwise", OF(ELEMENTWISE)},
@@ -115,7 +121,8 @@ moert_operation moert_operation_of(const char *program, const char *phase) {
             return families[i].operation;
     const size_t at = find_phase(phase);
     const char *family = strncmp(program, "nvidia_", 7) == 0 ? program + 7 : program;
-    if (is_family(family, "gemm") || strncmp(family, "gemm_", strlen("gemm_")) == 0)
+    if (is_family(family, "gemm") || strncmp(family, "gemm_", strlen("gemm_")) == 0 ||
+        is_family(family, "mma"))
         return phases[at].gemm;
     if (is_family(program, "exchange"))
         return phases[at].exchange;
@@ -124,14 +131,21 @@ moert_operation moert_operation_of(const char *program, const char *phase) {
 
 /* ---- events ---- */
 
-static cl_int read_event(cl_event event, uint64_t *ns) {
-    cl_ulong start = 0, end = 0;
+static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
+    *start = *end = 0;
     cl_int code =
-        clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof start, &start, NULL);
+        clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof *start, start, NULL);
     if (code == CL_SUCCESS)
-        code = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
-    *ns = end > start ? end - start : 0;
+        code = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof *end, end, NULL);
+    *end = *end > *start ? *end : *start;
     return code;
+}
+
+static void tell(const struct moert_profiler *profiler, moert_operation operation,
+                 const char *phase, uint64_t start_ns, uint64_t end_ns) {
+    const moert_profile_span span = {operation, phase, start_ns, end_ns};
+    if (profiler->observer != NULL)
+        profiler->observer(profiler->context, &span);
 }
 
 /* Reads all events, whose commands are done, and empties the ring. */
@@ -139,15 +153,17 @@ static void read_ring(struct moert_profiler *profiler) {
     for (size_t i = 0; i < profiler->used; i++) {
         const pending *command = &profiler->ring[i];
         moert_profile_row *row = &profiler->sums.row[command->operation];
-        uint64_t ns;
+        cl_ulong start, end;
         if (command->event == NULL)
             continue;
-        const cl_int code = read_event(command->event, &ns);
+        const cl_int code = read_event(command->event, &start, &end);
         if (code != CL_SUCCESS && profiler->failure == CL_SUCCESS)
             profiler->failure = code;
         clReleaseEvent(command->event);
         row->calls++;
-        row->ns += ns;
+        row->ns += end - start;
+        tell(profiler, command->operation, command->phase, start + (uint64_t)profiler->ahead_ns,
+             end + (uint64_t)profiler->ahead_ns);
     }
     profiler->used = 0;
 }
@@ -161,15 +177,19 @@ cl_event *moert_profile_slot(moert_device *device, const char *program) {
         read_ring(profiler);
     }
     pending *command = &profiler->ring[profiler->used++];
-    *command = (pending){NULL, moert_operation_of(program, moert_phase_name())};
+    const char *phase = moert_phase_name();
+    *command = (pending){NULL, moert_operation_of(program, phase), phase};
     return &command->event;
 }
 
 static void add_wait(void *context, const char *phase, uint64_t ns) {
     struct moert_profiler *profiler = context;
-    moert_profile_row *row = &profiler->sums.row[phases[find_phase(phase)].wait];
+    const moert_operation operation = phases[find_phase(phase)].wait;
+    moert_profile_row *row = &profiler->sums.row[operation];
+    const uint64_t end = moert_clock_ns();
     row->calls++;
     row->ns += ns;
+    tell(profiler, operation, phase, end - ns, end);
 }
 
 /* ---- spans ---- */
@@ -220,9 +240,39 @@ static moert_status check_span(const moert_device *device, bool counting) {
     return MOERT_OK;
 }
 
+void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context) {
+    device->profiler->observer = observer;
+    device->profiler->context = context;
+}
+
+/* How far the host's clock is ahead of the one of events: an empty command ends between two looks
+ * at it, the closest of some tries. The queue is empty. */
+static moert_status compare_clocks(moert_device *device) {
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < CLOCK_TRIES; i++) {
+        cl_event event;
+        cl_ulong start, end;
+        const uint64_t before = moert_clock_ns();
+        MOERT_CL(device, clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &event));
+        cl_int code = clWaitForEvents(1, &event);
+        const uint64_t after = moert_clock_ns();
+        if (code == CL_SUCCESS)
+            code = read_event(event, &start, &end);
+        clReleaseEvent(event);
+        MOERT_CL(device, code);
+        if (after - before < least) {
+            least = after - before;
+            device->profiler->ahead_ns = (int64_t)(before + least / 2 - end);
+        }
+    }
+    return MOERT_OK;
+}
+
 moert_status moert_profile_begin(moert_device *device) {
     MOERT_TRY(check_span(device, false));
     MOERT_TRY(moert_device_finish(device));
+    if (device->profiler->observer != NULL)
+        MOERT_TRY(compare_clocks(device));
     device->profiler->counting = true;
     device->profiler->began_ns = moert_clock_ns();
     moert_phase_listen(add_wait, device->profiler);

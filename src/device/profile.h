@@ -78,6 +78,19 @@ moert_status moert_profile_end(moert_device *device);
 /* The sums so far; NULL if not enabled. */
 const moert_profile *moert_profile_get(const moert_device *device);
 
+/* When a command ran on the device, or the thread waited in MPI (..._WAIT): in ns of
+ * moert_clock_ns(), of devices to within some microseconds. */
+typedef struct moert_profile_span {
+    moert_operation operation;
+    const char *phase; /* a literal */
+    uint64_t start_ns, end_ns;
+} moert_profile_span;
+typedef void moert_profile_observer(void *context, const moert_profile_span *span);
+
+/* `observer` is told of all that counts from the next begin on, some time later, waits and commands
+ * each in order; NULL ends it. Needs moert_profile_enable. */
+void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
+
 /* Tells what the work of a program takes at least: operations on floats, and bytes when every
  * operand is moved once. Not counting: nothing. */
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes);

@@ -18,11 +18,17 @@
 enum { GPU_ITEMS = 32 };
 
 /* Registers of a work-item at entry, from which setmaxnreg starts: 384 of them fill an SM. */
-#define NVIDIA_OPTIONS "-cl-nv-maxrregcount=168"
+#define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
 
-/* Whether the family needs sm_90a. */
 static bool is_nvidia(const char *spec) {
     return strncmp(spec, "nvidia_", 7) == 0;
+}
+
+/* Says how many bytes a family for sm_90a has for its arena. */
+#define ARENA_OPTION "-DARENA="
+
+static bool is_hopper(const char *spec) {
+    return is_nvidia(spec) && strstr(spec, ARENA_OPTION) != NULL;
 }
 
 /* Families that have the CPU form alone. */
@@ -40,10 +46,15 @@ static int team_items(const moert_device *device, const char *spec) {
 }
 
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
-    *options = moert_text_format(
-        "%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s",
-        is_nvidia(spec) ? "-cl-std=CL3.0 " NVIDIA_OPTIONS : "-cl-std=CL1.2", device->info.is_cpu,
-        device->info.has_fp64, team_items(device, spec), spec + strcspn(spec, " "));
+    char capability[32] = "";
+    if (device->info.nvidia > 0)
+        snprintf(capability, sizeof capability, " -DMOERT_NVIDIA=%u", device->info.nvidia);
+    *options = moert_text_format("-cl-std=%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s%s",
+                                 is_hopper(spec)   ? "CL3.0 " HOPPER_OPTIONS
+                                 : is_nvidia(spec) ? "CL3.0"
+                                                   : "CL1.2",
+                                 device->info.is_cpu, device->info.has_fp64,
+                                 team_items(device, spec), capability, spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
@@ -102,7 +113,7 @@ static cl_program load_binary(moert_device *device, const char *spec, const unsi
     if (code != CL_SUCCESS)
         return NULL;
     if (binary_code == CL_SUCCESS &&
-        clBuildProgram(program, 1, &device->id, is_nvidia(spec) ? NVIDIA_OPTIONS : NULL, NULL,
+        clBuildProgram(program, 1, &device->id, is_hopper(spec) ? HOPPER_OPTIONS : NULL, NULL,
                        NULL) == CL_SUCCESS)
         return program;
     clReleaseProgram(program);
@@ -122,17 +133,13 @@ static moert_status read_binary(moert_device *device, cl_program program, unsign
     return MOERT_CL_FAIL(device, code, "clGetProgramInfo");
 }
 
-/* Makes sm_90a of a binary, which is PTX with this driver; the spec says -DARENA=bytes. */
+/* Makes sm_90a of a binary, which is PTX with this driver. */
 static moert_status transform_ptx(const char *spec, unsigned char **data, size_t *bytes) {
-    static const char option[] = "-DARENA=";
-    const char *arena = strstr(spec, option);
+    const size_t arena = strtoul(strstr(spec, ARENA_OPTION) + sizeof ARENA_OPTION - 1, NULL, 10);
     char *text = NULL, *transformed;
-    if (arena == NULL)
-        return MOERT_FAIL(ERROR_INTERNAL, "'%s' lacks %s", spec, option);
     MOERT_TRY(moert_alloc(&text, *bytes + 1, 1));
     memcpy(text, *data, *bytes);
-    moert_status status =
-        moert_ptx_transform(text, strtoul(arena + sizeof option - 1, NULL, 10), &transformed);
+    moert_status status = moert_ptx_transform(text, arena, &transformed);
     free(text);
     MOERT_TRY(status);
     free(*data);
@@ -142,14 +149,14 @@ static moert_status transform_ptx(const char *spec, unsigned char **data, size_t
 }
 
 /* Replaces a program that was built by what its binary, to be stored, is loaded as: this spares a
- * second compilation, and NVIDIA families work only then. */
+ * second compilation, and Hopper's families work only then. */
 static moert_status reload(moert_device *device, const char *spec, cl_program *program,
                            unsigned char **data, size_t *bytes) {
     moert_status status = read_binary(device, *program, data, bytes);
-    if (status == MOERT_OK && is_nvidia(spec))
+    if (status == MOERT_OK && is_hopper(spec))
         status = transform_ptx(spec, data, bytes);
     cl_program loaded = status == MOERT_OK ? load_binary(device, spec, *data, *bytes) : NULL;
-    if (loaded == NULL && !is_nvidia(spec))
+    if (loaded == NULL && !is_hopper(spec))
         return MOERT_OK;
     clReleaseProgram(*program);
     *program = loaded;
@@ -171,7 +178,7 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     data = NULL;
     if (*program == NULL) {
         status = build_source(device, spec, source, options, program);
-        if (status == MOERT_OK && (entry.path != NULL || is_nvidia(spec)))
+        if (status == MOERT_OK && (entry.path != NULL || is_hopper(spec)))
             status = reload(device, spec, program, &data, &bytes);
     } else {
         MOERT_DEBUG("loaded '%s' from the kernel cache", spec);

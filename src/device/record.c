@@ -2,13 +2,13 @@
  * Launches recorded once and enqueued together any number of times (cl_khr_command_buffer). Each
  * waits for the one before it, as on the queue.
  */
+#include "device/internal.h"
+
+#include <CL/cl_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <CL/cl_ext.h>
-
 #include "base/memory.h"
-#include "device/internal.h"
 
 struct moert_recording {
     moert_device *device;

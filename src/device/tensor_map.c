@@ -7,7 +7,7 @@
 
 /* Of the CUDA driver API, declared here so that nothing of it is needed to build. */
 enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };
-enum { SWIZZLE_128_BYTES = 3, PROMOTION_256_BYTES = 3 };
+enum { SWIZZLE_32_BYTES = 1, SWIZZLE_64_BYTES, SWIZZLE_128_BYTES, PROMOTION_256_BYTES = 3 };
 typedef int encode_tiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                          const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                          int interleave, int swizzle, int promotion, int fill);
@@ -59,7 +59,8 @@ typedef struct dimensions {
 } dimensions;
 
 static dimensions dimensions_of(const moert_tensor_layout *t) {
-    const uint32_t bytes = t->bytes ? 1 : 2, columns = 128 / bytes;
+    const uint32_t bytes = t->bytes ? 1 : 2,
+                   columns = (t->box_bytes > 0 ? t->box_bytes : 128) / bytes;
     const uint64_t row = t->stride * bytes;
     if (t->run == 0)
         return (dimensions){.rank = 3,
@@ -81,6 +82,9 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
     const dimensions d = dimensions_of(tensor);
     const uint32_t steps[MOST_RANK] = {1, 1, 1, 1, 1};
     const int type = tensor->bytes ? TYPE_UINT8 : tensor->f16 ? TYPE_FLOAT16 : TYPE_BFLOAT16;
+    const int swizzle = tensor->box_bytes == 32   ? SWIZZLE_32_BYTES
+                        : tensor->box_bytes == 64 ? SWIZZLE_64_BYTES
+                                                  : SWIZZLE_128_BYTES;
     uint64_t address;
     MOERT_TRY(moert_tensor_map_ready(buffer->device));
     MOERT_TRY(moert_buffer_address(buffer, &address));
@@ -88,7 +92,7 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
     int code = driver.set_current(driver.context);
     if (code == 0)
         code = driver.encode(map, type, d.rank, (void *)(uintptr_t)address, d.sizes, d.strides,
-                             d.box, steps, 0, SWIZZLE_128_BYTES, PROMOTION_256_BYTES, 0);
+                             d.box, steps, 0, swizzle, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "

@@ -115,6 +115,8 @@ void moert_exchange_destroy(moert_exchange *exchange) {
     if (exchange == NULL)
         return;
     exchange->engine->close(exchange);
+    moert_buffer_destroy(exchange->words);
+    moert_buffer_destroy(exchange->counts);
     free(exchange);
 }
 

@@ -77,7 +77,8 @@ moert_buffer *moert_window_rows(const moert_window *window);
 moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
 
 /*
- * Plan on the device side: the plan of index int32 [T,K] with its destinations uploaded. `local` is
+ * Plan of index int32 [T,K], whose slots the device counts and places: without slots on the host
+ * (moert_plan_create), but for the staged engine. `local` is
  * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error
  * (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts per rank.
  */

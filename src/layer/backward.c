@@ -6,10 +6,10 @@
 #include "ops/bias.h"
 #include "ops/dense.h"
 
-/* From the received dy: dh, then v becomes dv, and the gradients of the routing weights go to
- * `dprob`. */
+/* From the received dy: dh, then dv, and the gradients of the routing weights go to `dprob`. */
 static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
     const moert_layer_options *o = &layer->options;
+    const moert_number type = moert_precision_dv_type(layer);
     size_t rows = layer->plan->plan->rows;
     moert_buffer *dh;
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, rows * o->intermediate, &dh));
@@ -17,14 +17,17 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
     second.x = dh;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
+    MOERT_TRY(moert_factor_place(layer->mesh, type, rows * 2 * o->intermediate,
+                                 MOERT_SCRATCH_ROUNDED_Y, layer->v, &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .rows = rows,
                                               .width = o->intermediate,
                                               .v = layer->v,
                                               .prob = moert_window_rows(layer->prob),
                                               .prob_stride = moert_window_stride(layer->prob),
+                                              .type = type,
                                               .dh = dh,
-                                              .dv = layer->v,
+                                              .dv = layer->dv,
                                               .dprob = moert_window_rows(dprob)}));
     if (!o->expert_biases)
         return MOERT_OK;
@@ -44,7 +47,7 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out) {
                                      layer->options.hidden);
     in.x = moert_window_rows(out);
     in.ldx = moert_window_stride(out);
-    in.y = layer->v;
+    in.y = layer->dv;
     return moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in);
 }
 
@@ -75,16 +78,17 @@ static moert_status compute_wgrad_in(moert_layer *layer) {
     in.accumulate = layer->accumulate;
     in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
     in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
-    in.y = layer->v;
+    in.y = layer->dv;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
     return o->expert_biases ? moert_gemm_bias_grad(&in) : MOERT_OK;
 }
 
+/* In this order, since dv may lie where dy is rounded to. */
 static moert_status compute_wgrad(moert_layer *layer) {
     moert_phase_set("wgrad");
-    MOERT_TRY(compute_wgrad_out(layer));
-    return compute_wgrad_in(layer);
+    MOERT_TRY(compute_wgrad_in(layer));
+    return compute_wgrad_out(layer);
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx. */
@@ -135,7 +139,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     const moert_layer_options *o = &layer->options;
     moert_block *dense = layer->block[BLOCK_DENSE];
     moert_mesh *mesh = layer->mesh;
-    moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh;
+    moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
     const moert_number type = moert_factor_type(o->dense);
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_glu_form form = o->glu;
@@ -154,16 +158,18 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
         moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
     gemm.x = dh;
     MOERT_TRY(moert_block_dgrad(dense, DENSE_SHARED_W2, &gemm));
+    MOERT_TRY(moert_factor_place(mesh, type, tokens * 2 * width, MOERT_SCRATCH_ROUNDED_Y,
+                                 layer->shared_v, &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
                                               .v = layer->shared_v,
+                                              .type = type,
                                               .dh = dh,
-                                              .dv = layer->shared_v}));
+                                              .dv = dv}));
     gemm.n = 2 * width;
     gemm.k = o->hidden;
-    MOERT_TRY(moert_factor_take(mesh, type, tokens * 2 * width, layer->shared_v,
-                                MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
+    gemm.y = dv;
     MOERT_TRY(moert_factor_take(mesh, type, tokens * o->hidden, layer->input,
                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(
@@ -184,7 +190,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
                                     &layer->dy));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
-    moert_status status = moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch);
+    moert_status status =
+        moert_block_begin(layer->block[BLOCK_DENSE], mesh->world, &layer->batch, layer->accumulate);
     if (status == MOERT_OK)
         status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
                                     layer->batch.tokens * layer->options.router.topk, dweight);
@@ -225,8 +232,11 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
 moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
-    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch,
-                                 accumulate));
+    if (accumulate != layer->accumulate)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce %s to gradients whose backward %s",
+                          accumulate ? "adds" : "does not add",
+                          accumulate ? "replaced them" : "added to them");
+    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch));
     if (!last)
         return MOERT_OK;
     MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN], layer->mesh->replicas));

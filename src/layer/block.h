@@ -5,7 +5,8 @@
  *
  * The gradient of a replicated block is first collected as tree nodes (base/tree.h): nodes[N,
  * floats], one row per node of this rank's span of sequences; moert_block_reduce sums them over all
- * ranks into gradient[floats].
+ * ranks into gradient[floats]. A rank alone has the root of the tree only, which is the gradient:
+ * it collects there, and has no nodes.
  */
 #ifndef MOERT_LAYER_BLOCK_H
 #define MOERT_LAYER_BLOCK_H
@@ -13,6 +14,7 @@
 #include "comm/comm.h"
 #include "device/device.h"
 #include "moert/layer.h"
+#include "ops/dense.h"
 #include "ops/grouped.h"
 #include "router/router.h"
 
@@ -30,6 +32,8 @@ typedef struct moert_block {
     size_t count;
     moert_block_tensor *tensor;
     moert_buffer *weight, *gradient, *nodes;
+    bool collects_sum; /* into the gradient itself */
+    bool accumulate;   /* what is collected adds to the gradient */
 } moert_block;
 
 /* The floats of a block of these tensors, with their padding. */
@@ -49,16 +53,22 @@ moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
                                      const moert_gemm_glu *fused);
 moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
-/* Makes room for the nodes of a batch; before its gradients are collected. */
-moert_status moert_block_begin(moert_block *block, const moert_batch *batch);
+/* Before the gradients of a batch are collected: makes room for its nodes. With `accumulate` the
+ * gradients will be added to what is there. `comm`: of moert_block_reduce. */
+moert_status moert_block_begin(moert_block *block, const moert_comm *comm, const moert_batch *batch,
+                               bool accumulate);
 
 /*
  * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of
- * a tensor. Further gradients of the same tensor must already be in the partials: trees that were
- * summed one by one would depend on the number of ranks.
+ * a tensor; once in a batch for each element. Further gradients of the same tensor must already be
+ * in the partials: trees that were summed one by one would depend on the number of ranks.
  */
 moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch,
                                  size_t first, size_t n, moert_buffer *partial);
+
+/* Where the nodes of a tensor's elements from `first` on are collected. */
+moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
+                                      const moert_batch *batch, size_t first);
 
 /*
  * The weight gradient (and with gemm->bias != NULL the bias gradient, tensor + 1) of a dense layer
@@ -68,10 +78,11 @@ moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, bool has_bias,
                                         moert_buffer **scratch);
+/* Partial gradients of so many bytes are made at a time, or of a row; NULL: on a CPU. */
+size_t moert_block_partial_bytes(const moert_device *device);
 
-/* Sums nodes over the ranks into gradient, adding when `accumulate`. Collective. */
-moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch,
-                                bool accumulate);
+/* Sums nodes over the ranks into gradient, or adds them to it. Collective. */
+moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch);
 
 /* Sums gradients over the replicas of an expert block, in a fixed tree over the ranks of
  * `replicas`. Collective. */
@@ -80,6 +91,9 @@ moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replica
 /* The blocks of a layer, by index: the replicated one first, then the experts' first and second
  * projection; NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
+/* The rows of the next forward's x or backward's dy as bf16 codes, where the caller has them: what
+ * travels need not be made then. NULL: none. They must stay as the rows must. */
+void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes);
 /* What the router computed in the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);
 

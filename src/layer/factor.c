@@ -20,19 +20,14 @@ moert_status moert_factor_take(moert_mesh *mesh, moert_number type, size_t n,
     if (type == MOERT_NUMBER_F32)
         return MOERT_OK;
     MOERT_TRY(moert_mesh_scratch(mesh, which, moert_factor_floats(type, n), factor));
-    return moert_factor_keep(type, n, values, *factor);
-}
-
-moert_status moert_factor_begin(moert_mesh *mesh, moert_number type, size_t n, moert_scratch which,
-                                moert_buffer *kept, moert_buffer **values) {
-    *values = kept;
-    return type == MOERT_NUMBER_F32 ? MOERT_OK : moert_mesh_scratch(mesh, which, n, values);
-}
-
-moert_status moert_factor_keep(moert_number type, size_t n, const moert_buffer *values,
-                               moert_buffer *kept) {
-    if (type == MOERT_NUMBER_F32)
-        return MOERT_OK;
     return moert_cast_run(
-        &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, values, kept});
+        &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, values, *factor});
+}
+
+moert_status moert_factor_place(moert_mesh *mesh, moert_number type, size_t n, moert_scratch which,
+                                moert_buffer *plain, moert_buffer **factor) {
+    *factor = plain;
+    return type == MOERT_NUMBER_F32
+               ? MOERT_OK
+               : moert_mesh_scratch(mesh, which, moert_factor_floats(type, n), factor);
 }

@@ -53,12 +53,10 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
     const moert_number type = moert_precision_h_type(layer);
     const size_t n = rows * o->intermediate;
-    moert_buffer *h;
     moert_phase_set("experts");
     MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, n), &layer->h));
-    MOERT_TRY(moert_factor_begin(layer->mesh, type, n, MOERT_SCRATCH_HIDDEN, layer->h, &h));
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
@@ -69,10 +67,10 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
                                               .glu = {.form = o->glu,
                                                       .prob = moert_window_rows(layer->prob),
                                                       .prob_stride = prob_stride,
-                                                      .h = h},
+                                                      .type = type,
+                                                      .h = layer->h},
                                               .drop_v = layer->batch.forward_only,
                                           }));
-    MOERT_TRY(moert_factor_keep(type, n, h, layer->h));
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.x = layer->h;
@@ -99,7 +97,7 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_mesh *mesh = layer->mesh;
     const moert_number type = moert_factor_type(o->dense);
-    moert_buffer *result, *h;
+    moert_buffer *result;
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set("shared expert");
@@ -115,13 +113,11 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
                        .y = layer->shared_v};
     MOERT_TRY(
         moert_factor_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(
-        moert_factor_begin(mesh, type, tokens * width, MOERT_SCRATCH_HIDDEN, layer->shared_h, &h));
-    MOERT_TRY(moert_block_forward_glu(dense, DENSE_SHARED_W1,
-                                      &(moert_gemm_glu){.gemm = gemm,
-                                                        .glu = {.form = form, .h = h},
-                                                        .drop_v = layer->batch.forward_only}));
-    MOERT_TRY(moert_factor_keep(type, tokens * width, h, layer->shared_h));
+    MOERT_TRY(moert_block_forward_glu(
+        dense, DENSE_SHARED_W1,
+        &(moert_gemm_glu){.gemm = gemm,
+                          .glu = {.form = form, .type = type, .h = layer->shared_h},
+                          .drop_v = layer->batch.forward_only}));
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.x = layer->shared_h;

@@ -32,17 +32,19 @@ struct moert_layer {
     /* the last forward, kept for backward */
     moert_batch batch;
     const moert_buffer *input; /* x[T,H] of the caller */
+    const moert_buffer *codes; /* moert_layer_give_codes */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
     moert_exchange_plan *plan;
-    moert_window *x, *prob; /* received rows, as they travel, and their weights */
-    moert_buffer *v, *h;    /* [M,2I] (backward turns it into dv), [M,I] (moert_precision_h_type) */
+    moert_window *x, *prob;            /* received rows, as they travel, and their weights */
+    moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_h_type) */
     moert_buffer *shared_v, *shared_h; /* [T,2I], and [T,I] as factors (layer/factor.h) */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 
     /* the last backward, kept for a deferred wgrad */
     moert_window *dy;
+    moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
     bool owns_dy, accumulate;
 };
 

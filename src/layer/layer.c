@@ -179,6 +179,10 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
 }
 
+void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes) {
+    layer->codes = codes;
+}
+
 const moert_routing *moert_layer_routing(const moert_layer *layer) {
     return &layer->routing;
 }

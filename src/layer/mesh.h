@@ -24,8 +24,6 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_ENDS,      /* uint32 [L] */
     MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
     MOERT_SCRATCH_ROUNDED_Y,
-    MOERT_SCRATCH_ROUNDED_LOGITS, /* [T,V] gradients of the logits, from the head's to the
-                                     embedding's backward */
     MOERT_SCRATCHES
 } moert_scratch;
 

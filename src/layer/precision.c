@@ -41,6 +41,11 @@ moert_number moert_precision_h_type(const moert_layer *layer) {
     return layer->options.precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
+moert_number moert_precision_dv_type(const moert_layer *layer) {
+    return layer->options.expert_biases || layer->owns_dy ? MOERT_NUMBER_F32
+                                                          : moert_precision_h_type(layer);
+}
+
 static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) {
     moert_quantizer how = MOERT_QUANTIZER_INIT;
     how.format = precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
@@ -235,8 +240,9 @@ static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
                      .stride = &gemm->ldy,
                      .columns = gemm->n,
                      .amax = &layer->rounded[block].amax_y,
-                     .rounded =
-                         block == BLOCK_EXPERT_OUT && moert_wire_has_factors(&layer->options),
+                     .rounded = block == BLOCK_EXPERT_OUT
+                                    ? moert_wire_has_factors(&layer->options)
+                                    : moert_precision_dv_type(layer) != MOERT_NUMBER_F32,
                      .target = MOERT_SCRATCH_ROUNDED_Y};
 }
 

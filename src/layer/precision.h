@@ -45,8 +45,11 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
 /* What h is kept as, [M,I]: bf16 codes in that precision, which needs no blocks of it. */
 moert_number moert_precision_h_type(const moert_layer *layer);
 
+/* What dv is made as: codes likewise, unless biases or a deferred wgrad read it as well. */
+moert_number moert_precision_dv_type(const moert_layer *layer);
+
 /* moert_gemm_forward, _glu_forward, _dgrad and _wgrad of the experts' projection `block`, with
- * float32 operands in `gemm`, which stay as they are, but for h and for factors of the wire. */
+ * float32 operands in `gemm`, which stay as they are, but for h, dv and factors of the wire. */
 moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm);
 moert_status moert_precision_forward_glu(moert_layer *layer, int block,
                                          const moert_gemm_glu *fused);

@@ -36,10 +36,16 @@ static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t 
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
                              const moert_buffer **packed) {
     const size_t tokens = layer->batch.tokens, width = moert_wire_width(&layer->options);
+    const moert_buffer *given = layer->codes;
     moert_buffer *codes;
     *packed = rows;
+    layer->codes = NULL;
     if (layer->options.dispatch == MOERT_DISPATCH_F32)
         return MOERT_OK;
+    if (layer->options.dispatch == MOERT_DISPATCH_BF16 && given != NULL) {
+        *packed = given;
+        return MOERT_OK;
+    }
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, tokens * width, &codes));
     *packed = codes;
     if (layer->options.dispatch == MOERT_DISPATCH_BF16)

@@ -4,10 +4,6 @@
 #include "model/internal.h"
 #include "ops/dense.h"
 
-enum {
-    EMBEDDING_PARTIAL_FLOATS = 16 * 1024 * 1024
-}; /* table rows are differentiated in pieces of this size */
-
 static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
 }
@@ -29,34 +25,41 @@ static moert_status reserve_scratch(moert_model *model) {
     return moert_model_reserve(model, kv, &model->dv);
 }
 
-/* Gradient through a norm: dx (+)= ..., and of its weight as tensor `index` of `block`. */
+/* Gradient through a norm, of which the caller has filled in what is its own, and of its weight as
+ * tensor `index` of `block`. */
 static moert_status differentiate_norm(moert_model *model, moert_block *block, size_t index,
-                                       size_t rows, size_t width, const moert_buffer *x,
-                                       const moert_buffer *rstd, const moert_buffer *dy,
-                                       moert_buffer *dx, bool accumulate) {
-    size_t sequences = model->batch.sequences;
-    MOERT_TRY(moert_model_reserve(model, sequences * width, partial_scratch(model)));
-    moert_buffer *partial = *partial_scratch(model);
-    MOERT_TRY(moert_norm_backward(&(moert_norm_gradient){.sequences = sequences,
-                                                         .rows = rows,
-                                                         .width = width,
-                                                         .x = x,
-                                                         .weight = block->tensor[index].weight,
-                                                         .rstd = rstd,
-                                                         .dy = dy,
-                                                         .dx = dx,
-                                                         .accumulate = accumulate,
-                                                         .partial = partial,
-                                                         .scratch = norm_scratch(model)}));
-    return moert_block_collect(block, index, &model->batch, 0, width, partial);
+                                       const moert_norm_gradient *own) {
+    moert_norm_gradient norm = *own;
+    norm.sequences = model->batch.sequences;
+    norm.weight = block->tensor[index].weight;
+    norm.scratch = norm_scratch(model);
+    MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
+    norm.partial = *partial_scratch(model);
+    MOERT_TRY(moert_norm_backward(&norm));
+    return moert_block_collect(block, index, &model->batch, 0, norm.width, norm.partial);
 }
 
-/* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of
- * `block`; x and dy are factors. */
-static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
-                                        size_t n, size_t k, const moert_buffer *x,
-                                        const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
-    moert_gemm gemm = moert_model_gemm(model, n, k, x, dy);
+/* The same of a norm of [T,H]: d (+)= the gradient from dn. */
+static moert_status differentiate_rows(moert_model *model, moert_block *block, size_t index,
+                                       const moert_buffer *x, const moert_buffer *rstd,
+                                       bool accumulate) {
+    return differentiate_norm(model, block, index,
+                              &(moert_norm_gradient){.rows = model->batch.tokens,
+                                                     .width = model->config.hidden,
+                                                     .x = x,
+                                                     .rstd = rstd,
+                                                     .dy = model->dn,
+                                                     .dx = model->d,
+                                                     .codes = model->codes,
+                                                     .accumulate = accumulate});
+}
+
+/* The gradient of the weight of `dense`, tensor `index` of `block`, whose x and y are factors, and
+ * dx (+)= y weight. */
+static moert_status differentiate_product(moert_model *model, moert_block *block, size_t index,
+                                          const moert_gemm *dense, moert_buffer *dx,
+                                          bool accumulate) {
+    moert_gemm gemm = *dense;
     MOERT_TRY(moert_block_dense_gradient(block, index, &model->batch, &gemm, false,
                                          partial_scratch(model)));
     gemm.x = dx;
@@ -64,23 +67,28 @@ static moert_status differentiate_dense(moert_model *model, moert_block *block, 
     return moert_block_dgrad(block, index, &gemm);
 }
 
+/* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of
+ * `block`; x and dy are factors. */
+static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
+                                        size_t n, size_t k, const moert_buffer *x,
+                                        const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
+    const moert_gemm gemm = moert_model_gemm(model, n, k, x, dy);
+    return differentiate_product(model, block, index, &gemm, dx, accumulate);
+}
+
 /* d = gradient of the last layer's result, from that of the logits; a tied head's own gradient
  * comes with the embedding's. */
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
+    moert_gemm gemm = moert_model_head_gradient(model);
     moert_phase_set("logits backward");
-    MOERT_TRY(moert_model_factor(model, c->vocabulary, model->logits, MOERT_SCRATCH_ROUNDED_LOGITS,
-                                 &model->dlogits));
     if (c->tied_embeddings) {
-        const moert_gemm gemm =
-            moert_model_gemm(model, c->vocabulary, c->hidden, model->dn, model->dlogits);
+        gemm.x = model->dn;
         MOERT_TRY(moert_block_dgrad(model->outer, OUTER_EMBED, &gemm));
     } else {
-        MOERT_TRY(differentiate_dense(model, model->outer, OUTER_HEAD, c->vocabulary, c->hidden,
-                                      model->final_normed, model->dlogits, model->dn, false));
+        MOERT_TRY(differentiate_product(model, model->outer, OUTER_HEAD, &gemm, model->dn, false));
     }
-    return differentiate_norm(model, model->outer, OUTER_NORM, model->batch.tokens, c->hidden, x,
-                              model->final_rstd, model->dn, model->d, false);
+    return differentiate_rows(model, model->outer, OUTER_NORM, x, model->final_rstd, false);
 }
 
 /* q or k backwards: rotation, norm, then the projection, into dn. */
@@ -89,16 +97,27 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
                                         const moert_buffer *rstd, moert_buffer *dx,
                                         bool accumulate) {
     const moert_model_config *c = &model->config;
-    size_t tokens = model->batch.tokens;
+    const moert_number type = moert_model_type(model);
+    const size_t tokens = model->batch.tokens, width = heads * c->head_size;
     moert_buffer *factor;
-    MOERT_TRY(moert_rope(tokens, model->length, heads, c->head_size, model->rope, true, dx));
-    if (c->qk_norm)
-        MOERT_TRY(differentiate_norm(model, layer->attention, norm, tokens * heads, c->head_size,
-                                     raw, rstd, dx, dx, false));
-    MOERT_TRY(
-        moert_model_factor(model, heads * c->head_size, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
-    return differentiate_dense(model, layer->attention, weight, heads * c->head_size, c->hidden,
-                               layer->normed, factor, model->dn, accumulate);
+    if (c->qk_norm) {
+        MOERT_TRY(moert_factor_place(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, dx,
+                                     &factor));
+        const moert_norm_gradient own = {.rows = tokens * heads,
+                                         .width = c->head_size,
+                                         .x = raw,
+                                         .rstd = rstd,
+                                         .dy = dx,
+                                         .dx = type == MOERT_NUMBER_F32 ? dx : NULL,
+                                         .codes = type == MOERT_NUMBER_F32 ? NULL : factor,
+                                         .rotation = {model->rope, heads, model->length}};
+        MOERT_TRY(differentiate_norm(model, layer->attention, norm, &own));
+    } else {
+        MOERT_TRY(moert_rope(tokens, model->length, heads, c->head_size, model->rope, true, dx));
+        MOERT_TRY(moert_model_factor(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
+    }
+    return differentiate_dense(model, layer->attention, weight, width, c->hidden, layer->normed,
+                               factor, model->dn, accumulate);
 }
 
 /* d += gradient through the attention half of a layer. */
@@ -106,18 +125,19 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
                                             const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
-    moert_buffer *attended, *dy;
+    moert_buffer *dy = model->codes != NULL ? model->codes : model->d;
+    moert_gemm out = moert_model_gemm(model, c->hidden, q, model->datt, dy);
     moert_phase_set("attention backward");
-    MOERT_TRY(moert_model_factor(model, q, layer->attended, MOERT_SCRATCH_ROUNDED_X, &attended));
-    MOERT_TRY(moert_model_factor(model, c->hidden, model->d, MOERT_SCRATCH_ROUNDED_Y, &dy));
-    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_O, c->hidden, q, attended, dy,
-                                  model->datt, false));
+    MOERT_TRY(moert_block_dgrad(layer->attention, ATTN_O, &out));
     moert_attention attention = moert_model_attention(model, layer);
+    MOERT_TRY(moert_model_attended(model, &attention, &out.x));
     attention.dout = model->datt;
     attention.dq = model->dq;
     attention.dk = model->dk;
     attention.dv = model->dv;
     MOERT_TRY(moert_attention_backward(&attention));
+    MOERT_TRY(moert_block_dense_gradient(layer->attention, ATTN_O, &model->batch, &out, false,
+                                         partial_scratch(model)));
     MOERT_TRY(differentiate_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
                                   layer->q_rstd, model->dq, false));
     MOERT_TRY(differentiate_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
@@ -125,8 +145,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     MOERT_TRY(moert_model_factor(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
     MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_V, kv, c->hidden, layer->normed, dy,
                                   model->dn, true));
-    return differentiate_norm(model, layer->attention, ATTN_INPUT_NORM, model->batch.tokens,
-                              c->hidden, x, layer->rstd, model->dn, model->d, true);
+    return differentiate_rows(model, layer->attention, ATTN_INPUT_NORM, x, layer->rstd, true);
 }
 
 /* d += gradient through the MoE half of a layer. */
@@ -138,43 +157,63 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
         .z_factor =
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
         .accumulate = accumulate};
+    moert_layer_give_codes(layer->moe, model->codes);
     MOERT_TRY(moert_layer_backward(layer->moe, model->d, &losses, model->dn));
-    return differentiate_norm(model, layer->attention, ATTN_POST_NORM, model->batch.tokens,
-                              model->config.hidden, layer->middle, layer->post_rstd, model->dn,
-                              model->d, true);
+    return differentiate_rows(model, layer->attention, ATTN_POST_NORM, layer->middle,
+                              layer->post_rstd, true);
 }
 
-/* The embedding's gradient; a tied head's is added to it within each sequence. */
-static moert_status differentiate_embedding(moert_model *model) {
+/* The gradient of a tied embedding: within each sequence, the head's is added. */
+static moert_status differentiate_tied(moert_model *model) {
     const moert_model_config *c = &model->config;
     size_t sequences = model->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
-    size_t rows = moert_min(c->vocabulary, moert_max(1, EMBEDDING_PARTIAL_FLOATS / row_floats));
-    moert_phase_set("embedding backward");
+    size_t most = moert_block_partial_bytes(model->device) / (row_floats * sizeof(float));
+    size_t rows = moert_min(c->vocabulary, moert_max(1, most));
     MOERT_TRY(moert_model_reserve(model, rows * row_floats, partial_scratch(model)));
     for (size_t row = 0; row < c->vocabulary && sequences > 0; row += rows) {
         size_t count = moert_min(rows, c->vocabulary - row);
         MOERT_TRY(moert_embedding_backward(sequences, model->length, c->hidden, model->tokens,
                                            model->d, row, count, *partial_scratch(model)));
-        if (c->tied_embeddings) {
-            moert_gemm gemm =
-                moert_model_gemm(model, count, c->hidden, model->final_normed, model->dlogits);
-            gemm.weight = *partial_scratch(model);
-            gemm.ldy = c->vocabulary;
-            gemm.y_column = row;
-            gemm.accumulate = true;
-            MOERT_TRY(moert_gemm_wgrad(&gemm));
-        }
+        moert_gemm gemm = moert_model_head_gradient(model);
+        gemm.n = count;
+        gemm.weight = *partial_scratch(model);
+        gemm.y_column = row;
+        gemm.accumulate = true;
+        MOERT_TRY(moert_gemm_wgrad(&gemm));
         MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden,
                                       count * c->hidden, *partial_scratch(model)));
     }
     return MOERT_OK;
 }
 
+static moert_status differentiate_embedding(moert_model *model) {
+    const moert_model_config *c = &model->config;
+    moert_phase_set("embedding backward");
+    if (c->tied_embeddings)
+        return differentiate_tied(model);
+    return moert_embedding_gradient(&(moert_embedding_sum){
+        .length = model->length,
+        .hidden = c->hidden,
+        .rows = c->vocabulary,
+        .token = model->tokens,
+        .link = model->links,
+        .dx = model->d,
+        .at = moert_block_nodes(model->outer, OUTER_EMBED, &model->batch, 0)});
+}
+
+static moert_status begin(moert_model *model, bool accumulate) {
+    const moert_comm *world = model->mesh->world;
+    MOERT_TRY(moert_block_begin(model->outer, world, &model->batch, accumulate));
+    for (size_t i = 0; i < model->config.layers; i++)
+        MOERT_TRY(moert_block_begin(model->layer[i].attention, world, &model->batch, accumulate));
+    return MOERT_OK;
+}
+
 static moert_status reduce(moert_model *model, bool accumulate, bool last) {
     moert_comm *world = model->mesh->world;
-    MOERT_TRY(moert_block_reduce(model->outer, world, &model->batch, accumulate));
+    MOERT_TRY(moert_block_reduce(model->outer, world, &model->batch));
     for (size_t i = 0; i < model->config.layers; i++) {
-        MOERT_TRY(moert_block_reduce(model->layer[i].attention, world, &model->batch, accumulate));
+        MOERT_TRY(moert_block_reduce(model->layer[i].attention, world, &model->batch));
         MOERT_TRY(moert_layer_reduce(model->layer[i].moe, accumulate, last));
     }
     return MOERT_OK;
@@ -183,9 +222,7 @@ static moert_status reduce(moert_model *model, bool accumulate, bool last) {
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(reserve_scratch(model));
-    MOERT_TRY(moert_block_begin(model->outer, &model->batch));
-    for (size_t i = 0; i < c->layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch));
+    MOERT_TRY(begin(model, index > 0));
     MOERT_TRY(differentiate_logits(model, model->layer[c->layers - 1].out));
     for (size_t i = c->layers; i-- > 0;) {
         moert_model_layer *layer = &model->layer[i];

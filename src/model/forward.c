@@ -6,6 +6,22 @@
 #include "model/internal.h"
 #include "ops/dense.h"
 
+/* What the embedding's backward will follow. */
+static moert_status link_tokens(moert_model *model, const int32_t *token) {
+    const size_t bytes = 2 * model->batch.tokens * sizeof(int32_t);
+    int32_t *links;
+    if (model->config.tied_embeddings || model->batch.forward_only)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->links));
+    MOERT_TRY(moert_alloc(&links, bytes, 1));
+    moert_status status = moert_embedding_links(moert_batch_span(&model->batch), model->length,
+                                                model->config.vocabulary, token, links);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(model->links, 0, links, bytes);
+    free(links);
+    return status;
+}
+
 /* Uploads this rank's share of the batch. */
 static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
@@ -33,7 +49,7 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     model->batch = (moert_batch){
         tokens, count, first, batch->total_sequences, model->ends, batch->forward_only};
     model->length = length;
-    return MOERT_OK;
+    return link_tokens(model, batch->input);
 }
 
 static moert_status prepare_rope(moert_model *model) {
@@ -81,12 +97,14 @@ static moert_status normalise(moert_model *model, const moert_block *block, size
                               const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd) {
     const moert_model_config *c = &model->config;
     const moert_number type = moert_model_type(model);
-    const size_t tokens = model->batch.tokens, n = tokens * c->hidden;
-    moert_buffer *values;
-    MOERT_TRY(moert_factor_begin(model->mesh, type, n, MOERT_SCRATCH_TOKENS, normed, &values));
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, x, block->tensor[index].weight,
-                                 values, rstd));
-    return moert_factor_keep(type, n, values, normed);
+    return moert_norm_run(&(moert_norm){.rows = model->batch.tokens,
+                                        .width = c->hidden,
+                                        .epsilon = c->norm_epsilon,
+                                        .x = x,
+                                        .weight = block->tensor[index].weight,
+                                        .y = type == MOERT_NUMBER_F32 ? normed : NULL,
+                                        .codes = type == MOERT_NUMBER_F32 ? NULL : normed,
+                                        .rstd = rstd});
 }
 
 /* q or k: projection, norm over each head where the model has one, rotation. */
@@ -100,10 +118,16 @@ static moert_status project_heads(moert_model *model, const moert_model_layer *l
     const moert_gemm gemm =
         moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed, projected);
     MOERT_TRY(moert_block_forward(layer->attention, weight, &gemm));
-    if (c->qk_norm)
-        MOERT_TRY(moert_norm_forward(tokens * heads, c->head_size, c->norm_epsilon, raw,
-                                     tensor[norm].weight, out, rstd));
-    return moert_rope(tokens, model->length, heads, c->head_size, model->rope, false, out);
+    if (!c->qk_norm)
+        return moert_rope(tokens, model->length, heads, c->head_size, model->rope, false, out);
+    return moert_norm_run(&(moert_norm){.rows = tokens * heads,
+                                        .width = c->head_size,
+                                        .epsilon = c->norm_epsilon,
+                                        .x = raw,
+                                        .weight = tensor[norm].weight,
+                                        .y = out,
+                                        .rstd = rstd,
+                                        .rotation = {model->rope, heads, model->length}});
 }
 
 /* middle = x + attention(norm(x)) */
@@ -119,10 +143,10 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
                             layer->k_rstd, layer->k));
     moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, layer->v);
     MOERT_TRY(moert_block_forward(layer->attention, ATTN_V, &gemm));
-    const moert_attention attention = moert_model_attention(model, layer);
-    MOERT_TRY(moert_attention_forward(&attention));
+    moert_attention attention = moert_model_attention(model, layer);
     gemm = moert_model_gemm(model, c->hidden, q, NULL, layer->middle);
-    MOERT_TRY(moert_model_factor(model, q, layer->attended, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
+    MOERT_TRY(moert_model_attended(model, &attention, &gemm.x));
+    MOERT_TRY(moert_attention_forward(&attention));
     MOERT_TRY(moert_block_forward(layer->attention, ATTN_O, &gemm));
     return moert_add(tokens * c->hidden, x, layer->middle);
 }
@@ -131,9 +155,16 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
 static moert_status think(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
-    MOERT_TRY(moert_norm_forward(tokens, c->hidden, c->norm_epsilon, layer->middle,
-                                 layer->attention->tensor[ATTN_POST_NORM].weight,
-                                 layer->post_normed, layer->post_rstd));
+    MOERT_TRY(
+        moert_norm_run(&(moert_norm){.rows = tokens,
+                                     .width = c->hidden,
+                                     .epsilon = c->norm_epsilon,
+                                     .x = layer->middle,
+                                     .weight = layer->attention->tensor[ATTN_POST_NORM].weight,
+                                     .y = layer->post_normed,
+                                     .codes = model->codes,
+                                     .rstd = layer->post_rstd}));
+    moert_layer_give_codes(layer->moe, model->codes);
     MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
@@ -160,6 +191,10 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     MOERT_TRY(take_batch(model, batch));
     MOERT_TRY(prepare_rope(model));
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
+    if (moert_model_type(model) != MOERT_NUMBER_F32)
+        MOERT_TRY(moert_model_reserve(
+            model, moert_factor_floats(moert_model_type(model), model->batch.tokens * c->hidden),
+            &model->codes));
     MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
                                       model->outer->tensor[OUTER_EMBED].weight, model->tokens,
                                       model->embedded));

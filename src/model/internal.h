@@ -53,16 +53,18 @@ struct moert_model {
     moert_batch batch;
     size_t length;
     moert_buffer *ends, *tokens, *targets;
+    moert_buffer *links;                     /* [T,2] of moert_embedding_links; untied */
     moert_buffer *embedded;                  /* [T,H] */
     moert_buffer *final_normed, *final_rstd; /* as those of a layer */
-    moert_buffer *logits, *token_loss;       /* [T,V], [T] */
-    moert_model_losses losses;               /* of the last loss */
+    moert_buffer *codes; /* [T,H] what the MoE layer or the projection next to come reads, as bf16,
+                            or NULL in float32 */
+    moert_buffer *logits, *token_loss; /* [T,V], after the loss their gradient; [T] */
+    moert_model_losses losses;         /* of the last loss */
     double factor;
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
     moert_buffer *datt, *dq, *dk, *dv;
-    moert_buffer *dlogits; /* [T,V] as factors: the logits, or scratch of the mesh */
 };
 
 /* Fills the table of tensors. */
@@ -100,6 +102,15 @@ static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, si
                         .y = (moert_buffer *)y};
 }
 
+/* The head's product, with the gradient of the logits as y: codes lie in the place of floats. */
+static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
+    const size_t v = model->config.vocabulary;
+    moert_gemm gemm =
+        moert_model_gemm(model, v, model->config.hidden, model->final_normed, model->logits);
+    gemm.ldy = gemm.type == MOERT_NUMBER_F32 ? v : 2 * v;
+    return gemm;
+}
+
 static inline moert_attention moert_model_attention(const moert_model *model,
                                                     const moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
@@ -116,6 +127,16 @@ static inline moert_attention moert_model_attention(const moert_model *model,
                              .lse = layer->lse,
                              .type = moert_model_type(model),
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+}
+
+/* *factor = what attention computes as a factor: its result, or codes that it makes as well. */
+static inline moert_status moert_model_attended(moert_model *model, moert_attention *attention,
+                                                moert_buffer **factor) {
+    const size_t n = model->batch.tokens * attention->heads * attention->head_size;
+    MOERT_TRY(moert_factor_place(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
+                                 attention->out, factor));
+    attention->codes = *factor != attention->out ? *factor : NULL;
+    return MOERT_OK;
 }
 
 /* The matrix that makes the logits: lm_head, or the embedding when tied. */

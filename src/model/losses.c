@@ -33,23 +33,14 @@ done:
     return status;
 }
 
-/* per_sequence[s * stride] = sum over its tokens of value[t], squared when asked. */
-static moert_status sum_tokens(const moert_model *model, const moert_buffer *value, bool square,
-                               double *per_sequence, size_t stride) {
-    size_t tokens = model->batch.tokens;
-    float *values;
-    MOERT_TRY(moert_alloc(&values, tokens, sizeof *values));
-    moert_status status = moert_buffer_read(value, 0, values, tokens * sizeof *values);
-    for (size_t s = 0; status == MOERT_OK && s < model->batch.sequences; s++) {
-        double sum = 0.0;
-        for (size_t t = 0; t < model->length; t++) {
-            double x = (double)values[s * model->length + t];
-            sum += square ? x * x : x;
-        }
-        per_sequence[s * stride] = sum;
+/* sum over the tokens of sequence `index` of value[T], squared when asked. */
+static double sum_tokens(const moert_model *model, const float *value, size_t index, bool square) {
+    double sum = 0.0;
+    for (size_t t = index * model->length; t < (index + 1) * model->length; t++) {
+        double x = (double)value[t];
+        sum += square ? x * x : x;
     }
-    free(values);
-    return status;
+    return sum;
 }
 
 /* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses. */
@@ -57,26 +48,49 @@ static size_t column_of_layer(const moert_model *model, size_t layer) {
     return 1 + layer * (1 + model->config.router.experts);
 }
 
-static moert_status sum_layer(moert_model *model, size_t index, double *per_sequence,
-                              size_t columns) {
+/* Where a layer's numbers lie among those that the losses sum: the losses of the tokens, then per
+ * layer lse[T] and mass[sequences, E]. */
+static size_t numbers_of_layer(const moert_model *model, size_t layer) {
+    const size_t tokens = model->batch.tokens;
+    return tokens + layer * (tokens + model->batch.sequences * model->config.router.experts);
+}
+
+static moert_status copy_numbers(const moert_buffer *from, size_t count, moert_buffer *numbers,
+                                 size_t at) {
+    return moert_buffer_copy(from, 0, numbers, at * sizeof(float), count * sizeof(float));
+}
+
+/* All of them in one buffer, so that the host waits for the device once. */
+static moert_status gather_numbers(moert_model *model, moert_buffer *numbers) {
     const moert_model_config *c = &model->config;
-    moert_layer *moe = model->layer[index].moe;
-    const moert_routing *routing = moert_layer_routing(moe);
-    size_t sequences = model->batch.sequences, experts = c->router.experts,
-           column = column_of_layer(model, index);
+    const size_t tokens = model->batch.tokens, sequences = model->batch.sequences;
+    const size_t masses = sequences * c->router.experts;
     moert_buffer *mass;
-    float *values = NULL;
-    MOERT_TRY(sum_tokens(model, routing->lse, true, per_sequence + column, columns));
-    MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, sequences * experts, &mass));
-    MOERT_TRY(moert_router_mass(model->device, &c->router, model->batch.tokens, routing->scores,
-                                model->batch.ends, sequences, mass));
-    MOERT_TRY(moert_alloc(&values, sequences * experts, sizeof *values));
-    moert_status status = moert_buffer_read(mass, 0, values, sequences * experts * sizeof *values);
-    for (size_t s = 0; status == MOERT_OK && s < sequences; s++)
+    MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, masses, &mass));
+    MOERT_TRY(copy_numbers(model->token_loss, tokens, numbers, 0));
+    for (size_t l = 0; l < c->layers; l++) {
+        const moert_routing *routing = moert_layer_routing(model->layer[l].moe);
+        const size_t at = numbers_of_layer(model, l);
+        MOERT_TRY(copy_numbers(routing->lse, tokens, numbers, at));
+        MOERT_TRY(moert_router_mass(model->device, &c->router, tokens, routing->scores,
+                                    model->batch.ends, sequences, mass));
+        MOERT_TRY(copy_numbers(mass, masses, numbers, at + tokens));
+    }
+    return MOERT_OK;
+}
+
+static void sum_sequence(const moert_model *model, const float *numbers, size_t index,
+                         double *sums) {
+    const size_t experts = model->config.router.experts;
+    sums[0] = sum_tokens(model, numbers, index, false);
+    for (size_t l = 0; l < model->config.layers; l++) {
+        const float *lse = numbers + numbers_of_layer(model, l);
+        const float *mass = lse + model->batch.tokens + index * experts;
+        double *column = sums + column_of_layer(model, l);
+        column[0] = sum_tokens(model, lse, index, true);
         for (size_t e = 0; e < experts; e++)
-            per_sequence[s * columns + column + 1 + e] = (double)values[s * experts + e];
-    free(values);
-    return status;
+            column[1 + e] = (double)mass[e];
+    }
 }
 
 /* counts[layers, E] over all ranks. Collective when there are replicas. */
@@ -134,9 +148,11 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
             }
         *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, count, mass, rows,
                                      coefficient, gradient);
-        for (size_t l = 0; l < c->layers && status == MOERT_OK; l++)
-            status = moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
-                                        experts * sizeof *gradient);
+        const moert_buffer *first = model->layer[0].aux_gradient;
+        status = moert_buffer_write(model->layer[0].aux_gradient, 0, gradient,
+                                    experts * sizeof *gradient);
+        for (size_t l = 1; l < c->layers && status == MOERT_OK; l++)
+            status = copy_numbers(first, experts, model->layer[l].aux_gradient, 0);
         free(count);
     }
     free(mass);
@@ -162,13 +178,22 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
 
 /* Per-sequence sums of this rank, then over all sequences: sums[columns]. */
 static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
-    double *per_sequence;
-    MOERT_TRY(moert_alloc(&per_sequence, model->batch.sequences, columns * sizeof *per_sequence));
-    moert_status status = sum_tokens(model, model->token_loss, false, per_sequence, columns);
-    for (size_t l = 0; l < model->config.layers && status == MOERT_OK; l++)
-        status = sum_layer(model, l, per_sequence, columns);
-    if (status == MOERT_OK)
-        status = sum_sequences(model, per_sequence, columns, sums);
+    const size_t sequences = model->batch.sequences;
+    const size_t count = numbers_of_layer(model, model->config.layers);
+    double *per_sequence = NULL;
+    float *values = NULL;
+    moert_buffer *numbers;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_alloc(&per_sequence, sequences, columns * sizeof *per_sequence));
+    MOERT_TRY_OR(done, moert_alloc(&values, count, sizeof *values));
+    MOERT_TRY_OR(done, moert_mesh_scratch(model->mesh, MOERT_SCRATCH_PARTIAL, count, &numbers));
+    MOERT_TRY_OR(done, gather_numbers(model, numbers));
+    MOERT_TRY_OR(done, moert_buffer_read(numbers, 0, values, count * sizeof *values));
+    for (size_t s = 0; s < sequences; s++)
+        sum_sequence(model, values, s, per_sequence + s * columns);
+    MOERT_TRY_OR(done, sum_sequences(model, per_sequence, columns, sums));
+done:
+    free(values);
     free(per_sequence);
     return status;
 }
@@ -185,8 +210,13 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     model->losses = *losses;
     model->factor = factor;
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));
-    MOERT_TRY(moert_cross_entropy(model->batch.tokens, c->vocabulary, model->targets,
-                                  (float)(factor / tokens), model->logits, model->token_loss));
+    MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = model->batch.tokens,
+                                                      .vocabulary = c->vocabulary,
+                                                      .target = model->targets,
+                                                      .factor = (float)(factor / tokens),
+                                                      .type = moert_model_type(model),
+                                                      .logits = model->logits,
+                                                      .loss = model->token_loss}));
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
     MOERT_TRY_OR(done, moert_alloc(&counts, c->layers * experts, sizeof *counts));
     MOERT_TRY_OR(done, moert_alloc(&gradient, experts, sizeof *gradient));

@@ -77,10 +77,12 @@ void moert_model_destroy(moert_model *model) {
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++)
         destroy_layer(&model->layer[i]);
-    moert_buffer *const buffers[] = {
-        model->rope,         model->ends,       model->tokens, model->targets,    model->embedded,
-        model->final_normed, model->final_rstd, model->logits, model->token_loss, model->d,
-        model->dn,           model->datt,       model->dq,     model->dk,         model->dv};
+    moert_buffer *const buffers[] = {model->rope,         model->ends,       model->tokens,
+                                     model->targets,      model->links,      model->embedded,
+                                     model->final_normed, model->final_rstd, model->codes,
+                                     model->logits,       model->token_loss, model->d,
+                                     model->dn,           model->datt,       model->dq,
+                                     model->dk,           model->dv};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(model->outer);

@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "device/profile.h"
+#include "moert/quantize.h"
 #include "ops/attention.h"
 
 enum {
@@ -69,6 +70,18 @@ static void tell_work(const moert_attention *attention, size_t products, size_t 
             (heads * ((double)wide * size + 1.0) + kv_heads * (double)narrow * size));
 }
 
+/* out as codes, where they are wanted. */
+static moert_status round_out(const moert_attention *a) {
+    if (a->codes == NULL)
+        return MOERT_OK;
+    return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
+                                        .from = MOERT_NUMBER_F32,
+                                        .to = MOERT_NUMBER_BF16,
+                                        .n = a->sequences * a->length * a->heads * a->head_size,
+                                        .source = a->out,
+                                        .target = a->codes});
+}
+
 moert_status moert_attention_forward(const moert_attention *attention) {
     launch_shape shape;
     MOERT_TRY(check_shape(attention, &shape));
@@ -76,11 +89,12 @@ moert_status moert_attention_forward(const moert_attention *attention) {
     tell_work(attention, 2, 2, 2);
     if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
         return moert_attention_nvidia_forward(attention);
-    return MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
-                     MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
-                     MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
-                     MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                     MOERT_ARG(attention->out), MOERT_ARG(attention->lse));
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
+                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
+                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse)));
+    return round_out(attention);
 }
 
 moert_status moert_attention_backward(const moert_attention *attention) {
@@ -92,6 +106,7 @@ moert_status moert_attention_backward(const moert_attention *attention) {
     tell_work(attention, 7, 4, 4);
     if (attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention))
         return moert_attention_nvidia_backward(attention);
+    MOERT_TRY(round_out(attention));
     MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
                         MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
                         MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),

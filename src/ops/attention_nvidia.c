@@ -55,7 +55,7 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
                      MOERT_ARG(at), MOERT_ARG(*a->scratch));
 }
 
-/* Rounds dout to the columns from `column` on, and makes the stats. */
+/* Rounds dout to the columns from `column` on, makes the stats, and out's codes. */
 static moert_status make_stats(const moert_attention *a, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
@@ -64,9 +64,9 @@ static moert_status make_stats(const moert_attention *a, size_t column) {
     snprintf(spec, sizeof spec, "attention_round -DHEAD_SIZE=%zu", a->head_size);
     const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->length),
-                     MOERT_ARG(heads), MOERT_ARG(a->out), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
-                     MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(*a->scratch),
-                     MOERT_ARG(stats_at(a)));
+                     MOERT_ARG(heads), MOERT_ARG(a->out), MOERT_ARG(a->codes), MOERT_ARG(a->dout),
+                     MOERT_ARG(a->lse), MOERT_ARG(stride), MOERT_ARG(column),
+                     MOERT_ARG(*a->scratch), MOERT_ARG(stats_at(a)));
 }
 
 /* What the passes read; the forward takes q as it is. */
@@ -113,7 +113,7 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
                      moert_argument_struct(&map, sizeof map), MOERT_ARG(tiles), MOERT_ARG(length),
                      MOERT_ARG(heads), MOERT_ARG(kv_heads), MOERT_ARG(sequences),
                      MOERT_ARG(a->scale), MOERT_ARG(a->q), MOERT_ARG(*a->scratch), MOERT_ARG(stats),
-                     MOERT_ARG(result), MOERT_ARG(other));
+                     MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->codes));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {

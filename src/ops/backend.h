@@ -49,6 +49,7 @@ typedef struct moert_packing {
                          const moert_coded *coded);
     size_t pays_at; /* the product since a change of the weight that makes it */
     bool any_use;   /* it serves all uses of the weight */
+    bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
 } moert_packing;
 extern const moert_packing moert_portable_packing, moert_nvidia_packing;
 

@@ -1,6 +1,7 @@
 /* Checks the arguments of the GLU, alone and behind a grouped GEMM, and hands them to the backend
  * in use. */
 #include "base/memory.h"
+#include "base/number.h"
 #include "device/profile.h"
 #include "ops/backend.h"
 
@@ -16,6 +17,10 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
     int narrow;
     MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
     MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
+    if (glu->type != MOERT_NUMBER_F32 && glu->type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU gives f32 or bf16, not type %d",
+                          (int)glu->type);
+    const size_t bytes = moert_number_bits(glu->type) / 8;
     if (glu->width == 0 || !(glu->form.limit > 0.0f))
         return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
                           glu->width, (double)glu->form.limit);
@@ -23,18 +28,20 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
     if (glu->prob != NULL)
         MOERT_TRY(check("prob", glu->prob, glu->rows, 1, full->prob_stride));
     if (!backward)
-        return check("h", glu->h, glu->rows, glu->width, glu->width);
+        return moert_check_buffer("h", glu->h, glu->rows, glu->width, glu->width, bytes);
     MOERT_TRY(check("dh", glu->dh, glu->rows, glu->width, glu->width));
-    MOERT_TRY(check("dv", glu->dv, glu->rows, 2 * glu->width, 2 * glu->width));
+    MOERT_TRY(moert_check_buffer("dv", glu->dv, glu->rows, 2 * glu->width, 2 * glu->width, bytes));
     if (glu->dprob != NULL)
         MOERT_TRY(check("dprob", glu->dprob, glu->rows, 1, full->prob_stride));
     return MOERT_OK;
 }
 
-/* For a profile: per row, so many times I floats and so many weights. */
-static void tell_glu(const moert_glu *glu, size_t widths, size_t weights) {
-    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
-                       sizeof(float) * (double)(glu->rows * (widths * glu->width + weights)));
+/* For a profile: per row, so many times I floats, results and weights. */
+static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
+    const size_t result = results * glu->width * moert_number_bits(glu->type) / 8;
+    moert_profile_work(
+        moert_buffer_device(glu->v), "glu", 0.0,
+        (double)(glu->rows * (sizeof(float) * (widths * glu->width + weights) + result)));
 }
 
 moert_status moert_glu_forward(const moert_glu *glu) {
@@ -42,7 +49,7 @@ moert_status moert_glu_forward(const moert_glu *glu) {
     MOERT_TRY(check_glu(glu, false, &full));
     if (glu->rows == 0)
         return MOERT_OK;
-    tell_glu(glu, 3, 1);
+    tell_glu(glu, 2, 1, 1);
     MOERT_TRY(moert_backend_get(NULL)->glu_forward(&full));
     return MOERT_OK;
 }
@@ -52,7 +59,7 @@ moert_status moert_glu_backward(const moert_glu *glu) {
     MOERT_TRY(check_glu(glu, true, &full));
     if (glu->rows == 0)
         return MOERT_OK;
-    tell_glu(glu, 5, 2);
+    tell_glu(glu, 3, 2, 2);
     MOERT_TRY(moert_backend_get(NULL)->glu_backward(&full));
     return MOERT_OK;
 }
@@ -60,8 +67,9 @@ moert_status moert_glu_backward(const moert_glu *glu) {
 /* For a profile, beside what the product tells: h and the weights, and v only if it is kept. */
 static void tell_fused(const moert_gemm_glu *fused) {
     const double rows = (double)fused->glu.rows, width = (double)fused->glu.width;
+    const double h = width * (double)(moert_number_bits(fused->glu.type) / 8);
     moert_profile_work(moert_buffer_device(fused->glu.h), "gemm", 0.0,
-                       sizeof(float) * rows * (width + 1.0 - (fused->drop_v ? 2.0 * width : 0.0)));
+                       rows * (h + sizeof(float) * (1.0 - (fused->drop_v ? 2.0 * width : 0.0))));
 }
 
 moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
@@ -78,6 +86,8 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
         return MOERT_FAIL(ERROR_USAGE,
                           "a GLU behind a GEMM needs dense rows of %zu columns, not %zu",
                           full.gemm.n, full.gemm.ldy);
+    if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
     if (full.gemm.groups.count == 0 || full.glu.rows == 0)
         return MOERT_OK;
     tell_fused(&full);

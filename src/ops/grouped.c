@@ -8,6 +8,7 @@
 #include "base/number.h"
 #include "device/profile.h"
 #include "ops/backend.h"
+#include "ops/nvidia.h"
 
 #define REFERENCE_ENTRY(entry, argument) .entry = moert_reference_##entry,
 #define PORTABLE_ENTRY(entry, argument)  .entry = moert_portable_##entry,
@@ -18,7 +19,7 @@
 
 static const moert_backend backends[] = {
 #define MOERT_BACKEND_ROW(NAME, word, pack)                                                        \
-    [MOERT_BACKEND_##NAME] = {.name = #word, .packing = pack, ENTRIES_##word},
+    [MOERT_BACKEND_##NAME] = {.name = #word, .packing = (pack), ENTRIES_##word},
     MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
 #undef MOERT_BACKEND_ROW
 };
@@ -29,7 +30,7 @@ enum {
 };
 
 static bool has_tensor_cores(const moert_device *device) {
-    return device != NULL && moert_device_describe(device)->nvidia == 90;
+    return device != NULL && moert_nvidia_takes(device);
 }
 
 static unsigned automatic(const moert_device *device) {
@@ -38,8 +39,17 @@ static unsigned automatic(const moert_device *device) {
 
 const moert_backend *moert_backend_get(const moert_device *device) {
     const unsigned choice = moert_config_get()->backend;
-    const bool none = choice == MOERT_BACKEND_NVIDIA && !has_tensor_cores(device);
-    return &backends[choice == MOERT_BACKEND_AUTO || none ? automatic(device) : choice];
+    return &backends[choice == MOERT_BACKEND_AUTO ? automatic(device) : choice];
+}
+
+#define NVIDIA_TAKES "GPUs of compute capability 8.0 and later"
+
+moert_status moert_backend_check(const moert_device *device) {
+    if (moert_config_get()->backend == MOERT_BACKEND_NVIDIA && !has_tensor_cores(device))
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "MOERT_BACKEND is nvidia, which takes " NVIDIA_TAKES ", not %s",
+                          moert_device_name(device));
+    return MOERT_OK;
 }
 
 const moert_backend *moert_backend_named(const char *name) {
@@ -89,8 +99,7 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     *report = (moert_backend_report){.name = backends[number].name,
                                      .automatic = number == automatic(device)};
     if (number == MOERT_BACKEND_NVIDIA && !has_tensor_cores(device))
-        snprintf(report->reason, sizeof report->reason,
-                 "it takes GPUs of compute capability 9.0; portable takes its place");
+        snprintf(report->reason, sizeof report->reason, "it takes " NVIDIA_TAKES);
     else if (multiply(&backends[number], device, &product) != MOERT_OK)
         snprintf(report->reason, sizeof report->reason, "%s", moert_last_error());
     else if (product != 6.0f)
@@ -160,6 +169,8 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
     const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t bytes = moert_number_bits(gemm->type) / 8;
     MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
+    if (gemm->groups.ends != NULL)
+        MOERT_TRY(moert_backend_check(moert_buffer_device(gemm->groups.ends)));
     MOERT_TRY(moert_check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy,
                                  (needs & FACTOR_Y) != 0 ? bytes : sizeof(float)));
     if ((needs & NEEDS_X) != 0)
@@ -175,7 +186,7 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
 /* For a profile: 2 M N K, and every factor and the result once. */
 static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factors) {
     const double m = (double)gemm->groups.rows, n = (double)gemm->n, k = (double)gemm->k;
-    const double factor = (double)(moert_number_bits(gemm->type) / 8);
+    const double factor = (double)moert_number_bits(gemm->type) / 8.0;
     const double weight = gemm->packed != NULL ? factor : sizeof(float);
     const double x = factors & FACTOR_X ? factor : sizeof(float);
     const double y = factors & FACTOR_Y ? factor : sizeof(float);

@@ -1,7 +1,7 @@
 /*
  * Grouped GEMM in its three orientations and the GLU, alone or together, behind three backends with
  * the same entry points: `reference` (plain C on mapped buffers), `portable` (OpenCL) and `nvidia`
- * (the tensor cores of Hopper GPUs, and `portable` for what they cannot do).
+ * (the tensor cores of NVIDIA GPUs, and `portable` for what they cannot do).
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -106,7 +106,15 @@ typedef struct moert_packings {
 void moert_packings_changed(moert_packings *packings);
 /* For the next product of this use: gemm->packed of gemm->weight, or NULL. */
 moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm);
+/* Where the packing of weight[n] is to be written together with the weight, rounded to bf16 in its
+ * own order, if there is one of that kind already; else NULL. moert_packings_rounded says that it
+ * was, after moert_packings_changed. */
+moert_buffer *moert_packings_copy(const moert_packings *packings, size_t n);
+void moert_packings_rounded(moert_packings *packings);
 size_t moert_packings_bytes(const moert_packings *packings);
+/* What they will take after so many forward products, of shape->use, and as many dgrads. */
+size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
+                           size_t products);
 void moert_packings_free(moert_packings *packings);
 
 /* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
@@ -121,7 +129,7 @@ moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
 
 /*
  * The gated linear unit (moert/glu.h). In backward the masks are inclusive at the bound and dprob
- * has no prob factor.
+ * has no prob factor. A float32 dv may be v.
  */
 typedef struct moert_glu {
     moert_glu_form form;
@@ -129,6 +137,7 @@ typedef struct moert_glu {
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
     size_t prob_stride;
+    moert_number type;      /* of h and dv: F32 (0), or BF16, to which they are rounded */
     moert_buffer *h;        /* [M,I]: written by forward */
     const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
     moert_buffer *dv;       /* [M,2I]: ... and writes this ... */
@@ -140,9 +149,10 @@ moert_status moert_glu_backward(const moert_glu *glu);
 
 /*
  * A forward GEMM and the GLU of its result, to the same bits as one after the other, but while the
- * result is at hand. Of `glu` only form, prob, prob_stride and h are looked at: v is gemm.y, dense,
- * and I = n / 2. A weight packed for it is packed for moert_packed_for_glu(&form). Rows past the
- * last end stay.
+ * result is at hand. Of `glu` only form, prob, prob_stride, type and h are looked at: v is gemm.y,
+ * dense, and I = n / 2; an h of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED). A weight
+ * packed for it is packed for moert_packed_for_glu(&form). Rows of y past the last end
+ * stay; those of h may get any values.
  */
 typedef struct moert_gemm_glu {
     moert_gemm gemm;
@@ -159,6 +169,10 @@ static inline moert_packed_for moert_packed_for_glu(const moert_glu_form *form) 
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);
+
+/* ERROR_UNSUPPORTED if MOERT_BACKEND names one that is not for this device. Products and packed
+ * weights check it themselves. */
+moert_status moert_backend_check(const moert_device *device);
 
 /*
  * Backend number `index` and whether it works on this device, by a product of two numbers; false

@@ -1,26 +1,33 @@
-/* Launches kernels/nvidia_gemm.cl: tensor maps of the factors, and the program with what follows
- * the product. */
+/* Launches kernels/nvidia_gemm.cl, with tensor maps of the factors, or nvidia_mma.cl, and the
+ * program with what follows the product. */
 #include "ops/nvidia.h"
 
 #include <stdio.h>
+#include <string.h>
 
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/number.h"
 #include "device/device.h"
 
 enum {
     STAGES = 4,
     OUTS = 2,
-    GROUP = 8,
+    GROUP = 16, /* tiles of nvidia_gemm.cl */
+    GROUP_MMA = 16,
+    TILE_MMA = 128,
     STAGE_BYTES = 49152,
     OUT_BYTES = 16384,
     TABLE_BYTES = 256,
     SPEC_BYTES = 320,
+    MOST_ARGUMENTS = 32,
 };
 _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
                    MOERT_ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
                "the ends of the groups fill what is left of the arena");
 
 /* The factors of each kind and the rows of their boxes in kernels/nvidia_gemm.cl. */
-enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TURNED = 64 };
+enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TURNED = 64, BOX_OLD = 128 };
 typedef enum factor { FACTOR_X, FACTOR_Y, FACTOR_WEIGHT } factor;
 static const struct orientation {
     factor a, b;
@@ -35,6 +42,19 @@ static const struct orientation {
 
 static moert_number factor_type(const moert_nvidia_product *p) {
     return p->kind == MOERT_OP_GEMM_DGRAD ? p->y.type : p->x.type;
+}
+
+bool moert_nvidia_takes(const moert_device *device) {
+    return moert_device_describe(device)->nvidia >= 80;
+}
+
+bool moert_nvidia_uses_wgmma(const moert_device *device) {
+    return moert_device_describe(device)->nvidia == 90 &&
+           moert_config_get()->tensor == MOERT_TENSOR_AUTO;
+}
+
+moert_status moert_nvidia_ready(const moert_device *device) {
+    return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
 }
 
 /* The map of one factor: the weight in its groups, row matrices as one. */
@@ -71,15 +91,34 @@ static moert_nvidia_rows result_of(const moert_nvidia_product *p) {
     return p->kind == MOERT_OP_GEMM_DGRAD ? p->x : p->y;
 }
 
-static void write_spec(const moert_nvidia_product *p, char spec[SPEC_BYTES]) {
+/* The map of the old values, as numbers of 16 bits. */
+static moert_status make_old_map(const moert_nvidia_product *p, const moert_nvidia_rows *result,
+                                 moert_tensor_map *map) {
+    const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
+    const size_t words = moert_number_bits(result->type) / 16;
+    return moert_tensor_map_make(
+        result->buffer,
+        &(moert_tensor_layout){.groups = 1,
+                               .rows = wgrad ? p->groups.count * p->n : p->groups.rows,
+                               .columns = (p->kind == MOERT_OP_GEMM_FORWARD ? p->n : p->k) * words,
+                               .stride = result->stride * words,
+                               .first = result->first * words,
+                               .box_rows = BOX_OLD},
+        map);
+}
+
+static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
     const bool glu = p->kind == MOERT_OP_GLU;
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
-    snprintf(spec, SPEC_BYTES,
-             "nvidia_gemm -DORIENTATION=%d -DF16=%d -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-             "-DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d -DFACTOR=%d -DAMAX=%d "
-             "-DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
-             orientations[p->kind].number, factor_type(p) == MOERT_NUMBER_F16, STAGES, OUTS, GROUP,
-             MOERT_ARENA_BYTES, (int)result_of(p).type, p->alpha != NULL,
+    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
+                                      "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
+                                      STAGES, OUTS, GROUP, MOERT_ARENA_BYTES)
+                           : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
+    snprintf(spec + used, SPEC_BYTES - (size_t)used,
+             " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
+             "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
+             orientations[p->kind].number, factor_type(p) == MOERT_NUMBER_F16,
+             (int)result_of(p).type, p->alpha != NULL,
              p->accumulate     ? 1
              : p->beta != NULL ? 2
                                : 0,
@@ -87,28 +126,83 @@ static void write_spec(const moert_nvidia_product *p, char spec[SPEC_BYTES]) {
              p->linear_first, p->v.buffer != NULL, (int)p->v.type);
 }
 
-moert_status moert_nvidia_run(const moert_nvidia_product *p) {
-    const struct orientation *how = &orientations[p->kind];
+/* A kernel's arguments, in its order. */
+typedef struct call {
+    moert_argument arguments[MOST_ARGUMENTS];
+    size_t count;
+} call;
+
+#define ADD(call, ...)                                                                             \
+    add_arguments(call, (const moert_argument[]){__VA_ARGS__},                                     \
+                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
+
+static void add_arguments(call *to, const moert_argument *arguments, size_t count) {
+    memcpy(to->arguments + to->count, arguments, count * sizeof *arguments);
+    to->count += count;
+}
+
+/* What follows the factors. */
+static void add_rest(const moert_nvidia_product *p, call *to) {
     const moert_nvidia_rows result = result_of(p);
-    moert_device *device = moert_buffer_device(result.buffer);
-    const bool forward = how->number == 0, glu = p->kind == MOERT_OP_GLU;
+    const bool forward = orientations[p->kind].number == 0, glu = p->kind == MOERT_OP_GLU;
     const unsigned groups = (unsigned)p->groups.count, used = p->shared ? 1 : groups;
-    moert_tensor_map map_a, map_b;
-    char spec[SPEC_BYTES];
+    ADD(to, MOERT_ARG(result.buffer), MOERT_ARG(result.stride), MOERT_ARG(result.first),
+        MOERT_ARG(p->groups.ends), MOERT_ARG(groups - used), MOERT_ARG(used),
+        MOERT_ARG((unsigned)p->n),
+        MOERT_ARG((unsigned)(glu       ? p->n / 2
+                             : forward ? p->n
+                                       : p->k)),
+        MOERT_ARG((unsigned)(forward ? p->k : p->n)), MOERT_ARG(p->alpha), MOERT_ARG(p->beta),
+        MOERT_ARG(p->factor), MOERT_ARG(p->factor_stride), MOERT_ARG(p->bias), MOERT_ARG(p->amax),
+        MOERT_ARG(p->v.buffer), MOERT_ARG(p->v.stride), MOERT_ARG(p->glu.limit),
+        MOERT_ARG(p->glu.alpha), MOERT_ARG(p->glu.offset));
+}
+
+static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *device,
+                              const char *spec) {
+    const struct orientation *how = &orientations[p->kind];
+    const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
+    const moert_nvidia_rows result = result_of(p);
+    moert_tensor_map map_a, map_b, old = {{0}};
+    call to = {.count = 0};
     MOERT_TRY(make_map(p, how->a, how->box_a, &map_a));
     MOERT_TRY(make_map(p, how->b, how->box_b, &map_b));
-    write_spec(p, spec);
-    const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
-    return MOERT_RUN(device, spec, "nvidia_gemm", grid, moert_argument_struct(&map_a, sizeof map_a),
-                     moert_argument_struct(&map_b, sizeof map_b), MOERT_ARG(result.buffer),
-                     MOERT_ARG(result.stride), MOERT_ARG(result.first), MOERT_ARG(p->groups.ends),
-                     MOERT_ARG(groups - used), MOERT_ARG(used), MOERT_ARG((unsigned)p->n),
-                     MOERT_ARG((unsigned)(glu       ? p->n / 2
-                                          : forward ? p->n
-                                                    : p->k)),
-                     MOERT_ARG((unsigned)(forward ? p->k : p->n)), MOERT_ARG(p->alpha),
-                     MOERT_ARG(p->beta), MOERT_ARG(p->factor), MOERT_ARG(p->factor_stride),
-                     MOERT_ARG(p->bias), MOERT_ARG(p->amax), MOERT_ARG(p->v.buffer),
-                     MOERT_ARG(p->v.stride), MOERT_ARG(p->glu.limit), MOERT_ARG(p->glu.alpha),
-                     MOERT_ARG(p->glu.offset));
+    if (p->accumulate || p->beta != NULL)
+        MOERT_TRY(make_old_map(p, &result, &old));
+    ADD(&to, moert_argument_struct(&map_a, sizeof map_a),
+        moert_argument_struct(&map_b, sizeof map_b), moert_argument_struct(&old, sizeof old));
+    add_rest(p, &to);
+    return moert_launch(device, spec, "nvidia_gemm", grid, to.arguments, to.count);
+}
+
+/* The weight as rows of K numbers. */
+static moert_nvidia_rows factor_of(const moert_nvidia_product *p, factor which) {
+    return which == FACTOR_X   ? p->x
+           : which == FACTOR_Y ? p->y
+                               : (moert_nvidia_rows){p->weight, p->k, 0, factor_type(p)};
+}
+
+static moert_status run_mma(const moert_nvidia_product *p, moert_device *device, const char *spec) {
+    const struct orientation *how = &orientations[p->kind];
+    const moert_nvidia_rows a = factor_of(p, how->a), b = factor_of(p, how->b);
+    const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
+    const size_t used = p->shared ? 1 : p->groups.count;
+    const size_t down =
+        wgrad ? used * moert_ceil_div(p->n, TILE_MMA) : p->groups.rows / TILE_MMA + used;
+    const size_t across = moert_ceil_div(how->number == 0 ? p->n : p->k, TILE_MMA);
+    call to = {.count = 0};
+    ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(a.first), MOERT_ARG(a.stride), MOERT_ARG(b.buffer),
+        MOERT_ARG(b.first), MOERT_ARG(b.stride), MOERT_ARG(wgrad ? (size_t)0 : p->n * p->k),
+        MOERT_ARG((unsigned)down));
+    add_rest(p, &to);
+    return moert_launch(device, spec, "nvidia_mma", (moert_grid){down * across, 1, 1}, to.arguments,
+                        to.count);
+}
+
+moert_status moert_nvidia_run(const moert_nvidia_product *p) {
+    moert_device *device = moert_buffer_device(result_of(p).buffer);
+    const bool wgmma = moert_nvidia_uses_wgmma(device);
+    char spec[SPEC_BYTES];
+    write_spec(p, wgmma, spec);
+    return (wgmma ? run_wgmma : run_mma)(p, device, spec);
 }

@@ -1,6 +1,7 @@
 /*
- * Products on the tensor cores of Hopper GPUs, kernels/nvidia_gemm.cl: the launch behind the op
- * objects and the grouped operations. Sums are the tensor cores' float32 sums: the same in every
+ * Products on the tensor cores of NVIDIA GPUs, from compute capability 8.0 on by
+ * kernels/nvidia_mma.cl, on Hopper by nvidia_gemm.cl: the launch behind the op objects and the
+ * grouped operations. Sums are the tensor cores' float32 sums: the same in every
  * run and for a row among any others, but within rounding of the other backends' only.
  */
 #ifndef MOERT_OPS_NVIDIA_H
@@ -40,7 +41,16 @@ typedef struct moert_nvidia_product {
     moert_nvidia_rows v; /* GLU: kept, unless NULL */
 } moert_nvidia_product;
 
-enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what the kernel has room for */
+enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what nvidia_gemm.cl has room for */
+
+/* Whether the device has such tensor cores. */
+bool moert_nvidia_takes(const moert_device *device);
+
+/* Whether 16-bit numbers, and codes of them, are multiplied by wgmma there. */
+bool moert_nvidia_uses_wgmma(const moert_device *device);
+
+/* Whether products can be run on a device that has: ERROR_UNSUPPORTED says why not. */
+moert_status moert_nvidia_ready(const moert_device *device);
 
 /* The arguments have been checked, and that n, k, strides and first columns are multiples of 8. */
 moert_status moert_nvidia_run(const moert_nvidia_product *p);

@@ -1,13 +1,13 @@
 /*
- * The nvidia backend of the grouped operations: products of bf16 factors on the tensor cores of
- * Hopper GPUs, where TMA can read them; all else is the portable backend's. A weight is a factor by
+ * The nvidia backend of the grouped operations: products of bf16 factors on tensor cores, where
+ * rows are aligned to 16 bytes; all else is the portable backend's. A weight is a factor by
  * its packing only: a bf16 copy [G,N,K], which serves all uses.
  */
 #include "base/memory.h"
 #include "ops/backend.h"
 #include "ops/nvidia.h"
 
-enum { GRAIN = 8 }; /* bf16 numbers of 16 bytes, TMA's grain */
+enum { GRAIN = 8 }; /* bf16 numbers of 16 bytes, the grain of copies to local memory */
 
 /* ---- weights ---- */
 
@@ -64,7 +64,7 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
 }
 
 const moert_packing moert_nvidia_packing = {
-    .plan = plan, .fill = fill, .pays_at = 1, .any_use = true};
+    .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
 
 /* ---- products ---- */
 
@@ -138,7 +138,7 @@ moert_status moert_nvidia_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_nvidia_product p = product_of(&fused->gemm, MOERT_OP_GLU);
     if (!fused->drop_v)
         p.v = p.y;
-    p.y = (moert_nvidia_rows){glu->h, glu->width, 0, MOERT_NUMBER_F32};
+    p.y = (moert_nvidia_rows){glu->h, glu->width, 0, glu->type};
     p.factor = glu->prob;
     p.factor_stride = glu->prob_stride;
     p.glu = glu->form;

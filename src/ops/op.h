@@ -79,7 +79,7 @@ struct moert_op {
 };
 
 extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable,
-    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8;
+    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8, moert_op_backend_nvidia_codes;
 
 /* Whether both factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_factors(const moert_op *op);

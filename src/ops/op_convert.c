@@ -1,4 +1,5 @@
-/* Between quantised operands of ops and float32 ones. */
+/* Between quantised operands of ops and plain ones. */
+#include "ops/decode.h"
 #include "ops/op_converted.h"
 
 static moert_groups groups_of(const moert_op_buffers *b, const moert_conversion *c) {
@@ -33,6 +34,7 @@ static moert_quantize describe(const moert_op_buffers *b, const moert_conversion
                             .groups = groups_of(b, c),
                             .columns = c->as->columns,
                             .x = c->stored != NULL ? c->stored : values,
+                            .x_type = c->type,
                             .q = payload,
                             .scale = c->turned != NULL  ? c->turned
                                      : c->scale != NULL ? c->scale
@@ -51,10 +53,11 @@ moert_status moert_conversion_load(const moert_backend *by, const moert_op_buffe
     if (c->turned != NULL)
         MOERT_TRY(
             by->transpose(&(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
-    MOERT_TRY(by->dequantize(&job));
+    MOERT_TRY(moert_decode_suits(&job, !q->by_ends) ? moert_decode(&job) : by->dequantize(&job));
     if (q->flipped)
-        MOERT_TRY(by->transpose(&(moert_transpose){q->groups, q->rows / q->groups, q->columns,
-                                                   sizeof(float), c->stored, values}));
+        MOERT_TRY(
+            by->transpose(&(moert_transpose){q->groups, q->rows / q->groups, q->columns,
+                                             moert_number_bits(c->type) / 8, c->stored, values}));
     return MOERT_OK;
 }
 

@@ -1,9 +1,9 @@
 /*
- * Ops with quantised operands, on every backend: an inner op of float32 operands in workspace, and
- * conversions around it. Factors are dequantised without their global scales, which are folded into
- * alpha, or become one (the inner product is then not the result); results are quantised from what
- * the inner op gives. A backend that decodes weights itself gets theirs with linear scales, and no
- * float32 copy of them is made.
+ * Ops with quantised operands, on every backend: an inner op of float32 operands in workspace, or
+ * bf16 factors for tensor cores, and conversions around it. Factors are dequantised without their
+ * global scales, which are folded into alpha, or become one (the inner product is then not the
+ * result); results are quantised from what the inner op gives. A backend that decodes weights
+ * itself gets theirs with linear scales, and no float32 copy of them is made.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> inner op
  *   inner op -> quantise -> linear scales -> [ transposed ] -> tiled
@@ -20,7 +20,7 @@ typedef struct converted {
     moert_op inner;
     moert_conversion conversions[MOERT_OP_MOST_QUANTIZED];
     size_t count;
-    moert_buffer *values[MOERT_OP_BUFFERS]; /* float32 operands of the inner op */
+    moert_buffer *values[MOERT_OP_BUFFERS]; /* operands of the inner op */
     moert_buffer **weights;                 /* discrete: [G] */
     moert_coded *coded;                     /* of the inner op: [1] or, discrete, [G] */
     moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
@@ -56,6 +56,14 @@ static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
 static bool is_taken(const moert_op *op, const moert_op_quantized *q) {
     return q->payload == MOERT_OP_BUFFER_weight && op->backend->decodes &&
            !moert_device_describe(op->device)->gpu_form;
+}
+
+/* What the operand becomes in the inner op: tensor cores take bf16 factors, which hold the values
+ * of every format that comes here, elements of 4 significant bits at most times scales of as many.
+ */
+static moert_number value_type(const moert_op *op, bool result) {
+    return op->backend == &moert_op_backend_nvidia && !result ? MOERT_NUMBER_BF16
+                                                              : MOERT_NUMBER_F32;
 }
 
 static void destroy_all(moert_buffer **buffers, size_t count) {
@@ -99,15 +107,16 @@ static moert_status make_ends(moert_op *op, const moert_op_quantized *q, moert_b
 static moert_status make_values(moert_op *op, const moert_op_quantized *q) {
     converted *state = op->state;
     const size_t elements = q->rows * q->columns;
+    const size_t bytes = moert_number_bits(value_type(op, q->result)) / 8;
     if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
         return MOERT_OK;
     if (is_taken(op, q))
         return MOERT_NEW_ARRAY(&state->coded, is_discrete(op, q) ? op->options.groups : 1);
     if (!is_discrete(op, q))
-        return add_part(op, q, elements, sizeof(float), &state->values[q->payload]);
+        return add_part(op, q, elements, bytes, &state->values[q->payload]);
     MOERT_TRY(MOERT_NEW_ARRAY(&state->weights, op->options.groups));
     for (size_t g = 0; g < op->options.groups; g++)
-        MOERT_TRY(add_buffer(op, elements, sizeof(float), &state->weights[g]));
+        MOERT_TRY(add_buffer(op, elements, bytes, &state->weights[g]));
     return MOERT_OK;
 }
 
@@ -127,11 +136,12 @@ static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->as = q;
+    c->type = value_type(op, q->result);
     MOERT_TRY(make_values(op, q));
     if (is_taken(op, q) && q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
     if (q->flipped && !is_taken(op, q))
-        MOERT_TRY(add_buffer(op, q->rows * q->columns, sizeof(float), &c->stored));
+        MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_number_bits(c->type) / 8, &c->stored));
     if (!q->by_ends && q->groups > 0)
         MOERT_TRY(make_ends(op, q, &c->ends));
     if (q->scales == MOERT_SCALES_LINEAR)
@@ -144,7 +154,7 @@ static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
     return MOERT_OK;
 }
 
-/* The inner op: the same with plain float32 operands. */
+/* The inner op: the same with plain operands. */
 static moert_status make_inner(moert_op *op, bool folds) {
     converted *state = op->state;
     moert_op *inner = &state->inner;
@@ -155,10 +165,11 @@ static moert_status make_inner(moert_op *op, bool folds) {
     const bool discrete = o->weight.discrete;
     moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
     const size_t widths[] = {o->k, o->k, o->n, op->glu_width * (o->kind == MOERT_OP_DGLU ? 2 : 1)};
+    const bool results[] = {op->x.output, false, op->y.output, true};
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
         if (operands[i]->how.size != 0)
             *operands[i] =
-                (moert_operand){.type = MOERT_NUMBER_F32, .stride = (ptrdiff_t)widths[i]};
+                (moert_operand){.type = value_type(op, results[i]), .stride = (ptrdiff_t)widths[i]};
     o->weight.discrete = discrete;
     o->column = (moert_operand){.type = MOERT_NUMBER_F32};
     inner->coded = state->coded;

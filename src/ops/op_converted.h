@@ -8,7 +8,8 @@
 /* The workspace of one quantised operand; NULL what it does not need. */
 typedef struct moert_conversion {
     const moert_op_quantized *as;
-    moert_buffer *stored;     /* flipped: float32 as the payload lies */
+    moert_number type;        /* of the values in the inner op */
+    moert_buffer *stored;     /* flipped: values as the payload lies */
     moert_buffer *ends;       /* of equal groups */
     moert_buffer *block_ends; /* tiled, COLUMN */
     moert_buffer *scale;      /* tiled: linear ... */
@@ -20,7 +21,7 @@ typedef struct moert_conversion {
 moert_status moert_conversion_move_scales(const moert_backend *by, const moert_op_buffers *buffers,
                                           const moert_conversion *c, moert_buffer *linear,
                                           moert_buffer *tiled, bool to_tiles);
-/* float32 `values` of a factor, without the global scale. */
+/* The `values` of a factor, without the global scale. */
 moert_status moert_conversion_load(const moert_backend *by, const moert_op_buffers *buffers,
                                    const moert_conversion *c, moert_buffer *payload,
                                    moert_buffer *scale, moert_buffer *values);

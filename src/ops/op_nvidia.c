@@ -1,6 +1,7 @@
 /*
- * The nvidia backend of ops: grouped GEMMs of 16-bit numbers on the tensor cores of Hopper GPUs,
- * with what follows them in the same kernel.
+ * The nvidia backend of ops: grouped GEMMs of 16-bit numbers on tensor cores, with what follows
+ * them in the same kernel. Factors in MXFP8, MXFP4 and NVFP4 become bf16 first
+ * (ops/op_converted.c).
  */
 #include "ops/nvidia.h"
 #include "ops/op.h"
@@ -13,31 +14,48 @@ static bool is_result(moert_number type) {
     return type == MOERT_NUMBER_F32 || is_narrow(type);
 }
 
-/* The type of a product's result. */
-static moert_number result_type(const moert_op_options *o) {
-    const moert_number types[] = {[MOERT_OP_GEMM_FORWARD] = o->y.type,
-                                  [MOERT_OP_GEMM_DGRAD] = o->x.type,
-                                  [MOERT_OP_GEMM_WGRAD] = o->weight.type,
-                                  [MOERT_OP_GLU] = o->d.type,
-                                  [MOERT_OP_DGLU] = o->d.type};
-    return types[o->kind];
+/* The product's result. */
+static const moert_operand *result_of(const moert_op_options *o) {
+    const moert_operand *results[] = {[MOERT_OP_GEMM_FORWARD] = &o->y,
+                                      [MOERT_OP_GEMM_DGRAD] = &o->x,
+                                      [MOERT_OP_GEMM_WGRAD] = &o->weight,
+                                      [MOERT_OP_GLU] = &o->d,
+                                      [MOERT_OP_DGLU] = &o->d};
+    return results[o->kind];
+}
+
+static bool is_quantised(const moert_operand *operand) {
+    return operand->how.size != 0;
+}
+
+static bool is_in_fp8_blocks(const moert_operand *operand) {
+    return is_quantised(operand) && operand->how.format == MOERT_FORMAT_FP8_BLOCK;
+}
+
+/* Whether the factors are, or become, 16-bit numbers of one type. */
+static bool are_narrow(const moert_operand *a, const moert_operand *b) {
+    const moert_number types[] = {is_quantised(a) ? MOERT_NUMBER_BF16 : a->type,
+                                  is_quantised(b) ? MOERT_NUMBER_BF16 : b->type};
+    return types[0] == types[1] && is_narrow(types[0]);
 }
 
 /* What of a description the kernel cannot do; each text completes "the nvidia backend takes". */
 static const char *refuse(const moert_op *op) {
     const moert_op_options *o = &op->options;
-    const moert_number factor = o->kind == MOERT_OP_GEMM_DGRAD ? o->y.type : o->x.type;
+    const moert_operand *first = o->kind == MOERT_OP_GEMM_DGRAD ? &o->y : &o->x;
+    const moert_operand *second = o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
+    const moert_operand *result = result_of(o);
     const size_t strides = (size_t)o->x.stride | (size_t)o->y.stride |
                            (o->kind == MOERT_OP_GLU ? (size_t)(o->c.stride | o->d.stride) : 0);
     const struct {
         bool taken;
         const char *what;
     } conditions[] = {
-        {moert_device_describe(op->device)->nvidia == 90, "GPUs of compute capability 9.0"},
+        {moert_nvidia_takes(op->device), "GPUs of compute capability 8.0 and later"},
         {o->kind <= MOERT_OP_GLU, "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
-        {op->quantized_count == 0, "plain operands"},
-        {is_narrow(factor), "bf16 or f16 factors"},
-        {is_result(result_type(o)), "results in f32, bf16 or f16"},
+        {!is_in_fp8_blocks(first) && !is_in_fp8_blocks(second), "fp8-block in both factors"},
+        {are_narrow(first, second), "bf16 or f16 factors, beside quantised ones bf16"},
+        {is_quantised(result) || is_result(result->type), "results in f32, bf16 or f16"},
         {!o->save_c || is_result(o->c.type), "c in f32, bf16 or f16"},
         {!o->weight.discrete, "stacked weights"},
         {o->permute == MOERT_OP_PERMUTE_NONE, "no permutation"},
@@ -53,7 +71,7 @@ static const char *refuse(const moert_op *op) {
 }
 
 static moert_status create(moert_op *op) {
-    return moert_tensor_map_ready(op->device);
+    return moert_nvidia_ready(op->device);
 }
 
 static void destroy(moert_op *op) {

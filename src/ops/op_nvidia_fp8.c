@@ -15,8 +15,6 @@ enum {
     COLUMNS = 256,
     STAGES = 4,
     OUTS = 1,
-    WIDTH = 128,
-    BUFFERS = 1,
     GROUP = 8,
     BLOCK = 128,
     TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
@@ -81,7 +79,7 @@ static const char *refuse(const moert_op *op) {
         bool taken;
         const char *what;
     } conditions[] = {
-        {moert_device_describe(op->device)->nvidia == 90, "GPUs of compute capability 9.0"},
+        {moert_device_describe(op->device)->nvidia == 90, "GPUs of compute capability 9.0, if FP8"},
         {block == is_block(b), "two factors of fp8-block or two plain ones, if FP8"},
         {!wgrad || (block && is_stored_for_wgrad(a) && is_stored_for_wgrad(b)),
          "transposed factors of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
@@ -198,11 +196,10 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
         MOERT_TRY(turn(op, b));
     MOERT_TRY(make_maps(op, b, &map_a, &map_b));
     snprintf(spec, sizeof spec,
-             "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DCOLUMNS=%d "
-             "-DSTAGES=%d -DOUTS=%d -DWIDTH=%d -DBUFFERS=%d -DGROUP=%d -DARENA=%d",
+             "nvidia_fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
+             "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
              wgrad, is_block(a), !is_block(a) && a->type == MOERT_NUMBER_E5M2,
-             result->type == MOERT_NUMBER_F32, COLUMNS, STAGES, OUTS, WIDTH, BUFFERS, GROUP,
-             MOERT_ARENA_BYTES);
+             result->type == MOERT_NUMBER_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
     const moert_grid grid = {moert_device_describe(op->device)->compute_units, 1, 1};
     return MOERT_RUN(
         op->device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),

@@ -37,6 +37,7 @@ size_t moert_packed_need(const moert_device *device, const moert_packed_shape *s
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
                                  moert_packed **packed) {
     MOERT_TRY(check_shape(shape));
+    MOERT_TRY(moert_backend_check(device));
     moert_packed planned, *made;
     const size_t bytes = plan(device, shape, &planned);
     *packed = NULL;
@@ -129,11 +130,36 @@ moert_status moert_packings_take(moert_packings *packings, moert_packed_for use,
     return MOERT_OK;
 }
 
+moert_buffer *moert_packings_copy(const moert_packings *packings, size_t n) {
+    const moert_packed *packed = packings->packed[MOERT_PACKED_FORWARD];
+    if (packed == NULL || !packed->packing->in_order || !packed->packing->any_use)
+        return NULL;
+    const moert_packed_shape *shape = &packed->shape;
+    const bool whole = shape->groups * shape->n * shape->k == n;
+    return whole && shape->type == MOERT_NUMBER_BF16 ? packed->panels : NULL;
+}
+
+void moert_packings_rounded(moert_packings *packings) {
+    const moert_packed *packed = packings->packed[MOERT_PACKED_FORWARD];
+    packings->products[MOERT_PACKED_FORWARD] = packed->packing->pays_at;
+}
+
 size_t moert_packings_bytes(const moert_packings *packings) {
     size_t bytes = 0;
     for (size_t use = 0; use < MOERT_PACKED_USES; use++)
         bytes += moert_packed_bytes(packings->packed[use]);
     return bytes;
+}
+
+size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
+                           size_t products) {
+    const moert_packing *packing = moert_backend_get(device)->packing;
+    moert_packed_shape dgrad = *shape;
+    dgrad.use = MOERT_PACKED_DGRAD;
+    if (packing == NULL || products < packing->pays_at)
+        return 0;
+    return moert_packed_need(device, shape) +
+           (packing->any_use ? 0 : moert_packed_need(device, &dgrad));
 }
 
 void moert_packings_free(moert_packings *packings) {

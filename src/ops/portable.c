@@ -236,28 +236,36 @@ static size_t glu_split(const moert_glu *glu) {
     return moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
 }
 
+static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DTYPE=%d",
+             MOERT_PROGRAM(moert_buffer_device(glu->v), "glu", glu->width), (int)glu->type);
+}
+
 moert_status moert_portable_glu_forward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "glu", glu->width), "glu_forward", grid,
-                     MOERT_ARG(glu->v), MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride),
-                     MOERT_ARG(glu->h), MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
-                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
-                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
-                     MOERT_ARG((unsigned)split));
+    char spec[MOERT_SPEC_BYTES];
+    name_glu(glu, spec);
+    return MOERT_RUN(device, spec, "glu_forward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
+                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h), MOERT_ARG((unsigned)glu->rows),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
+                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
+                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
 
 moert_status moert_portable_glu_backward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
-    return MOERT_RUN(
-        device, MOERT_PROGRAM(device, "glu", glu->width), "glu_backward", grid, MOERT_ARG(glu->v),
-        MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
-        MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
-        MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
-        MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+    char spec[MOERT_SPEC_BYTES];
+    name_glu(glu, spec);
+    return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
+                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
+                     MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
+                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
+                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
 
 /* The share of a product with its GLU: the columns of h, in tiles of an even width. */
@@ -295,6 +303,7 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
                      MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
                      MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
                      MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((int)(glu->type != MOERT_NUMBER_F32)),
                      MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
                      MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
                      MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),

@@ -1,5 +1,6 @@
 /* Quantisers and casts of the portable backend: launches of kernels/quantize.cl, dequantize.cl,
  * amax.cl and cast.cl. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,8 +10,9 @@
 #include "ops/portable.h"
 
 enum {
-    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block ... */
-    GPU_COLUMNS = 128, /* ... those of one step in columns on GPUs, which hold a block's rows */
+    STRIP = 1024,     /* columns of a work-group, a multiple of the largest block ... */
+    GPU_STRIP = 4096, /* ... and more on GPUs, where starting one takes as long as some steps ... */
+    GPU_COLUMNS = 128, /* ... but those of one step where teams have rows of a block */
     CAST_SHARE = 4096, /* SHARE in kernels/cast.cl */
     GPU_CAST_SHARE = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/amax.cl */
@@ -44,19 +46,16 @@ static const int scale_kind[] = {
 void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
     const moert_number element = moert_format_element(format);
     const float largest = moert_number_largest(element);
-    int exponent = -1;
-    for (float power = 1.0f; power <= largest; power *= 2.0f)
-        exponent++;
     snprintf(spec, MOERT_SPEC_BYTES,
              "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
              "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
              family, moert_format_block(format), number_text[element], number_special[element],
              number_text[MOERT_NUMBER_E4M3], number_special[MOERT_NUMBER_E4M3],
-             moert_number_bits(element), scale_kind[format], (double)largest, exponent);
+             moert_number_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
 }
 
 static size_t strip_of(const moert_device *device, const moert_quantize *op) {
-    return op->how.axis == MOERT_AXIS_COLUMN ? moert_share(device, STRIP, GPU_COLUMNS) : STRIP;
+    return moert_share(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
 }
 
 /* Work-groups along the rows: rows, or the most row blocks there can be. */
@@ -72,8 +71,20 @@ static void choose_program(const moert_device *device, const char *family, const
                            char spec[MOERT_SPEC_BYTES]) {
     const size_t sizes = op->columns | moert_quantized_layout(op).q_bytes;
     moert_format_program(family, op->how.format, spec);
+    if (op->x_runs > 0)
+        strcat(spec, " -DRUNS");
+    if (op->how.transposed)
+        strcat(spec, " -DTRANSPOSED=1");
     if (moert_share(device, 1, sizes % 4) == 0)
         strcat(spec, " -DALIGNED");
+}
+
+/* What a quantiser's program takes beside the format. */
+static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES]) {
+    const size_t used = strlen(spec);
+    if (moert_format_element_bits(how->format) == 4)
+        snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DROUNDING=%d -DRULE=%d",
+                 (int)how->rounding, (int)how->nvfp4_rule);
 }
 
 static moert_device *device_of(const moert_quantize *op) {
@@ -120,6 +131,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
     choose_program(device, "quantize", op, spec);
+    add_choices(how, spec);
     MOERT_TRY(MOERT_RUN(
         device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
         MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
@@ -127,27 +139,26 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
         MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
         MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax), MOERT_ARG(op->global),
         MOERT_ARG(op->norm), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
-        MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG((int)how->rounding),
-        MOERT_ARG((int)how->transposed), MOERT_ARG((int)how->hadamard),
-        MOERT_ARG((unsigned)op->blocks), MOERT_ARG((size_t)how->seed)));
+        MOERT_ARG((int)how->hadamard), MOERT_ARG((unsigned)op->blocks),
+        MOERT_ARG((size_t)how->seed)));
     return MOERT_OK;
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {
+    static const char *const kernels[] = {"dequantize_row", "dequantize_column", "dequantize_tile"};
     const moert_quantizer *how = &op->how;
     const moert_groups *groups = &op->groups;
     const moert_quantized_shape shape = moert_quantized_layout(op);
     moert_device *device = moert_buffer_device(op->x);
     char spec[MOERT_SPEC_BYTES];
     choose_program(device, "dequantize", op, spec);
-    MOERT_TRY(MOERT_RUN(device, spec, "dequantize", tiles_of(device, op), MOERT_ARG((int)how->axis),
-                        MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
-                        MOERT_ARG((unsigned)groups->rows), MOERT_ARG((int)op->columns),
-                        MOERT_ARG((int)strip_of(device, op)), MOERT_ARG(op->q),
-                        MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale), MOERT_ARG(shape.scales),
-                        MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
-                        MOERT_ARG((int)how->transposed), MOERT_ARG((unsigned)op->blocks),
-                        MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
+    MOERT_TRY(
+        MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
+                  MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                  MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)),
+                  MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale),
+                  MOERT_ARG(shape.scales), MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
+                  MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
     return MOERT_OK;
 }
 

@@ -42,9 +42,10 @@ moert_status moert_portable_fold_globals(const moert_global_scales *op) {
 }
 
 moert_status moert_portable_transpose(const moert_transpose *op) {
+    static const char *const kernels[] = {
+        [1] = "transpose_bytes", [2] = "transpose_halves", [4] = "transpose_words"};
     const moert_grid grid = {moert_ceil_div(op->rows, 16), op->groups, 1};
-    return MOERT_RUN(moert_buffer_device(op->to), "scales",
-                     op->element_bytes == 4 ? "transpose_words" : "transpose_bytes", grid,
+    return MOERT_RUN(moert_buffer_device(op->to), "scales", kernels[op->element_bytes], grid,
                      MOERT_ARG(op->from), MOERT_ARG((unsigned)op->rows),
                      MOERT_ARG((unsigned)op->columns), MOERT_ARG(op->to));
 }

@@ -122,7 +122,7 @@ static void tell_work(const moert_quantize *op, double bytes) {
 static void tell_quantized(const moert_quantize *op) {
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
-    tell_work(op, (double)(op->groups.rows * op->columns * moert_number_bits(op->x_type) / 8) +
+    tell_work(op, (double)(op->groups.rows * op->columns * moert_number_bits(op->x_type)) / 8.0 +
                       (double)(shape.q_lines * shape.q_bytes) +
                       (double)(shape.scale_lines * shape.scales *
                                moert_format_scale_bytes(op->how.format)));
@@ -197,7 +197,7 @@ moert_status moert_cast_run(const moert_cast *cast) {
         return MOERT_OK;
     moert_profile_work(
         moert_buffer_device(cast->target), "cast", 0.0,
-        (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to)) / 8));
+        (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to))) / 8.0);
     MOERT_TRY(moert_backend_get(NULL)->cast(cast));
     return MOERT_OK;
 }

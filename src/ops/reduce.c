@@ -7,105 +7,133 @@
 
 enum { COLUMNS = 1024, GPU_COLUMNS = 512, BLOCK = 4096 }; /* of a team, as in kernels/reduce.cl */
 
-moert_status moert_tree_reduce(const moert_tree_reduction *reduction) {
-    const moert_span span = reduction->span;
-    const size_t n = reduction->n;
+moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
+                               const moert_buffer *partial) {
+    const moert_span span = at->span;
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     int total;
     if (span.count == 0 || n == 0)
         return MOERT_OK;
     MOERT_TRY(moert_to_int(span.total, "sequences of a reduction", &total));
-    moert_device *device = moert_buffer_device(reduction->partial);
-    const size_t sizes = n | reduction->target_stride | reduction->target_offset;
+    moert_device *device = moert_buffer_device(partial);
+    const size_t sizes = n | at->stride | at->offset;
     const moert_grid grid = {moert_ceil_div(n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
     moert_profile_work(device, "reduce", 0.0,
                        sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "reduce", sizes), "tree_reduce", grid,
-                     MOERT_ARG(reduction->partial), MOERT_ARG((unsigned)span.first),
+                     MOERT_ARG(partial), MOERT_ARG((unsigned)span.first),
                      MOERT_ARG((unsigned)span.count), MOERT_ARG((unsigned)total), MOERT_ARG(n),
-                     MOERT_ARG(reduction->target), MOERT_ARG(reduction->target_stride),
-                     MOERT_ARG(reduction->target_offset), MOERT_ARG((int)reduction->accumulate));
+                     MOERT_ARG(at->target), MOERT_ARG(at->stride), MOERT_ARG(at->offset),
+                     MOERT_ARG((int)at->accumulate));
 }
 
-/* A new device buffer with a copy of host memory. */
-static moert_status upload(moert_device *device, const void *source, size_t bytes,
-                           moert_buffer **buffer) {
-    moert_buffer *made;
-    MOERT_TRY(moert_buffer_create(device, bytes, &made));
-    moert_status status = moert_buffer_write(made, 0, source, bytes);
-    if (status != MOERT_OK)
-        moert_buffer_destroy(made);
-    else
-        *buffer = made;
-    return status;
-}
+/* ---- sums of squares ---- */
 
-/* Where a tensor lies and which of the numbered blocks is its first; read as three ulongs. */
-typedef struct tensor_row {
+/* A span as kernels/reduce.cl reads it, three ulongs: where it lies, and its first block. */
+typedef struct span_row {
     uint64_t begin, length, block;
-} tensor_row;
+} span_row;
 
-/* Lists the tensors that are not empty; returns the number of blocks. */
-static size_t list_tensors(size_t count, const size_t *offset, const size_t *length,
-                           tensor_row *table, size_t *rows) {
-    size_t blocks = 0;
-    *rows = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (length[i] == 0)
-            continue;
-        table[(*rows)++] = (tensor_row){offset[i], length[i], blocks};
-        blocks += moert_ceil_div(length[i], BLOCK);
+/* Spans of one buffer, one after the other, which a launch sums. */
+typedef struct stretch {
+    const moert_buffer *buffer;
+    size_t first, end;  /* spans */
+    size_t block;       /* the first one */
+    size_t floats, odd; /* in all; offsets and lengths or'ed */
+} stretch;
+
+struct moert_squares {
+    moert_device *device;
+    size_t count, blocks, stretches, number_bytes; /* sums are double, or float without fp64 */
+    stretch *stretch;                              /* [stretches] */
+    moert_buffer *table; /* [count + 1] rows, the last one past all blocks */
+    moert_buffer *block_sums, *sums;
+    void *numbers; /* sums on the host */
+};
+
+/* Fills the stretches and the table. */
+static void lay_out(moert_squares *squares, const moert_square_span *span, span_row *table) {
+    stretch *at = NULL;
+    for (size_t i = 0; i < squares->count; i++) {
+        if (at == NULL || at->buffer != span[i].buffer) {
+            at = &squares->stretch[squares->stretches++];
+            *at = (stretch){.buffer = span[i].buffer, .first = i, .block = squares->blocks};
+        }
+        at->end = i + 1;
+        at->floats += span[i].length;
+        at->odd |= span[i].offset | span[i].length;
+        table[i] = (span_row){span[i].offset, span[i].length, squares->blocks};
+        squares->blocks += moert_ceil_div(span[i].length, BLOCK);
     }
-    return blocks;
+    table[squares->count].block = squares->blocks;
 }
 
-/* The sums of the blocks, as the device has them: double, or float without fp64. */
-static moert_status block_sums(const moert_buffer *buffer, const tensor_row *table, size_t rows,
-                               size_t blocks, void *sums, size_t bytes) {
-    moert_device *device = moert_buffer_device(buffer);
-    moert_buffer *uploaded = NULL, *result = NULL;
+static moert_status create_buffers(moert_squares *squares, const span_row *table) {
+    const size_t bytes = squares->number_bytes, rows = squares->count + 1;
+    MOERT_TRY(moert_buffer_create(squares->device, rows * sizeof *table, &squares->table));
+    MOERT_TRY(moert_buffer_create(squares->device, squares->blocks * bytes, &squares->block_sums));
+    MOERT_TRY(moert_buffer_create(squares->device, squares->count * bytes, &squares->sums));
+    return moert_buffer_write(squares->table, 0, table, rows * sizeof *table);
+}
+
+moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,
+                                  moert_squares **squares) {
+    const bool wide = moert_device_describe(device)->has_fp64;
+    moert_squares *made;
+    span_row *table = NULL;
     moert_status status;
-    moert_grid grid = {blocks, 1, 1};
-    size_t floats = 0, sizes = 0;
-    for (size_t i = 0; i < rows; i++) {
-        floats += table[i].length;
-        sizes |= table[i].begin | table[i].length;
-    }
-    moert_profile_work(device, "reduce", 0.0, sizeof(float) * (double)floats);
-    MOERT_TRY(upload(device, table, rows * sizeof *table, &uploaded));
-    MOERT_TRY_OR(destroy_uploaded, moert_buffer_create(device, bytes, &result));
-    MOERT_TRY_OR(destroy_result,
-                 MOERT_RUN(device, MOERT_PROGRAM(device, "reduce", sizes), "sum_squares", grid,
-                           MOERT_ARG(buffer), MOERT_ARG(uploaded), MOERT_ARG((unsigned)rows),
-                           MOERT_ARG(result)));
-    MOERT_TRY_OR(destroy_result, moert_buffer_read(result, 0, sums, bytes));
-destroy_result:
-    moert_buffer_destroy(result);
-destroy_uploaded:
-    moert_buffer_destroy(uploaded);
+    int narrow;
+    MOERT_TRY(moert_to_int(count, "tensors of a sum of squares", &narrow));
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    made->count = count;
+    made->number_bytes = wide ? sizeof(double) : sizeof(float);
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->stretch, count));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&table, count + 1));
+    MOERT_TRY_OR(fail, moert_alloc(&made->numbers, count, made->number_bytes));
+    lay_out(made, span, table);
+    MOERT_TRY_OR(fail, create_buffers(made, table));
+    free(table);
+    *squares = made;
+    return MOERT_OK;
+fail:
+    free(table);
+    moert_squares_destroy(made);
     return status;
 }
 
-moert_status moert_sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
-                               const size_t *length, double *sum) {
-    bool wide = moert_device_describe(moert_buffer_device(buffer))->has_fp64;
-    tensor_row *table;
-    void *sums = NULL; /* double, or float without fp64 */
-    size_t rows, blocks, at = 0;
-    int checked;
-    MOERT_TRY(moert_to_int(count, "tensors of a sum of squares", &checked));
-    MOERT_TRY(MOERT_NEW_ARRAY(&table, count));
-    blocks = list_tensors(count, offset, length, table, &rows);
-    moert_status status = moert_alloc(&sums, blocks, sizeof(double));
-    if (status == MOERT_OK && blocks > 0)
-        status = block_sums(buffer, table, rows, blocks, sums,
-                            blocks * (wide ? sizeof(double) : sizeof(float)));
-    for (size_t i = 0; status == MOERT_OK && i < count; i++) {
-        sum[i] = 0.0;
-        for (size_t end = at + moert_ceil_div(length[i], BLOCK); at < end; at++)
-            sum[i] += wide ? ((const double *)sums)[at] : (double)((const float *)sums)[at];
-    }
-    free(sums);
-    free(table);
-    return status;
+void moert_squares_destroy(moert_squares *squares) {
+    if (squares == NULL)
+        return;
+    moert_buffer_destroy(squares->sums);
+    moert_buffer_destroy(squares->block_sums);
+    moert_buffer_destroy(squares->table);
+    free(squares->numbers);
+    free(squares->stretch);
+    free(squares);
+}
+
+static moert_status sum_blocks(const moert_squares *squares, size_t index) {
+    const stretch *at = &squares->stretch[index];
+    const size_t end = index + 1 < squares->stretches ? at[1].block : squares->blocks;
+    moert_profile_work(squares->device, "reduce", 0.0, sizeof(float) * (double)at->floats);
+    return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "reduce", at->odd),
+                     "sum_squares", ((moert_grid){end - at->block, 1, 1}), MOERT_ARG(at->buffer),
+                     MOERT_ARG(squares->table), MOERT_ARG((unsigned)at->first),
+                     MOERT_ARG((unsigned)at->end), MOERT_ARG(squares->block_sums));
+}
+
+moert_status moert_squares_sum(moert_squares *squares, double *sum) {
+    for (size_t i = 0; i < squares->stretches; i++)
+        MOERT_TRY(sum_blocks(squares, i));
+    MOERT_TRY(MOERT_RUN(squares->device, "reduce", "join_blocks",
+                        ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
+                        MOERT_ARG(squares->block_sums), MOERT_ARG(squares->sums)));
+    MOERT_TRY(moert_buffer_read(squares->sums, 0, squares->numbers,
+                                squares->count * squares->number_bytes));
+    for (size_t i = 0; i < squares->count; i++)
+        sum[i] = squares->number_bytes == sizeof(double)
+                     ? ((const double *)squares->numbers)[i]
+                     : (double)((const float *)squares->numbers)[i];
+    return MOERT_OK;
 }

@@ -23,6 +23,14 @@ static float factor(const void *at, size_t i, moert_number type) {
     return moert_number_decode(type, ((const uint16_t *)at)[i]);
 }
 
+/* Stores number i of a matrix of the type. */
+static void put(void *at, size_t i, moert_number type, float x) {
+    if (type == MOERT_NUMBER_F32)
+        ((float *)at)[i] = x;
+    else
+        ((uint16_t *)at)[i] = (uint16_t)moert_number_encode(type, x);
+}
+
 /* A weight as a factor of the type. */
 static float rounded(float weight, moert_number type) {
     if (type == MOERT_NUMBER_F32)
@@ -148,7 +156,7 @@ moert_status moert_reference_glu_forward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *v, *prob;
-    float *h;
+    void *h;
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
@@ -159,7 +167,8 @@ moert_status moert_reference_glu_forward(const moert_glu *glu) {
         for (size_t j = 0; j < glu->width; j++) {
             const float g = at_most(row[gate_at(glu, j)], form.limit);
             const float u = at_least(at_most(row[up_at(glu, j)], form.limit), -form.limit);
-            h[m * glu->width + j] = p * (u + form.offset) * (g * sigmoid(form.alpha * g));
+            put(h, m * glu->width + j, glu->type,
+                p * (u + form.offset) * (g * sigmoid(form.alpha * g)));
         }
     }
 unmap:
@@ -176,9 +185,10 @@ moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
     return moert_reference_glu_forward(&glu);
 }
 
-/* One row of the gradient; returns its dprob. */
-static float glu_row_backward(const moert_glu *glu, const float *v, float prob, const float *dh,
-                              float *dv) {
+/* One row of the gradient, from number `row` of v and dv on; returns its dprob. */
+static float glu_row_backward(const moert_glu *glu, size_t row, const float *all_v, float prob,
+                              const float *dh, void *dv) {
+    const float *v = all_v + row;
     const moert_glu_form form = glu->form;
     float sum = 0.0f;
     for (size_t j = 0; j < glu->width; j++) {
@@ -186,8 +196,9 @@ static float glu_row_backward(const moert_glu *glu, const float *v, float prob, 
         const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
         const float s = sigmoid(form.alpha * gc), act = gc * s;
         const float dg = dh[j] * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
-        dv[gate_at(glu, j)] = g > form.limit ? 0.0f : dg;
-        dv[up_at(glu, j)] = u > form.limit || u < -form.limit ? 0.0f : dh[j] * prob * act;
+        const float du = u > form.limit || u < -form.limit ? 0.0f : dh[j] * prob * act;
+        put(dv, row + gate_at(glu, j), glu->type, g > form.limit ? 0.0f : dg);
+        put(dv, row + up_at(glu, j), glu->type, du);
         sum += dh[j] * up * act;
     }
     return sum;
@@ -197,7 +208,8 @@ moert_status moert_reference_glu_backward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *v, *prob, *dh;
-    float *dv, *dprob;
+    float *dprob;
+    void *dv;
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
@@ -205,8 +217,8 @@ moert_status moert_reference_glu_backward(const moert_glu *glu) {
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
     for (size_t m = 0; m < glu->rows; m++) {
         const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
-        const float sum = glu_row_backward(glu, v + row, prob != NULL ? prob[at] : 1.0f,
-                                           dh + m * glu->width, dv + row);
+        const float sum =
+            glu_row_backward(glu, row, v, prob != NULL ? prob[at] : 1.0f, dh + m * glu->width, dv);
         if (dprob != NULL)
             dprob[at] = sum;
     }

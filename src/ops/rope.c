@@ -54,25 +54,32 @@ done:
     return status;
 }
 
-moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
-                        const moert_buffer *table, bool inverse, moert_buffer *x) {
-    int head_count, head_width;
-    moert_device *device = moert_buffer_device(x);
-    const size_t block = moert_share(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
+moert_status moert_rope_check(size_t tokens, size_t length, size_t heads, size_t head_size,
+                              const moert_buffer *table) {
+    int narrow;
     MOERT_TRY(check_head_size(head_size));
-    MOERT_TRY(moert_to_int(heads, "number of heads", &head_count));
-    MOERT_TRY(moert_to_int(head_size, "head size", &head_width));
+    MOERT_TRY(moert_to_int(heads, "number of heads", &narrow));
+    MOERT_TRY(moert_to_int(head_size, "head size", &narrow));
+    MOERT_TRY(moert_to_int(length, "length of a sequence", &narrow));
     if (tokens > 0 && length == 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu tokens in sequences of length 0", tokens);
     const size_t positions = moert_buffer_bytes(table) / (head_size * sizeof(float));
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
+    return MOERT_OK;
+}
+
+moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
+                        const moert_buffer *table, bool inverse, moert_buffer *x) {
+    moert_device *device = moert_buffer_device(x);
+    const size_t block = moert_share(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
+    MOERT_TRY(moert_rope_check(tokens, length, heads, head_size, table));
     moert_profile_work(device, "rope", 0.0,
                        2 * sizeof(float) * (double)(tokens * heads * head_size));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "rope", head_size / 2), "rope",
                      ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(tokens),
-                     MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG(head_count),
-                     MOERT_ARG(head_width), MOERT_ARG(inverse ? -1.0f : 1.0f), MOERT_ARG(table),
+                     MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG((int)heads),
+                     MOERT_ARG((int)head_size), MOERT_ARG(inverse ? -1.0f : 1.0f), MOERT_ARG(table),
                      MOERT_ARG(x));
 }

@@ -45,7 +45,7 @@ typedef struct moert_global_scales {
 
 typedef struct moert_transpose {
     size_t groups, rows, columns;
-    size_t element_bytes; /* 1 or 4 */
+    size_t element_bytes; /* 1, 2 or 4 */
     const moert_buffer *from;
     moert_buffer *to;
 } moert_transpose;

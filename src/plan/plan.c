@@ -61,14 +61,17 @@ free_last:
     return status;
 }
 
-static moert_status allocate(moert_plan *plan) {
+static moert_status allocate_slots(moert_plan *plan) {
     size_t slots = plan->tokens * plan->topk;
+    MOERT_TRY(moert_alloc(&plan->slot_rank, slots, sizeof *plan->slot_rank));
+    MOERT_TRY(moert_alloc(&plan->slot_row, slots, sizeof *plan->slot_row));
+    return moert_alloc(&plan->slot_position, slots, sizeof *plan->slot_position);
+}
+
+static moert_status allocate(moert_plan *plan) {
     MOERT_TRY(moert_alloc(&plan->counts, plan->ranks * plan->experts, sizeof *plan->counts));
     MOERT_TRY(moert_alloc(&plan->expert_counts, plan->experts, sizeof *plan->expert_counts));
     MOERT_TRY(moert_alloc(&plan->ends, plan->local_experts, sizeof *plan->ends));
-    MOERT_TRY(moert_alloc(&plan->slot_rank, slots, sizeof *plan->slot_rank));
-    MOERT_TRY(moert_alloc(&plan->slot_row, slots, sizeof *plan->slot_row));
-    MOERT_TRY(moert_alloc(&plan->slot_position, slots, sizeof *plan->slot_position));
     MOERT_TRY(moert_alloc(&plan->send_rows, plan->ranks, sizeof *plan->send_rows));
     return moert_alloc(&plan->receive_rows, plan->ranks, sizeof *plan->receive_rows);
 }
@@ -158,7 +161,10 @@ moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk,
     MOERT_TRY_OR(destroy_plan, allocate(made));
     memcpy(made->counts, counts, ranks * experts * sizeof *counts);
     MOERT_TRY_OR(destroy_plan, lay_out(made, lanes));
-    MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes));
+    if (index != NULL) {
+        MOERT_TRY_OR(destroy_plan, allocate_slots(made));
+        MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes));
+    }
     *plan = made;
     free(lanes);
     return MOERT_OK;

@@ -14,13 +14,17 @@ enum { MOST_EXPERTS = 1024 };
  * in local memory, have several. `block` tokens are a team's. */
 typedef struct build {
     const char *program;
+    const char *aligned; /* see MOERT_PROGRAM(); for the backward: the forward is slower so */
     size_t block, experts;
     size_t columns; /* of router_mass's work-groups */
 } build;
 
 static build choose_build(const moert_device *device, size_t experts) {
 #define BUILD(block, most, columns)                                                                \
-    { "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most, block, most, columns }
+    {                                                                                              \
+        "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                         \
+            "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most, columns   \
+    }
     static const build cpu = BUILD(16, 1024, 1024);
     static const build gpu[] = {BUILD(1, 128, 128), BUILD(1, 256, 128), BUILD(1, 512, 128),
                                 BUILD(1, 1024, 128)};
@@ -162,7 +166,8 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
     tell_work(device, tokens, 3 * options->experts + 3 * options->topk);
     const build with = choose_build(device, options->experts);
-    return MOERT_RUN(device, with.program, "router_backward",
+    const size_t sizes = moert_share(device, 1, options->experts | options->topk);
+    return MOERT_RUN(device, sizes % 4 == 0 ? with.aligned : with.program, "router_backward",
                      ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),

@@ -14,17 +14,34 @@ typedef struct projection {
     moert_number type;
 } projection;
 
-enum { USES = 2 };
-
-/* Of a packing for forward or, use 1, for dgrad. */
-static size_t packed_bytes(const moert_device *device, projection p, size_t use) {
-    const moert_packed_shape packed = {p.groups, p.n, p.k,
-                                       use == 0 ? p.forward : MOERT_PACKED_DGRAD, p.type};
-    return device != NULL ? moert_packed_need(device, &packed) : 0;
+static moert_packed_shape shape_of(projection p) {
+    return (moert_packed_shape){p.groups, p.n, p.k, p.forward, p.type};
 }
 
-/* The experts' weights, of one layer: rounded (refresh_use of layer/precision.c), or packed when
- * they are used again. */
+/* Packings made by the products of a step: each micro-batch has one each way. */
+static size_t packings_bytes(const moert_memory_setting *setting, projection p) {
+    const moert_packed_shape shape = shape_of(p);
+    return setting->device != NULL
+               ? moert_packings_need(setting->device, &shape, setting->micro_batches)
+               : 0;
+}
+
+/* A weight rounded in blocks for forward and for dgrad: packed or, where that gains nothing,
+ * float32 (refresh_use of layer/precision.c). */
+static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
+    const moert_packed_for uses[] = {p.forward, MOERT_PACKED_DGRAD};
+    moert_packed_shape shape = shape_of(p);
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+        shape.use = uses[i];
+        const size_t packed =
+            setting->device != NULL ? moert_packed_need(setting->device, &shape) : 0;
+        bytes += packed > 0 ? packed : p.groups * p.n * p.k * sizeof(float);
+    }
+    return bytes;
+}
+
+/* The experts' weights, of one layer. */
 static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_precision precision = c->precision;
@@ -36,14 +53,10 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
         {s->experts, 2 * c->intermediate, c->hidden, moert_packed_for_glu(&options.glu), type},
         {s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type}};
     size_t bytes = 0;
-    if (!blocks && (setting->micro_batches < 2 || s->rows == 0))
+    if (!blocks && s->rows == 0)
         return 0;
     for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
-        for (size_t use = 0; use < USES; use++) {
-            const projection p = experts[i];
-            const size_t packed = packed_bytes(setting->device, p, use);
-            bytes += packed > 0 || !blocks ? packed : p.groups * p.n * p.k * sizeof(float);
-        }
+        bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, experts[i]);
     return bytes;
 }
 
@@ -60,14 +73,11 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
                                 {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
                                 {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
                                 {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
-    size_t bytes = 0;
-    if (setting->micro_batches < 2 || s->tokens == 0)
+    if (s->tokens == 0)
         return 0;
-    for (size_t use = 0; use < USES; use++) {
-        bytes += packed_bytes(setting->device, head, use);
-        for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
-            bytes += c->layers * packed_bytes(setting->device, dense[i], use);
-    }
+    size_t bytes = packings_bytes(setting, head);
+    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+        bytes += c->layers * packings_bytes(setting, dense[i]);
     return bytes;
 }
 
@@ -104,7 +114,8 @@ static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_number type = moert_factor_type(c->dense);
     const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
-    const size_t widest_y = moert_max(moert_max(h, 2 * shared), moert_max(s->q, s->kv));
+    const size_t widest_y =
+        moert_max(shared > 0 ? moert_max(h, 2 * shared) : 0, moert_max(s->q, s->kv));
     *x = moert_max(*x, moert_factor_floats(type, s->tokens * widest_x));
     *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
 }
@@ -117,8 +128,9 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
     const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
-    size_t x = 0, y = 0, floats = 0, codes = travels ? s->tokens * moert_wire_width(&options) : 0,
-           scales = 0;
+    const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
+    size_t x = 0, y = 0, floats = 0, scales = 0,
+           codes = travels && !given ? s->tokens * moert_wire_width(&options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
@@ -130,7 +142,7 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
     }
     if (c->dense != MOERT_PRECISION_F32) {
         largest_factors(s, &x, &y);
-        floats += moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->vocabulary);
+        floats += moert_factor_floats(moert_factor_type(c->dense), s->tokens * h); /* codes */
     }
     if (precision >= MOERT_PRECISION_MXFP8) {
         largest_codes(s, &codes, &scales);

@@ -12,8 +12,6 @@
 #include "model/model.h"
 #include "moert/plan.h"
 
-enum { PARTIAL_FLOATS = 16 * 1024 * 1024 }; /* of block.c and model/backward.c */
-
 /* A quarter of room to grow: windows, and reserve_block of engine_staged.c. */
 static size_t with_room(size_t count) {
     return count + count / 4;
@@ -41,8 +39,11 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
     const size_t group = rank - rank % setting->ep;
-    moert_memory_shape s = {
-        .config = c, .total_sequences = setting->batch, .length = setting->length};
+    moert_memory_shape s = {.config = c,
+                            .total_sequences = setting->batch,
+                            .length = setting->length,
+                            .partial_floats =
+                                moert_block_partial_bytes(setting->device) / sizeof(float)};
     size_t first, most, last, tokens;
     moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
@@ -78,11 +79,12 @@ static void count_parameters(const moert_memory_shape *s, size_t *replicated, si
 #undef FLOATS
 }
 
-/* moert_block_begin */
-static size_t count_nodes(const moert_memory_shape *s) {
+/* moert_block_begin; a rank alone has none */
+static size_t count_nodes(const moert_memory_shape *s, size_t ranks) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
-    return moert_max(moert_tree_nodes(span, nodes), 1);
+    const size_t count = moert_max(moert_tree_nodes(span, nodes), 1);
+    return ranks == 1 && count == 1 ? 0 : count;
 }
 
 /* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
@@ -118,7 +120,8 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
 /* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
 static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    const size_t per_token = 2 + c->hidden + 1 + c->vocabulary + 1;
+    const size_t links = c->tied_embeddings ? 0 : 2;
+    const size_t per_token = 2 + links + c->hidden + 1 + c->vocabulary + 1;
     return s->sequences + s->length * c->head_size + s->tokens * per_token +
            moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->hidden);
 }
@@ -126,7 +129,7 @@ static size_t outer_activations(const moert_memory_shape *s) {
 /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
 static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     const size_t row = s->sequences * k;
-    return row > 0 ? row * moert_min(n, moert_max(1, PARTIAL_FLOATS / row)) : 0;
+    return row > 0 ? row * moert_min(n, moert_max(1, s->partial_floats / row)) : 0;
 }
 
 /* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
@@ -136,21 +139,37 @@ static size_t largest_partial(const moert_memory_shape *s) {
     const size_t dense[][2] = {
         {c->vocabulary, h},    {s->q, h}, {s->kv, h}, {h, s->q}, {2 * shared, h}, {h, shared},
         {c->router.experts, h}};
-    const size_t row = moert_max(s->sequences, 1) * h; /* of the embedding, and of its norms */
-    size_t most = row * moert_min(c->vocabulary, moert_max(1, PARTIAL_FLOATS / row));
+    const size_t row = moert_max(s->sequences, 1) * h; /* of a tied embedding */
+    size_t most = s->sequences * h;                    /* of norms */
+    if (c->tied_embeddings)
+        most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
+    const size_t numbers = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
+    most = moert_max(most, numbers); /* of the losses: sum_everything of model/losses.c */
     for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
         most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
     return moert_max(most, s->sequences * c->head_size);
 }
 
-/* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
-static size_t count_scratch(const moert_memory_shape *s) {
+/* MOERT_SCRATCH_TOKENS: what a shared expert adds to dx, or the norms' pieces. */
+static size_t tokens_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
-    size_t floats = largest_partial(s) + t * (c->router.experts + c->router.topk);
+    const size_t norms[][2] = {
+        {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
+    size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
+    for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
+        most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
+                                                         norms[i][1]));
+    return most;
+}
+
+/* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
+static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens;
+    size_t floats =
+        largest_partial(s) + tokens_scratch(setting, s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
-    if (c->shared_intermediate > 0 || c->dense != MOERT_PRECISION_F32)
-        floats += t * c->hidden;
     return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(s);
 }
 
@@ -209,10 +228,10 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .gradients = parameters,
         .moments = 2 * parameters,
         .copies = moert_memory_copies(setting, &s),
-        .sums = count_nodes(&s) * replicated * sizeof(float),
+        .sums = count_nodes(&s, setting->ranks) * replicated * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
-        .scratch = (count_scratch(&s) + arrived) * sizeof(float),
+        .scratch = (count_scratch(setting, &s) + arrived) * sizeof(float),
         .staging = staging * sizeof(float),
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),

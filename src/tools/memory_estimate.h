@@ -28,7 +28,7 @@ typedef struct moert_memory_setting {
     X(weights, "weights", "parameters, each tensor padded to 512 bytes")                           \
     X(gradients, "gradients", "as many again")                                                     \
     X(moments, "moments", "of AdamW, twice as many")                                               \
-    X(copies, "copies", "of weights: rounded, or packed for further micro-batches")                \
+    X(copies, "copies", "of weights: rounded, or packed for their products")                       \
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \

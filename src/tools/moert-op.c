@@ -67,6 +67,7 @@ static moert_status check(int argc, char **argv) {
 }
 
 static moert_status run(moert_context *context) {
+    MOERT_TRY(moert_backend_check(moert_context_device(context)));
     MOERT_TRY(moert_file_op_run(op, context, input_path, output_path));
     moert_program_say(context, "%s of %s, backend %s -> %s\n", op->name, input_path,
                       moert_backend_name(moert_context_device(context)), output_path);

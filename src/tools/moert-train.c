@@ -105,6 +105,9 @@ static const moert_option options[] = {
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
      "at the end say where the steps' time went, in OUT/profile.json too"},
+    {"trace", MOERT_OPTION_STRING, &trainer.trace, NULL, NULL,
+     "file for a trace of five steps, from the third on, for chrome://tracing: what each rank's "
+     "device did, and when it waited for messages"},
     {"sample", MOERT_OPTION_UINT, &sample_bytes, "0", "0..100000",
      "bytes of text to write at the end"},
     {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "what the text begins with"},

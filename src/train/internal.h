@@ -3,6 +3,7 @@
 #define MOERT_TRAIN_INTERNAL_H
 
 #include "train/breakdown.h"
+#include "train/trace.h"
 #include "train/trainer.h"
 
 typedef struct moert_trainer {
@@ -15,6 +16,7 @@ typedef struct moert_trainer {
     moert_metrics *metrics;
     moert_run_state state;
     moert_breakdown breakdown; /* of options->profile */
+    moert_trace *trace;        /* of options->trace, or NULL */
     int32_t *input, *target;   /* this rank's sequences of a micro-batch */
 } moert_trainer;
 

@@ -6,7 +6,6 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
-#include "ops/dense.h"
 
 static moert_status create_moments(const moert_block *block, moert_block **moments) {
     size_t *elements;
@@ -16,6 +15,29 @@ static moert_status create_moments(const moert_block *block, moert_block **momen
     moert_status status = moert_block_create(block->device, block->what, block->replicated,
                                              elements, block->count, moments);
     free(elements);
+    return status;
+}
+
+/* The squares of the gradients of all tensors that this rank holds. */
+static moert_status create_squares(moert_optimizer *optimizer) {
+    moert_model *model = optimizer->model;
+    size_t count = moert_model_tensor_count(model);
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    moert_square_span *span;
+    MOERT_TRY(MOERT_NEW_ARRAY(&optimizer->squared, count));
+    MOERT_TRY(MOERT_NEW_ARRAY(&span, count));
+    for (size_t b = 0; b < moert_model_block_count(model); b++) {
+        const moert_block *block = moert_model_block(model, b);
+        for (size_t i = 0; i < count; i++)
+            if (tensor[i].block == block) {
+                span[optimizer->held] =
+                    (moert_square_span){block->gradient, tensor[i].offset, tensor[i].elements};
+                optimizer->squared[optimizer->held++] = i;
+            }
+    }
+    moert_status status = moert_squares_create(moert_model_mesh(model)->device, span,
+                                               optimizer->held, &optimizer->squares);
+    free(span);
     return status;
 }
 
@@ -30,6 +52,7 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->moments, blocks));
     for (size_t i = 0; i < blocks; i++)
         MOERT_TRY_OR(fail, create_moments(moert_model_block(model, i), &made->moments[i]));
+    MOERT_TRY_OR(fail, create_squares(made));
     *optimizer = made;
     return MOERT_OK;
 fail:
@@ -44,6 +67,8 @@ void moert_optimizer_destroy(moert_optimizer *optimizer) {
          i++)
         moert_block_destroy(optimizer->moments[i]);
     free(optimizer->moments);
+    moert_squares_destroy(optimizer->squares);
+    free(optimizer->squared);
     free(optimizer);
 }
 
@@ -55,28 +80,14 @@ moert_block *moert_optimizer_moments(const moert_optimizer *optimizer,
     return NULL;
 }
 
-/* Sums of squares of the tensors that lie in `block`, into square[tensors]. */
-static moert_status square_block(moert_model *model, const moert_block *block, double *square) {
-    size_t count = moert_model_tensor_count(model), found = 0;
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    size_t *rows;
+/* Sums of squares of the tensors that this rank holds, into square[tensors]. */
+static moert_status square_held(moert_optimizer *optimizer, double *square) {
     double *sums;
-    MOERT_TRY(moert_alloc(&rows, count, 3 * sizeof *rows));
-    size_t *offset = rows + count, *length = rows + 2 * count;
-    moert_status status = moert_alloc(&sums, count, sizeof *sums);
-    if (status == MOERT_OK) {
-        for (size_t i = 0; i < count; i++)
-            if (tensor[i].block == block) {
-                rows[found] = i;
-                offset[found] = tensor[i].offset;
-                length[found++] = tensor[i].elements;
-            }
-        status = moert_sum_squares(block->gradient, found, offset, length, sums);
-        for (size_t i = 0; status == MOERT_OK && i < found; i++)
-            square[rows[i]] = sums[i];
-        free(sums);
-    }
-    free(rows);
+    MOERT_TRY(moert_alloc(&sums, optimizer->held, sizeof *sums));
+    moert_status status = moert_squares_sum(optimizer->squares, sums);
+    for (size_t i = 0; status == MOERT_OK && i < optimizer->held; i++)
+        square[optimizer->squared[i]] = sums[i];
+    free(sums);
     return status;
 }
 
@@ -103,9 +114,7 @@ moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm) {
     double *square, sum = 0.0;
     moert_phase_set("gradient norm");
     MOERT_TRY(moert_alloc(&square, count, sizeof *square));
-    moert_status status = MOERT_OK;
-    for (size_t i = 0; i < moert_model_block_count(model) && status == MOERT_OK; i++)
-        status = square_block(model, moert_model_block(model, i), square);
+    moert_status status = square_held(optimizer, square);
     if (status == MOERT_OK)
         status = gather_squares(model, square);
     for (size_t i = 0; i < count; i++)
@@ -137,18 +146,23 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
         const moert_block *block = moert_model_block(optimizer->model, b),
                           *moments = optimizer->moments[b];
         for (size_t i = 0; i < block->count; i++) {
-            const moert_block_tensor *tensor = &block->tensor[i], *state = &moments->tensor[i];
+            moert_block_tensor *tensor = &block->tensor[i];
+            const moert_block_tensor *state = &moments->tensor[i];
             if (tensor->elements == 0)
                 continue;
-            const moert_adamw adamw = {.rate = rate,
-                                       .beta1 = o->beta1,
-                                       .beta2 = o->beta2,
-                                       .epsilon = o->epsilon,
-                                       .decay = decays(optimizer, block, i) ? o->decay : 0.0,
-                                       .scale = scale,
-                                       .step = step};
+            const moert_adamw adamw = {
+                .rate = rate,
+                .beta1 = o->beta1,
+                .beta2 = o->beta2,
+                .epsilon = o->epsilon,
+                .decay = decays(optimizer, block, i) ? o->decay : 0.0,
+                .scale = scale,
+                .step = step,
+                .rounded = moert_packings_copy(&tensor->packings, tensor->elements)};
             MOERT_TRY(moert_adamw_step(&adamw, tensor->elements, tensor->weight, tensor->gradient,
                                        state->weight, state->gradient));
+            if (adamw.rounded != NULL)
+                moert_packings_rounded(&tensor->packings);
         }
     }
     return MOERT_OK;

@@ -5,6 +5,7 @@
 #define MOERT_TRAIN_OPTIMIZER_H
 
 #include "model/model.h"
+#include "ops/dense.h"
 
 typedef struct moert_optimizer_options {
     double beta1, beta2, epsilon, decay;
@@ -17,6 +18,9 @@ typedef struct moert_optimizer {
     moert_optimizer_options options;
     moert_block **moments; /* one per block of the model: the first moment as its weight, the second
                               as its gradient */
+    moert_squares *squares;
+    size_t *squared; /* [held] tensors of the model that this rank holds, block after block */
+    size_t held;
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */

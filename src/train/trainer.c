@@ -53,7 +53,11 @@ static bool due(uint64_t every, uint64_t done, uint64_t total) {
 /* The computation of a step, until the device is done with it. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean) {
     moert_device *device = moert_model_mesh(t->model)->device;
-    const bool counts = t->options->profile && t->state.step >= t->breakdown.from;
+    const bool late = t->state.step >= t->breakdown.from;
+    const bool traced =
+        late && t->trace != NULL && t->state.step - t->breakdown.from < MOERT_TRACE_STEPS;
+    const bool counts = traced || (late && t->options->profile);
+    const uint64_t start = moert_clock_ns();
     if (counts)
         MOERT_TRY(moert_profile_begin(device));
     MOERT_TRY(moert_trainer_gradients(t, mean));
@@ -63,7 +67,10 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     if (!counts)
         return MOERT_OK;
     t->breakdown.steps++;
-    return moert_profile_end(device);
+    MOERT_TRY(moert_profile_end(device));
+    if (traced)
+        moert_trace_step(t->trace, t->state.step, start, moert_clock_ns());
+    return MOERT_OK;
 }
 
 static moert_status step(moert_trainer *t) {
@@ -198,17 +205,28 @@ static moert_status resume(moert_trainer *t) {
     return status;
 }
 
-/* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
-static moert_status open_outputs(moert_trainer *t) {
+static moert_status open_metrics(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const moert_metrics_options metrics = {.path = o->metrics,
                                            .start = t->state.step,
                                            .total = o->steps,
                                            .console = stdout,
                                            .every = o->log_every};
-    if (o->out != NULL)
-        MOERT_TRY(moert_make_folders(o->out));
     return moert_metrics_open(&metrics, &t->metrics);
+}
+
+/* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
+static moert_status open_outputs(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    moert_device *device = moert_model_mesh(t->model)->device;
+    MOERT_TRY(moert_comm_agree(t->world,
+                               t->first && o->out != NULL ? moert_make_folders(o->out) : MOERT_OK));
+    if (o->trace != NULL) {
+        t->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
+        MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(device)));
+        MOERT_TRY(moert_trace_start(device, t->world, o->trace, &t->trace));
+    }
+    return moert_comm_agree(t->world, t->first ? open_metrics(t) : MOERT_OK);
 }
 
 static moert_status begin(moert_trainer *t) {
@@ -220,7 +238,7 @@ static moert_status begin(moert_trainer *t) {
     if (o->profile)
         MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
                                         o->steps, &t->breakdown));
-    return moert_comm_agree(t->world, t->first ? open_outputs(t) : MOERT_OK);
+    return open_outputs(t);
 }
 
 static moert_status report_profile(moert_trainer *t) {
@@ -269,11 +287,14 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
     if (options->profile)
         MOERT_TRY_OR(done, report_profile(&t));
+    if (options->trace != NULL)
+        MOERT_TRY_OR(done, moert_trace_write(t.trace));
 done:
     for (int i = 0; i < STOP_SIGNALS; i++)
         sigaction(stop_signals[i], &before[i], NULL);
     status = close_metrics(&t, status);
     moert_optimizer_destroy(t.optimizer);
+    moert_trace_destroy(t.trace);
     moert_trainer_free(&t);
     return status;
 }

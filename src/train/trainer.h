@@ -30,6 +30,7 @@ typedef struct moert_trainer_options {
     uint64_t log_every;      /* console lines; 0 = none */
     bool profile;            /* a table of where the steps' time went at the end, on the console and
                                 in OUT/profile.json */
+    const char *trace;       /* Chrome trace of MOERT_TRACE_STEPS steps, or NULL */
 } moert_trainer_options;
 
 /*

@@ -38,10 +38,16 @@ next() { # a number and a free slot
     while [ "$(jobs -pr | wc -l)" -ge "$slots" ]; do wait -n; done
 }
 
-# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out
+# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out; a rank
+# alone does without mpirun, as tests/support/e2e.sh does
 job() {
-    local ranks=$1 dir=$2 settings=() word
+    local ranks=$1 dir=$2 settings=() launch=() word
     shift 2
+    if [ "$ranks" -eq 1 ]; then
+        settings+=(OMPI_MCA_ess_singleton_isolated=1 "OMPI_MCA_orte_tmpdir_base=$dir" OMPI_MCA_pml=ob1)
+    else
+        launch=("${MOERT_MPIRUN[@]}" -n "$ranks")
+    fi
     while [[ $1 == *=* ]]; do
         settings+=("$1")
         shift
@@ -49,7 +55,7 @@ job() {
     local program=$bin/moert-$1 arguments=()
     shift
     for word in "$@"; do arguments+=("${word//OUT/$dir/out}"); done
-    env "${settings[@]}" timeout -k 5 60 "${MOERT_MPIRUN[@]}" -n "$ranks" "$program" "${arguments[@]}" \
+    env "${settings[@]}" timeout -k 5 60 "${launch[@]}" "$program" "${arguments[@]}" \
         >"$dir/stdout" 2>"$dir/stderr"
     local status=$?
     echo "status $status" >>"$dir/stdout"
@@ -131,6 +137,7 @@ bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
 bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run
 bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|staged' MOERT_EXCHANGE=bogus train "${text[@]}"
 bad "$both" 2 'MOERT_BACKEND=bogus .*auto\|reference\|portable' MOERT_BACKEND=bogus train "${text[@]}"
+bad 2 1 'MOERT_BACKEND is nvidia, which takes GPUs of compute capability 8\.0 and later, not' MOERT_BACKEND=nvidia train "${text[@]}"
 bad "$both" 2 'MOERT_TIMEOUT_S=abc .*0-86400' MOERT_TIMEOUT_S=abc train "${text[@]}"
 bad "$both" 2 'MOERT_DEVICE=nosuch matches no OpenCL device; there are: 0:0' MOERT_DEVICE=nosuch train "${text[@]}"
 mkdir "$work/none"
@@ -195,6 +202,7 @@ bad 1 1 "holds no tensor 'weight'" "${matrix[@]}" --name weight
 bad 1 1 '/none.*: Is a directory' "${matrix[@]:0:4}" --output "$work/none"
 bad 1 1 '/out/nosuch/q\.safetensors.*No such file' "${matrix[@]:0:5}" OUT/nosuch/q.safetensors
 bad 1 2 '48 columns are no multiple of the runs of 7' "${matrix[@]}" --gate-runs 7
+bad 1 1 'MOERT_BACKEND is nvidia, which takes GPUs' op dequantize "${matrix[@]:2}" --backend nvidia
 bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/input.safetensors --output OUT/x.safetensors
 bad 1 1 'q\[40,96\] and scale\[40,3\] do not belong together' op dequantize "${matrix[@]:2}" --axis column
 bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "${matrix[@]:2}" --lines 400 --width 3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
-# bench_fused, bench_memory on small sizes: right results of every product and kernel. run-cpu: whether both sides computed the same.
+# bench_fused, bench_memory, bench_exchange, bench_layer on small sizes: right results of every product, kernel and row. run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -76,9 +76,32 @@ verdict $? "bench_fused: 14 products with what follows them, all right"
 timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
 status=$?
 kernels=$(grep -vc '^#' "$out")
-{ [ $status -eq 0 ] && [ "$kernels" -ge 16 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
+{ [ $status -eq 0 ] && [ "$kernels" -ge 38 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
     all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"; } >>"$log" 2>&1
 verdict $? "bench_memory: every kernel's result is right, and has a rate beside the copy's"
+
+exchanged() { # TITLE RANKS ROWS RIVAL OPTION...: right rows of the JSON file, with a rate and such a rival
+    ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
+    local status=$?
+    { [ $status -eq 0 ] && all_are wrong 0 "$3" && all_are ranks "$2" "$3" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$3" &&
+        all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"; } >>"$log" 2>&1
+    verdict $? "bench_exchange: $1"
+}
+for skew in balanced zipf hot one; do
+    exchanged "$skew, through windows and packed messages: every element is right" 2 2 '"packed MPI_Alltoallv.*"' --skew $skew --engine window
+done
+exchanged "through host buffers on 3 ranks" 3 2 '"packed MPI_Alltoallv.*"' --engine staged
+exchanged "rows of MXFP8 on one rank, without the rival" 1 1 null --dtype mxfp8 --no-rival
+for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16'; do
+    ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
+    status=$?
+    { [ $status -eq 0 ] && all_are wrong false 2 && all_are op '"forward(.backward)?"' 2 &&
+        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' 2; } >>"$log" 2>&1
+    verdict $? "bench_layer $how: y and dx of sampled tokens are those of float64"
+done
+alone "$bin/bench_exchange" --topk 9 --experts 8
+[ $? -eq 2 ] && grep -q 'bench_exchange: --topk is 9' "$log"
+verdict $? "bench_exchange: more experts for a token than there are: refused with a reason"
 
 losses() { # FILE LOSS: metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do

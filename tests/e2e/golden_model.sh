@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of a run of
-# AdamW, on up to 4 ranks (of which some have no sequence). TEST_ALL=1 adds 3 ranks and every engine.
+# AdamW, on up to 4 ranks (of which some have no sequence). MOERT_DEVICE=gpu runs each model on 1, 2 and 4; TEST_ALL=1 adds 3
+# ranks and every engine.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -26,7 +27,8 @@ logits() {
 # model MODEL RANKS ENGINE
 model() {
     local metrics=$folder/$1-$2-$3.jsonl gradients=$folder/$1-$2-$3.safetensors aux=()
-    export MOERT_EXCHANGE=$3
+    MOERT_EXCHANGE=$(engine "$3")
+    export MOERT_EXCHANGE
     [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
     train "$1" "$2" --gradients "$gradients" &&
         "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$gradients" \
@@ -41,18 +43,23 @@ model() {
     verdict $? "$*: the gradients of 1 rank, byte for byte"
 }
 
-for name in mixtral-tiny mixtral-tiny-aux qwen3-tiny; do
-    counts=(1 2 4)
-    [ "${TEST_ALL:-0}" -eq 0 ] && [ $name = mixtral-tiny-aux ] && counts=(1 4)
-    [ "${TEST_ALL:-0}" -eq 0 ] && [ $name = qwen3-tiny ] && counts=(1 2)
-    logits "$name"
+runs() { # MODEL
+    local count counts=(1 2 4)
+    case ${TEST_ALL:-0}-${MOERT_DEVICE:-}-$1 in
+    1-* | 0-gpu-*) ;;
+    *-aux) counts=(1 4) ;;
+    *-qwen3-tiny) counts=(1 2) ;;
+    esac
+    logits "$1"
     for count in "${counts[@]}"; do
-        model "$name" "$count" auto
+        model "$1" "$count" auto
     done
-    [ "${TEST_ALL:-0}" -eq 1 ] || continue
-    model "$name" 3 window
+    [ "${TEST_ALL:-0}" -eq 1 ] || return
+    model "$1" 3 window
     for count in 1 2 3 4; do
-        model "$name" "$count" staged
+        model "$1" "$count" staged
     done
-done
+}
+
+for name in mixtral-tiny mixtral-tiny-aux qwen3-tiny; do part runs $name; done
 finish

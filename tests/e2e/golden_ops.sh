@@ -6,7 +6,12 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 golden=tests/golden/ops
 tools=${TEST_BUILD:-build}/tests
-input=$folder/input.safetensors output=$folder/output.safetensors expected=$folder/expected.safetensors
+
+# own COMMAND...: COMMAND, as a part, on files of its own
+own() {
+    input=$folder/input.safetensors output=$folder/output.safetensors expected=$folder/expected.safetensors
+    "$@"
+}
 
 # op IN OUT WORD...: runs moert-op
 op() { alone "$bin/moert-op" "${@:3}" --input "$1" --output "$2"; }
@@ -29,7 +34,8 @@ same() {
 
 # ---- golden files ----
 
-for path in "$golden"/*.safetensors; do
+golden_file() {
+    local path=$1 name family format act backend options tensors
     name=$(basename "$path" .safetensors)
     IFS=- read -r family format act _ <<<"$name"
     case $family in
@@ -40,19 +46,23 @@ for path in "$golden"/*.safetensors; do
         op "$path" "$output" "${options[@]}" --backend "$backend"
         same 1e-5 "$name, $backend" "$path" "$output" "${tensors[@]}"
     done
-done
+}
+for path in "$golden"/*.safetensors; do part own golden_file "$path"; done
 
 # the same with scales as matrices; scales of b come out of their tiles first
-path=$golden/glu-mxfp8-swiglu-gate_first-K128-N128-40_0_200.safetensors
-pack "$(at sfb)" "swizzled:U8[1536]:@$path#sfb"
-op "$(at sfb)" "$(at sfb)" unswizzle --lines 384 --width 4
-pack "$input" "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" \
-    "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
-op "$input" "$output" grouped-gemm-glu --format mxfp8 --scales linear
-same 1e-5 "linear scales" "$path" "$output" c d amax
-op "$path" "$output" grouped-gemm-glu --format mxfp8 --glu-order linear-first
-! "$compare" largest --expected "$path" --actual "$output" --only d --tolerance 0.1 >>"$log"
-verdict $? "linear-first is something else"
+linear_scales() {
+    local path=$golden/glu-mxfp8-swiglu-gate_first-K128-N128-40_0_200.safetensors
+    pack "$(at sfb)" "swizzled:U8[1536]:@$path#sfb"
+    op "$(at sfb)" "$(at sfb)" unswizzle --lines 384 --width 4
+    pack "$input" "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" \
+        "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
+    op "$input" "$output" grouped-gemm-glu --format mxfp8 --scales linear
+    same 1e-5 "linear scales" "$path" "$output" c d amax
+    op "$path" "$output" grouped-gemm-glu --format mxfp8 --glu-order linear-first
+    ! "$compare" largest --expected "$path" --actual "$output" --only d --tolerance 0.1 >>"$log"
+    verdict $? "linear-first is something else"
+}
+part own linear_scales
 
 # ---- products of plain numbers ----
 
@@ -72,35 +82,46 @@ product() {
     done
 }
 
-product y fprop none 1 "$x" "$weight" "$y" "$alpha" "$beta" "$bias" "$bias_scale"
-product y fprop x 2 'x:F32[35,24]:~1' "$weight" "$slots" "$bias"
-product y fprop y 2 "$x" "$weight" "$slots" "$row_weight" "$alpha"
-product x dgrad none 1 "$y" "$weight" "$x" "$alpha" "$beta"
-product x dgrad x 2 "$y" "$weight" "$slots"
-product x dgrad y 2 "$y" "$weight" "$slots"
-product weight wgrad x 2 'x:F32[35,24]:~1' "$y" "$slots" "$alpha"
-product weight wgrad y 2 "$x" "$y" "$slots" "$weight" "$beta"
+part own product y fprop none 1 "$x" "$weight" "$y" "$alpha" "$beta" "$bias" "$bias_scale"
+part own product y fprop x 2 'x:F32[35,24]:~1' "$weight" "$slots" "$bias"
+part own product y fprop y 2 "$x" "$weight" "$slots" "$row_weight" "$alpha"
+part own product x dgrad none 1 "$y" "$weight" "$x" "$alpha" "$beta"
+part own product x dgrad x 2 "$y" "$weight" "$slots"
+part own product x dgrad y 2 "$y" "$weight" "$slots"
+part own product weight wgrad x 2 'x:F32[35,24]:~1' "$y" "$slots" "$alpha"
+part own product weight wgrad y 2 "$x" "$y" "$slots" "$weight" "$beta"
 
-pack "$input" "$ends" "$x" "$y" "$weight"
-pack "$expected" "$ends" "$x" "$y" "$weight" 'beta:F32[3]:1'
-"$tools/expect" wgrad "$expected" "$expected"
-op "$input" "$output" grouped-gemm --op wgrad --accumulate
-same 1e-5 'wgrad, accumulated' "$expected" "$output" weight
-pack "$input" 'offsets:I32[3]:20,20,70' 'a:F32[40,70]:~7' 'b_t:F32[24,70]:~8' "wgrad:F32[3,40,24]:~2" \
-    'global_scale_a:F32[3]:2,3,4' 'global_scale_b:F32[3]:0.5,1,0.125'
-pack "$(at turned)" "$ends" 'y:F32[40,70]:~7' 'x:F32[24,70]:~8' "$weight" 'alpha:F32[3]:1,3,0.5'
-op "$input" "$output" grouped-gemm-wgrad --format f32 --accumulate
-op "$(at turned)" "$(at weight)" grouped-gemm --op wgrad --x-transposed --y-transposed --accumulate
-pack "$expected" "wgrad=$(at weight)#weight"
-same bytes 'wgrad by cuDNN names' "$expected" "$output" wgrad
+accumulated() {
+    pack "$input" "$ends" "$x" "$y" "$weight"
+    pack "$expected" "$ends" "$x" "$y" "$weight" 'beta:F32[3]:1'
+    "$tools/expect" wgrad "$expected" "$expected"
+    op "$input" "$output" grouped-gemm --op wgrad --accumulate
+    same 1e-5 'wgrad, accumulated' "$expected" "$output" weight
+}
 
-pack "$input" 'offsets:I32[2]:0,0' 'a:F32[8,0]:0' 'b_t:F32[8,0]:0'
-pack "$expected" 'wgrad:F32[2,8,8]:0'
-op "$input" "$output" grouped-gemm-wgrad --format f32
-same bytes 'wgrad without rows' "$expected" "$output" wgrad
+cudnn_names() {
+    pack "$input" 'offsets:I32[3]:20,20,70' 'a:F32[40,70]:~7' 'b_t:F32[24,70]:~8' "wgrad:F32[3,40,24]:~2" \
+        'global_scale_a:F32[3]:2,3,4' 'global_scale_b:F32[3]:0.5,1,0.125'
+    pack "$(at turned)" "$ends" 'y:F32[40,70]:~7' 'x:F32[24,70]:~8' "$weight" 'alpha:F32[3]:1,3,0.5'
+    op "$input" "$output" grouped-gemm-wgrad --format f32 --accumulate
+    op "$(at turned)" "$(at weight)" grouped-gemm --op wgrad --x-transposed --y-transposed --accumulate
+    pack "$expected" "wgrad=$(at weight)#weight"
+    same bytes 'wgrad by cuDNN names' "$expected" "$output" wgrad
+}
 
-for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do
-    word=${format%:*} type=${format#*:}
+without_rows() {
+    pack "$input" 'offsets:I32[2]:0,0' 'a:F32[8,0]:0' 'b_t:F32[8,0]:0'
+    pack "$expected" 'wgrad:F32[2,8,8]:0'
+    op "$input" "$output" grouped-gemm-wgrad --format f32
+    same bytes 'wgrad without rows' "$expected" "$output" wgrad
+}
+part own accumulated
+part own cudnn_names
+part own without_rows
+
+# FORMAT TYPE
+casts() {
+    local word=$1 type=$2
     pack "$input" 'x:F32[72,24]:~1'
     pack "$expected" "y:${type}[72,24]:~1"
     op "$input" "$output" cast --to "$word"
@@ -110,22 +131,27 @@ for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do
     pack "$input" "$ends" "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
     op "$input" "$expected" grouped-gemm
     pack "$input" "$ends" "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
-    op "$input" "$output" grouped-gemm --format "$word"
+    op "$input" "$output" grouped-gemm --format "$word" --backend portable # tensor cores sum in another order
     same bytes "$word and the float32 numbers that it stands for" "$expected" "$output" y
-done
+}
+for format in f16:F16 bf16:BF16 e4m3:F8_E4M3 e5m2:F8_E5M2; do part own casts "${format%:*}" "${format#*:}"; done
 
-pack "$input" 'x:I32[1,8]:0,1,2,3,4,5,6,7'
-pack "$expected" 'y:I32[1,8]:0,4,1,5,2,6,3,7' 'x:I32[1,8]:0,1,2,3,4,5,6,7'
-op "$input" "$output" interleave --granularity 1
-same bytes 'interleave by 1' "$expected" "$output" y
-for granularity in 8 32 I; do
-    pack "$input" 'x:BF16[3,128,5]:~9'
-    pack "$expected" 'y:BF16[3,128,5]:~9'
-    op "$input" "$(at runs)" interleave --granularity $granularity
-    pack "$input" "x=$(at runs)#y"
-    op "$input" "$output" interleave --granularity $granularity --inverse
-    same bytes "interleave rows by $granularity and back" "$expected" "$output" y
-done
+interleaved() {
+    local granularity
+    pack "$input" 'x:I32[1,8]:0,1,2,3,4,5,6,7'
+    pack "$expected" 'y:I32[1,8]:0,4,1,5,2,6,3,7' 'x:I32[1,8]:0,1,2,3,4,5,6,7'
+    op "$input" "$output" interleave --granularity 1
+    same bytes 'interleave by 1' "$expected" "$output" y
+    for granularity in 8 32 I; do
+        pack "$input" 'x:BF16[3,128,5]:~9'
+        pack "$expected" 'y:BF16[3,128,5]:~9'
+        op "$input" "$(at runs)" interleave --granularity $granularity
+        pack "$input" "x=$(at runs)#y"
+        op "$input" "$output" interleave --granularity $granularity --inverse
+        same bytes "interleave rows by $granularity and back" "$expected" "$output" y
+    done
+}
+part own interleaved
 
 # ---- GLU, dGLU and FC2 of plain numbers ----
 
@@ -146,27 +172,31 @@ glu() {
         same 1e-5 "$op $words, $backend" "$expected" "$output" $judged
     done
 }
-glu glu 'c d amax' 'swiglu 32' "$a" "$b" "$bias" "$prob"
-glu glu 'c d amax' 'geglu 8' "$a" "$b"
-glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob"
-glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob" "$bias"
-glu dglu 'd dprob dbias amax' 'swiglu 32' "$a" "$b" "$c" "$prob" 'beta:F32[3]:1,0.5,-2'
-glu dglu 'd dprob dbias amax' 'geglu 1' "$a" "$b" "$c" "$prob"
+
+part own glu glu 'c d amax' 'swiglu 32' "$a" "$b" "$bias" "$prob"
+part own glu glu 'c d amax' 'geglu 8' "$a" "$b"
+part own glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob"
+part own glu quant 'd amax' 'swiglu 1' "$a" "$b" "$prob" "$bias"
+part own glu dglu 'd dprob dbias amax' 'swiglu 32' "$a" "$b" "$c" "$prob" 'beta:F32[3]:1,0.5,-2'
+part own glu dglu 'd dprob dbias amax' 'geglu 1' "$a" "$b" "$c" "$prob"
 
 # matrices stored the other way round
-k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6'
-offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
-for op in glu dglu; do
-    pack "$input" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
-    op "$input" "$expected" grouped-gemm-$op --format f32 --interleave 1
-    pack "$input" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
-    op "$input" "$output" grouped-gemm-$op --format f32 --interleave 1 --b-major n
-    same bytes "$op with b the other way round" "$expected" "$output" d
-done
-pack "$input" 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' "weight:F32[1,3,2]:$n_major"
-op "$input" "$output" grouped-gemm --x-transposed --weight-transposed
-pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
-same bytes 'x and weight the other way round' "$expected" "$output" y
+turned() {
+    local k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6' op
+    local offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
+    for op in glu dglu; do
+        pack "$input" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
+        op "$input" "$expected" grouped-gemm-$op --format f32 --interleave 1
+        pack "$input" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
+        op "$input" "$output" grouped-gemm-$op --format f32 --interleave 1 --b-major n
+        same bytes "$op with b the other way round" "$expected" "$output" d
+    done
+    pack "$input" 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' "weight:F32[1,3,2]:$n_major"
+    op "$input" "$output" grouped-gemm --x-transposed --weight-transposed
+    pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
+    same bytes 'x and weight the other way round' "$expected" "$output" y
+}
+part own turned
 
 # ---- quantised operands ----
 
@@ -180,9 +210,9 @@ quantised() {
 
 rows='40,40,240' # of 280
 offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob_all='prob:F32[280]:0.5,-1,0,2,0.75' c_all='c:F32[280,256]:~6'
-for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do
-    word=${format#*:} file=(--format "${format%:*}") squares=(--format "${format%:*}")
-    width=128
+# FORMAT:WORD: what moert-op quantize and the products call it
+operands() {
+    local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128
     case $word in
     fp8-block) squares=(--format fp8-128x128) ;;
     *fp4) width=64 ;;
@@ -196,12 +226,12 @@ for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8
     op "$input" "$output" grouped-gemm-glu --format "$word" --scales linear --backend reference
     same bytes "glu of $word, scales as matrices, c" "$expected" "$output" c
     same 1e-6 "glu of $word, scales as matrices" "$expected" "$output" d amax
-    [ "$word" != fp8-block ] || continue
+    [ "$word" != fp8-block ] || return 0
     pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" \
         "sfb=$(at b.q)#swizzled" "$prob_all"
     op "$input" "$output" grouped-gemm-glu --format "$word" --scales tiled-groups
     same bytes "glu of $word, scales in tiles of each group" "$expected" "$output" c d amax
-    case $word in *p8-e5m2 | mxfp4) continue ;; esac
+    case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
     # the sum runs over the rows
     quantised y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
@@ -235,21 +265,27 @@ for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8
         "sfb=$(at turned.q)#scale" "$c_all" "$prob_all"
     op "$input" "$output" grouped-gemm-dglu --format "$word" --scales linear
     same bytes "dglu of $word" "$expected" "$output" d dprob dbias amax
-done
+}
+for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
 
 # global scales of NVFP4, as numbers and in alpha
-quantised x 1 280,128 "$rows" --format nvfp4
-quantised weight 2 192,128 64,128,192 --format nvfp4
-factors=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
-pack "$input" "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
-op "$input" "$expected" grouped-gemm --format nvfp4
-pack "$input" "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
-op "$input" "$output" grouped-gemm --format nvfp4
-same bytes 'global scales' "$expected" "$output" y
+global_scales() {
+    local factors
+    quantised x 1 280,128 "$rows" --format nvfp4
+    quantised weight 2 192,128 64,128,192 --format nvfp4
+    factors=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
+    pack "$input" "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
+    op "$input" "$expected" grouped-gemm --format nvfp4
+    pack "$input" "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
+    op "$input" "$output" grouped-gemm --format nvfp4
+    same bytes 'global scales' "$expected" "$output" y
+}
+part own global_scales
 
-# step by step in one file: x and the weights are quantised under their names, and all else goes along
-step=$(at step)
-for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do
+# CASE: step by step in one file: x and the weights are quantised under their names, and all else goes along
+steps() {
+    local case=$1 step word global weights
+    step=$(at step)
     read -r word global <<<"$case"
     weights=$word
     [ "$word" != fp8-block ] || weights=fp8-128x128
@@ -268,56 +304,70 @@ for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x12
     ! "$compare" largest --expected "$(at plain)" --actual "$(at numbers)" --only weight --tolerance 1e-4 >>"$log" &&
         "$compare" largest --expected "$(at plain)" --actual "$(at numbers)" --only weight --tolerance 0.3 >>"$log"
     verdict $? "$case: the weights are rounded, and not by much"
-done
-pack "$step" "$ends" 'y:F32[280,64]:~1' 'weight:F32[3,64,128]:~2'
-op "$step" "$step" quantize --name y
-op "$step" "$step" quantize --name weight --axis column
-op "$step" "$output" grouped-gemm --op dgrad --format mxfp8-e4m3
-pack "$(at tiled)" "$ends" "y=$step#y" "y_scale=$step#y_swizzled" "weight=$step#weight" "weight_scale=$step#weight_swizzled"
-op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales tiled
-same bytes 'quantize, quantize, dgrad: scales as matrices and in tiles' "$expected" "$output" x
+}
+for case in 'mxfp8' 'mxfp4' 'nvfp4' 'nvfp4 --group-scales' 'fp8-block' 'fp8-1x128' 'fp8-128x128'; do part own steps "$case"; done
+
+two_axes() {
+    local step
+    step=$(at step)
+    pack "$step" "$ends" 'y:F32[280,64]:~1' 'weight:F32[3,64,128]:~2'
+    op "$step" "$step" quantize --name y
+    op "$step" "$step" quantize --name weight --axis column
+    op "$step" "$output" grouped-gemm --op dgrad --format mxfp8-e4m3
+    pack "$(at tiled)" "$ends" "y=$step#y" "y_scale=$step#y_swizzled" "weight=$step#weight" "weight_scale=$step#weight_swizzled"
+    op "$(at tiled)" "$expected" grouped-gemm --op dgrad --format mxfp8 --scales tiled
+    same bytes 'quantize, quantize, dgrad: scales as matrices and in tiles' "$expected" "$output" x
+}
+part own two_axes
 
 # ---- quantised results ----
 
-# of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
-pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
-op "$input" "$expected" grouped-gemm
-pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
-op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
-pack "$input" "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
-op "$input" "$output" dequantize --format nvfp4
-pack "$expected" "x=$expected#y"
-same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
+gemm_results() {
+    # of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
+    pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+    op "$input" "$expected" grouped-gemm
+    pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
+    op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
+    pack "$input" "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
+    op "$input" "$output" dequantize --format nvfp4
+    pack "$expected" "x=$expected#y"
+    same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
 
-# to squares, with the second version in blocks along columns
-pack "$(at quantise)" "$ends" "x=$expected#x"
-op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
-op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
-pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
-pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
-op "$input" "$output" grouped-gemm --out-format fp8-128x128
-same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
+    # to squares, with the second version in blocks along columns
+    pack "$(at quantise)" "$ends" "x=$expected#x"
+    op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
+    op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
+    pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
+    pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
+    op "$input" "$output" grouped-gemm --out-format fp8-128x128
+    same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
+}
+part own gemm_results
 
-pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
-op "$input" "$(at d)" grouped-gemm-glu --format f32
-pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
-pack "$(at quantise)" "x=$(at d)#d" "$ends"
-pack "$(at c)" "x=$(at d)#c"
-op "$(at quantise)" "$(at half)" cast --to f16
-op "$(at c)" "$(at brain)" cast --to bf16
-pack "$expected" "d=$(at half)#y" "c=$(at brain)#y"
-op "$input" "$output" grouped-gemm-glu --format f32 --c-format bf16 --d-format f16
-same bytes 'glu to bf16 and f16' "$expected" "$output" c d
-for word in mxfp8 mxfp4; do
-    op "$(at quantise)" "$(at row)" quantize --format "$word"
-    op "$(at quantise)" "$(at column)" quantize --format "$word" --axis column
-    pack "$expected" "d=$(at row)#q" "sfd_row=$(at row)#scale" "d_col=$(at column)#q" "sfd_col=$(at column)#scale"
-    op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
-    same bytes "glu to $word, scales as matrices" "$expected" "$output" d sfd_row d_col sfd_col
-    op "$(at halves)" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
-    same bytes "glu to $word, half of it times a norm of 2" "$expected" "$output" d sfd_row d_col sfd_col
-    pack "$expected" "sfd_row=$(at row)#swizzled" "sfd_col=$(at column)#swizzled"
-    op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales tiled-groups --backend reference
-    same bytes "glu to $word, scales in tiles" "$expected" "$output" sfd_row sfd_col
-done
+glu_results() {
+    local word
+    pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
+    op "$input" "$(at d)" grouped-gemm-glu --format f32
+    pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
+    pack "$(at quantise)" "x=$(at d)#d" "$ends"
+    pack "$(at c)" "x=$(at d)#c"
+    op "$(at quantise)" "$(at half)" cast --to f16
+    op "$(at c)" "$(at brain)" cast --to bf16
+    pack "$expected" "d=$(at half)#y" "c=$(at brain)#y"
+    op "$input" "$output" grouped-gemm-glu --format f32 --c-format bf16 --d-format f16
+    same bytes 'glu to bf16 and f16' "$expected" "$output" c d
+    for word in mxfp8 mxfp4; do
+        op "$(at quantise)" "$(at row)" quantize --format "$word"
+        op "$(at quantise)" "$(at column)" quantize --format "$word" --axis column
+        pack "$expected" "d=$(at row)#q" "sfd_row=$(at row)#scale" "d_col=$(at column)#q" "sfd_col=$(at column)#scale"
+        op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
+        same bytes "glu to $word, scales as matrices" "$expected" "$output" d sfd_row d_col sfd_col
+        op "$(at halves)" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
+        same bytes "glu to $word, half of it times a norm of 2" "$expected" "$output" d sfd_row d_col sfd_col
+        pack "$expected" "sfd_row=$(at row)#swizzled" "sfd_col=$(at column)#swizzled"
+        op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales tiled-groups --backend reference
+        same bytes "glu to $word, scales in tiles" "$expected" "$output" sfd_row sfd_col
+    done
+}
+part own glu_results
 finish

@@ -4,7 +4,6 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 golden=tests/golden/quant
-output=$folder/output.safetensors
 
 # agrees WHICH TITLE COMMAND...: the output of COMMAND has the bytes of $path, of its tensors WHICH
 agrees() {
@@ -16,7 +15,8 @@ agrees() {
     verdict $status "$title: $(tail -n 1 "$log")"
 }
 
-for path in "$golden"/*.safetensors; do
+matrix() { # FILE
+    local path=$1 output=$folder/output.safetensors name shape block family element rounding options backend
     name=$(basename "$path" .safetensors)
     shape=${name##*-} block=32
     case $name in
@@ -41,5 +41,7 @@ for path in "$golden"/*.safetensors; do
             ;;
         esac
     done
-done
+}
+
+for path in "$golden"/*.safetensors; do part matrix "$path"; done
 finish

@@ -53,17 +53,27 @@ options() { # FAMILY: the options of its programs, one a line
             printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"
         done
         ;;
-    quantize | dequantize) echo "$formats" ;;
+    quantize)
+        local choices
+        for choices in '-DROUNDING=0 -DRULE=0' '-DROUNDING=2 -DRULE=1' '-DROUNDING=3 -DRULE=2'; do
+            sed "s/-DELEMENT_BITS=4/& $choices/" <<<"$formats"
+        done | sort -u
+        ;;
+    dequantize) echo "$formats" ;;
+    decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     attention_gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention_round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
-    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1','1 -DCREW=1 -DALIGNED','16 -DCREW=2 -DALIGNED'} ;;
+    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
     exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
-    router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128' ;;
+    router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
-    bias | elementwise | embedding | glu | loss | op_glu | op_rows | optimizer | reduce | rope) printf '%s\n' '' -DALIGNED ;;
+    glu) printf '%s\n' '-DTYPE='{0,2}{,' -DALIGNED'} ;;
+    loss) printf '%s\n' '-DCODED='{0,1}{,' -DALIGNED'} ;;
+    optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
+    bias | elementwise | embedding | op_glu | op_rows | reduce | rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }
@@ -96,11 +106,12 @@ compile() { # FORM FAMILY OPTION...
         -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
-    avx2) "${what[@]}" --target=x86_64-linux-gnu -mavx2 -mfma -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
+    # what the optimiser might complain of it does above; it takes most of the time
+    avx2) "${what[@]}" --target=x86_64-linux-gnu -mavx2 -mfma -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S ;;
     # this back end does not know the calling convention of kernels: it gets them as functions
-    aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S -emit-llvm &&
-        sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O1 -S - -o "$out.s" ;;
-    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -O1 -S ;;
+    aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S -emit-llvm &&
+        sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
+    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O1 -S ;;
     without_fp64) "${what[@]}" --target=nvptx64-nvidia-nvcl -DMOERT_CPU=0 -DMOERT_FP64=0 -fsyntax-only ;;
     esac >"$out.log" 2>&1 && rm -f "$out"* && return 0
     { echo "$form: $file $*" && head -n 15 "$out.log"; } >>"$failed.$form"
@@ -115,29 +126,30 @@ for form in avx512 avx2 aarch64 nvidia without_fp64; do
     verdict $? "$form: $(wc -l <"$list") programs of $(wc -w <<<"$files") files compile"
 done
 
-# ---- families for NVIDIA's tensor cores: PTX by clang, made sm_90a as the library does, assembled by CUDA's ptxas ----
+# ---- families for NVIDIA's tensor cores: PTX by clang, assembled by CUDA's ptxas, for Hopper made sm_90a as the library does ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-ring="-DSTAGES=4 -DOUTS=2 -DGROUP=8"
-plain="$ring -DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
-all="$ring -DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
-nvidia_gemm() { # products alone, into what is there, with all that may follow; GLUs of every layout
+plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+products() { # RING: products alone, into what is there, with all that may follow; GLUs of every layout
     local orientation result run
     for orientation in 0 1 2; do
         for result in 0 1 2; do
-            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result $plain"
-            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${plain/BETA=0/BETA=1}"
-            echo "-DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${all/BIAS_TYPE=1/BIAS_TYPE=$result}"
+            echo "$1 -DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result $plain"
+            echo "$1 -DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${plain/BETA=0/BETA=1}"
+            echo "$1 -DORIENTATION=$orientation -DF16=$((result % 2)) -DRESULT=$result ${all/BIAS_TYPE=1/BIAS_TYPE=$result}"
         done
     done
     for run in 0 1 8 32; do
         for result in 0 2; do
-            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
-            echo "-DORIENTATION=0 -DF16=0 -DRESULT=$result $ring -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
+            echo "$1 -DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
+            echo "$1 -DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
                 "-DGLU=1 -DRUN=$run -DSWAPPED=1 -DV=1 -DV_TYPE=$result"
         done
     done
 }
+nvidia_gemm() { products "-DSTAGES=4 -DOUTS=2 -DGROUP=16"; }
+nvidia_mma() { products "-DGROUP=16"; }
 nvidia_attention() {
     local pass head
     for pass in 0 1 2; do for head in 64 128; do echo "-DPASS=$pass -DHEAD_SIZE=$head"; done; done
@@ -145,28 +157,57 @@ nvidia_attention() {
 nvidia_fp8() {
     local kind f32
     for kind in '-DWGRAD=0 -DSCALED=0 -DE5M2=0' '-DWGRAD=0 -DSCALED=0 -DE5M2=1' '-DWGRAD=0 -DSCALED=1 -DE5M2=0' '-DWGRAD=1 -DSCALED=1 -DE5M2=0'; do
-        for f32 in 0 1; do echo "$kind -DF32=$f32 -DCOLUMNS=256 -DWIDTH=128 -DBUFFERS=1 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
+        for f32 in 0 1; do echo "$kind -DF32=$f32 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
     done
 }
-tensor_cores() { # FAMILY OPTION...
-    local out said what
-    out=$(mktemp -p "$folder") || return 1
-    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
-        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "${@:2}" "kernels/$1.cl")
-    "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
-    "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$out.ptx" &&
-        "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
-    [ -z "$ptxas" ] && return 0
-    said=$("$ptxas" -arch=sm_90a -v --maxrregcount 168 "$out.sm90a" -o "$out.cubin" 2>&1) || { echo "$said"; return 1; }
-    ! grep -E 'C75[0-9][0-9]|warning|[1-9][0-9]* bytes spill' <<<"$said"
+nvidia_codes() { # each format by itself, plain rows, two formats; scales of all layouts; with all that may follow, GLUs
+    local pair formats more=${all/BETA=2/BETA=0}
+    for pair in '0 0' '1 1' '2 2' '3 3' '4 0' '4 3' '0 2'; do
+        read -r -a formats <<<"$pair"
+        formats="-DA_FORMAT=${formats[0]} -DB_FORMAT=${formats[1]} -DTURNED=0 -DSTAGES=2 -DSLOTS=13 -DOUTS=1 -DGROUP=8"
+        echo "$formats -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 $plain"
+        echo "${formats/TURNED=0/TURNED=1} -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 $plain"
+        echo "${formats/TURNED=0/TURNED=1} -DA_SCALES=1 -DB_SCALES=0 -DRESULT=0 $more"
+        echo "$formats -DA_SCALES=1 -DB_SCALES=2 -DRESULT=0 $more"
+        echo "$formats -DA_SCALES=2 -DB_SCALES=1 -DRESULT=1 $more"
+        echo "$formats -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=2 -DFACTOR=1 -DAMAX=1" \
+            "-DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
+    done
 }
-export -f tensor_cores
+to_ptx() { # OUT FAMILY OPTION...
+    local what
+    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
+        -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "${@:3}" "kernels/$2.cl")
+    "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
+    "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$1"
+}
+assemble() { # FILE COMPLAINT OPTION...
+    local said
+    [ -z "$ptxas" ] && return 0
+    said=$("$ptxas" -v "${@:3}" "$1" -o "$1.cubin" 2>&1) || { echo "$said"; return 1; }
+    ! grep -E "$2|warning|[1-9][0-9]* bytes spill" <<<"$said"
+}
+hopper() { # FAMILY OPTION...
+    local out
+    out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
+    assemble "$out.sm90a" 'C75[0-9][0-9]' -arch=sm_90a --maxrregcount 168
+}
+ampere() { # FAMILY OPTION...; 128 work-items twice on an SM
+    local out arch
+    out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
+    for arch in sm_80 sm_86 sm_89 sm_90; do assemble "$out.ptx" "stack frame, [1-9]" "-arch=$arch" || return 1; done
+}
+export -f to_ptx assemble hopper ampere
 export ptxas
-for family in nvidia_gemm nvidia_attention nvidia_fp8; do
-    $family | sed "s/^/$family /" >"$list"
-    xargs -P "$(nproc)" -I LINE bash -c 'tensor_cores LINE || { echo "in LINE"; exit 1; }' <"$list" >"$log" 2>&1
-    verdict $? "sm_90a: $(wc -l <"$list") programs of $family with wgmma in a row, registers as asked, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+tensor_cores() { # KIND FAMILY TEXT
+    $2 | sed "s/^/$2 /" >"$list"
+    xargs -P "$(nproc)" -I LINE bash -c "$1 LINE || { echo 'in LINE'; exit 1; }" <"$list" >"$log" 2>&1
+    verdict $? "$1: $(wc -l <"$list") programs of $2 $3, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
+}
+for family in nvidia_gemm nvidia_attention nvidia_fp8 nvidia_codes; do
+    tensor_cores hopper $family "for sm_90a with wgmma in a row, registers as asked"
 done
+tensor_cores ampere nvidia_mma "for sm_80, sm_86, sm_89 and sm_90"
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# moert-train --profile: every operation of a step has its row, the rows add up to it, and the digits stay the same.
+# moert-train --profile: every operation of a step has its row, the rows add up to it, and the digits stay the same. --trace: so
+# has every rank, in time.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -69,4 +70,37 @@ verdict $? "a single step is counted"
 MOERT_BACKEND=reference train reference 1 local --batch 2 --steps 3 --profile &&
     column reference share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }'
 verdict $? "what the reference backend computes is the host's time"
+
+# traced NAME RANKS: five steps, one after the other, of each rank, and what its device did and waited for within them
+traced() {
+    python3 - "$folder/traced-$1/trace" "$2" <<'END'
+import json, sys
+events, ranks = json.load(open(sys.argv[1]))["traceEvents"], int(sys.argv[2])
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+assert rows == {(r, i): name for r in range(ranks) for i, name in enumerate(("steps", "device", "messages"))}, rows
+for r in range(ranks):
+    steps, device, messages = (sorted((e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (r, i)), key=lambda e: e["ts"])
+                               for i in range(3))
+    assert [s["name"] for s in steps] == [f"step {n}" for n in range(2, 7)], steps
+    assert len(device) > 100 and {e["name"] for e in device} >= {"experts fprop", "dispatch", "combine", "optimizer"}
+    assert len(messages) > 10, len(messages)
+    for row in (steps, device, messages):
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in zip(row, row[1:])), "overlap"
+    inside = sum(any(s["ts"] <= e["ts"] + 500 and e["ts"] + e["dur"] <= s["ts"] + s["dur"] + 500 for s in steps) for e in device)
+    assert inside == len(device), (inside, len(device))
+END
+}
+if command -v python3 >/dev/null; then
+    for run in "1 local" "2 staged"; do
+        read -r count engine <<<"$run"
+        train "traced-$engine" "$count" "$engine" --batch 16 --steps 9 --profile --trace "$folder/traced-$engine/trace" &&
+            traced "$engine" "$count" >>"$log" 2>&1
+        verdict $? "$run: a trace shows five steps of every rank"
+    done
+else
+    verdict 0 "traces # SKIP no python3 to read them"
+fi
+train unwritable 2 window --batch 16 --trace "$folder/none/trace"
+[ $? -ne 0 ] && grep -q 'none/trace.tmp: No such file' "$log" && [ ! -e "$folder/unwritable/metrics.jsonl" ]
+verdict $? "a trace that cannot be written ends the run before its first step, and the file is named"
 finish

@@ -5,6 +5,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 
+all=$folder # the runs of all parts
 small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)
 common=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7)
 
@@ -13,19 +14,19 @@ train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
     [[ " $* " != *" --model "* ]] || sizes=()
-    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$folder/$name" "$@"
+    MOERT_EXCHANGE=$(engine "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
 # what must agree of a run: metrics without times, checkpoints, and the model
 digits() {
-    sed 's/, "tokens_per_s": [^,}]*//' "$folder/$1/metrics.jsonl"
+    sed 's/, "tokens_per_s": [^,}]*//' "$all/$1/metrics.jsonl"
 }
 
 same() { # NAME NAME: the runs agree bit for bit
-    [ -s "$folder/$1/metrics.jsonl" ] && [ -s "$folder/$1/model/model.safetensors" ] &&
+    [ -s "$all/$1/metrics.jsonl" ] && [ -s "$all/$1/model/model.safetensors" ] &&
         diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
-        diff -r "$folder/$1/checkpoints" "$folder/$2/checkpoints" >>"$log" 2>&1 &&
-        diff -r "$folder/$1/model" "$folder/$2/model" >>"$log" 2>&1
+        diff -r "$all/$1/checkpoints" "$all/$2/checkpoints" >>"$log" 2>&1 &&
+        diff -r "$all/$1/model" "$all/$2/model" >>"$log" 2>&1
 }
 
 # invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: the first run sets the bits
@@ -43,7 +44,7 @@ invariant() {
         local status=$?
         if [ -z "$first" ]; then
             first=$variant-${run/ /-}
-            verdict $status "$variant: $run runs: $(tail -n 1 "$folder/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
+            verdict $status "$variant: $run runs: $(tail -n 1 "$all/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
             continue
         fi
         [ $status -eq 0 ] && same "$first" "$variant-${run/ /-}"
@@ -52,48 +53,56 @@ invariant() {
 }
 
 losses_near() { # NAME NAME: every step's losses within 1e-5
-    paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$folder/$1/metrics.jsonl") \
-        <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$folder/$2/metrics.jsonl") |
+    paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$1/metrics.jsonl") \
+        <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$2/metrics.jsonl") |
         awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++ }
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
 
-invariant mixtral 30 "1 local" "2 window" "4 window" "2 staged" "3 staged" -- --batch 8
-invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
-invariant uneven 10 "1 local" "4 window" -- --batch 6
-invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
-invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
+part invariant mixtral 30 "1 local" "2 window" "4 window" "2 staged" "3 staged" -- --batch 8
+part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
+part invariant uneven 10 "1 local" "4 window" -- --batch 6
+part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
+part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do
-    invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
+    part invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
 done
 for precision in f32 bf16; do
-    invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
+    part invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
         --dense bf16 --dispatch bf16 --precision $precision
 done
-invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
+part invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
+
+join # what follows starts from these runs
 
 # a model that starts from files, its embeddings tied
-cp -r "$folder/qwen3-1-local/model" "$folder/tied" &&
-    sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$folder/tied/config.json" &&
-    grep -q '"tie_word_embeddings": *true' "$folder/tied/config.json"
+cp -r "$all/qwen3-1-local/model" "$all/tied" &&
+    sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" &&
+    grep -q '"tie_word_embeddings": *true' "$all/tied/config.json"
 verdict $? "tied: a model with tied embeddings is there"
-invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$folder/tied"
-invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$folder/tied" --dense bf16
+part invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$all/tied"
+part invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$all/tied" --dense bf16
 
-train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
-    train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same replicas-a replicas-b
-verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
-losses_near replicas-a mixtral-4-window
-verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
+replicas() {
+    train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
+        train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same replicas-a replicas-b
+    verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
+    losses_near replicas-a mixtral-4-window
+    verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
+}
+part replicas
 
-train resumed 3 window --batch 8 --steps 30 --save-every 15 --eval-every 30 &&
-    mv "$folder/resumed/checkpoints"/*30 "$folder/uninterrupted" &&
-    MOERT_LOG=info train resumed 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --resume auto &&
-    grep -q 'resumed from .* at step 15' "$log" &&
-    diff -r "$folder/uninterrupted" "$folder/resumed/checkpoints"/*30 >>"$log" 2>&1 &&
-    diff -r "$folder/uninterrupted" "$folder/mixtral-1-local/checkpoints"/*30 >>"$log" 2>&1 &&
-    diff <(digits resumed) <(digits mixtral-1-local) >>"$log" 2>&1
-verdict $? "resume: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
+resumed() {
+    train resumed 3 window --batch 8 --steps 30 --save-every 15 --eval-every 30 &&
+        mv "$all/resumed/checkpoints"/*30 "$all/uninterrupted" &&
+        MOERT_LOG=info train resumed 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --resume auto &&
+        grep -q 'resumed from .* at step 15' "$log" &&
+        diff -r "$all/uninterrupted" "$all/resumed/checkpoints"/*30 >>"$log" 2>&1 &&
+        diff -r "$all/uninterrupted" "$all/mixtral-1-local/checkpoints"/*30 >>"$log" 2>&1 &&
+        diff <(digits resumed) <(digits mixtral-1-local) >>"$log" 2>&1
+    verdict $? "resume: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
+}
+part resumed
 finish

@@ -19,10 +19,9 @@ const char *__asan_default_options(void);
 const char *__lsan_default_suppressions(void);
 const char *__ubsan_default_options(void);
 
-/* Sizes that are legal but absurd come back as ERROR_MEMORY. PoCL takes 256 MiB to read a binary.
- */
+/* Sizes that are legal but absurd come back as ERROR_MEMORY. */
 const char *__asan_default_options(void) {
-    return "allocator_may_return_null=1:max_allocation_size_mb=320:print_suppressions=0:detect_odr_"
+    return "allocator_may_return_null=1:max_allocation_size_mb=256:print_suppressions=0:detect_odr_"
            "violation=0";
 }
 

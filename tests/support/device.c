@@ -4,18 +4,22 @@
 #include <string.h>
 
 #include "base/config.h"
+#include "base/number.h"
 #include "support/test.h"
 
 enum { GUARD_BYTES = 128, GUARD_VALUE = 0xA5 };
 
 moert_device *test_device;
+static bool had_hopper; /* the last one */
 
 int open_test_device(void **state) {
     (void)state;
-    if (moert_device_open(moert_config_get()->device, "", 0, &test_device) == MOERT_OK)
-        return 0;
-    print_error("%s\n", moert_last_error());
-    return -1;
+    if (moert_device_open(moert_config_get()->device, "", 0, &test_device) != MOERT_OK) {
+        print_error("%s\n", moert_last_error());
+        return -1;
+    }
+    had_hopper = moert_device_describe(test_device)->nvidia == 90;
+    return 0;
 }
 
 int close_test_device(void **state) {
@@ -25,11 +29,25 @@ int close_test_device(void **state) {
     return 0;
 }
 
-bool has_hopper(const char *otherwise) {
-    const bool has = moert_device_describe(test_device)->nvidia == 90;
+static bool says(bool has, const char *what, const char *otherwise) {
     if (!has)
-        print_message("# no tensor cores of Hopper's: %s\n", otherwise);
+        print_message("# no tensor cores of %s: %s\n", what, otherwise);
     return has;
+}
+
+bool has_hopper(const char *otherwise) {
+    return says(moert_device_describe(test_device)->nvidia == 90, "Hopper's", otherwise);
+}
+
+bool has_tensor_cores(const char *otherwise) {
+    return says(moert_device_describe(test_device)->nvidia >= 80, "NVIDIA's", otherwise);
+}
+
+bool choose_mma(void) {
+    if (!had_hopper || moert_config_get()->tensor == MOERT_TENSOR_MMA)
+        return false;
+    set_variable("MOERT_TENSOR", "mma");
+    return true;
 }
 
 moert_buffer *upload(const void *source, size_t bytes) {
@@ -73,4 +91,42 @@ void *download(const moert_buffer *buffer, size_t bytes) {
     void *memory = test_alloc(bytes);
     download_into(buffer, memory, bytes);
     return memory;
+}
+
+moert_buffer *upload_codes(const float *values, size_t count, moert_number type) {
+    if (type == MOERT_NUMBER_F32)
+        return upload(values, count * sizeof *values);
+    uint16_t *codes = test_alloc(count * sizeof *codes);
+    for (size_t i = 0; i < count; i++)
+        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
+    moert_buffer *buffer = upload(codes, count * sizeof *codes);
+    free(codes);
+    return buffer;
+}
+
+void download_codes(const moert_buffer *buffer, float *values, size_t count, moert_number type) {
+    if (type == MOERT_NUMBER_F32) {
+        download_into(buffer, values, count * sizeof *values);
+        return;
+    }
+    uint16_t *codes = download(buffer, count * sizeof *codes);
+    for (size_t i = 0; i < count; i++)
+        values[i] = moert_number_decode(type, codes[i]);
+    free(codes);
+}
+
+moert_buffer *unset_codes(size_t n) {
+    uint16_t *values = test_alloc(n * sizeof *values);
+    memset(values, 0xFF, n * sizeof *values);
+    moert_buffer *buffer = upload(values, n * sizeof *values);
+    free(values);
+    return buffer;
+}
+
+void assert_codes(const char *what, const moert_buffer *codes, const float *floats, size_t n) {
+    uint16_t *got = download(codes, n * sizeof *got);
+    for (size_t i = 0; i < n; i++)
+        if (got[i] != moert_number_encode(MOERT_NUMBER_BF16, floats[i]))
+            fail_msg("%s %zu is code %04x of %a", what, i, got[i], (double)floats[i]);
+    free(got);
 }

@@ -3,14 +3,18 @@
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
-#   finish                   the plan; the script's exit status
+#   engine NAME              how rows travel: NAME, or staged where it is window and MOERT_DEVICE is gpu: GPUs have no windows
+#   part COMMAND...          COMMAND while the script goes on, with a $folder and a $log of its own; as many at a time as there
+#                            are cores
+#   join                     waits for all parts and prints their lines in order
+#   finish                   the same, then the plan; the script's exit status
 . launch/environment
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
 folder=$(mktemp -d)
 log=$folder/log
 trap 'rm -rf "$folder"' EXIT
-e2e_number=0 e2e_failed=0
+e2e_number=0 e2e_failed=0 e2e_parts=0 e2e_joined=0
 
 verdict() {
     e2e_number=$((e2e_number + 1))
@@ -29,12 +33,45 @@ ranks() {
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
 }
 
-# An isolated singleton starts no daemon of Open MPI; ob1 named looks for no other transports.
+# An isolated singleton starts no daemon of Open MPI; ob1 named looks for no other transports. All isolated singletons have job
+# number 0: in one folder for sessions, one that ends takes away what another just made.
 alone() {
-    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$folder OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
+}
+
+engine() {
+    if [ "$1-${MOERT_DEVICE:-}" = window-gpu ]; then echo staged; else echo "$1"; fi
+}
+
+part() {
+    while [ "$(jobs -pr | wc -l)" -ge "${TEST_JOBS:-$(nproc)}" ]; do wait -n; done
+    local own=$folder/part-$((e2e_parts++))
+    mkdir "$own"
+    (folder=$own log=$own/log && "$@"; echo end) >"$own.lines" &
+}
+
+join() {
+    local lines line
+    wait
+    for (( ; e2e_joined < e2e_parts; e2e_joined++)); do
+        lines=$folder/part-$e2e_joined.lines
+        [ "$(tail -n 1 "$lines")" = end ] || echo "not ok 0 - part $e2e_joined broke off" >>"$lines"
+        while IFS= read -r line; do
+            case $line in
+            end) continue ;;
+            "ok "* | "not ok "*)
+                e2e_number=$((e2e_number + 1))
+                [ "${line%% *}" = ok ] || e2e_failed=1
+                line="${line%%ok *}ok $e2e_number ${line#*ok [0-9]* }"
+                ;;
+            esac
+            echo "$line"
+        done <"$lines"
+    done
 }
 
 finish() {
+    join
     echo "1..$e2e_number"
     exit $e2e_failed
 }

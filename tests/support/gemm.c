@@ -89,30 +89,6 @@ void free_arrays(arrays *a) {
         free(all[i]);
 }
 
-/* Uploads an array, as codes of the type. */
-static moert_buffer *upload_as(const float *values, size_t count, moert_number type) {
-    if (type == MOERT_NUMBER_F32)
-        return upload(values, count * sizeof *values);
-    uint16_t *codes = test_alloc(count * sizeof *codes);
-    for (size_t i = 0; i < count; i++)
-        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
-    moert_buffer *buffer = upload(codes, count * sizeof *codes);
-    free(codes);
-    return buffer;
-}
-
-static void download_as(const moert_buffer *buffer, float *values, size_t count,
-                        moert_number type) {
-    if (type == MOERT_NUMBER_F32) {
-        download_into(buffer, values, count * sizeof *values);
-        return;
-    }
-    uint16_t *codes = download(buffer, count * sizeof *codes);
-    for (size_t i = 0; i < count; i++)
-        values[i] = moert_number_decode(type, codes[i]);
-    free(codes);
-}
-
 /* The weight of a product packed for it. */
 static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
     const moert_packed_shape shape = {
@@ -142,10 +118,10 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         .type = by->type,
         .shared_weight = p->shared,
         .accumulate = p->accumulate && op != FORWARD,
-        .x = upload_as(a->x, a->x_count, x_type),
+        .x = upload_codes(a->x, a->x_count, x_type),
         .weight = upload(a->weight, a->weight_count * sizeof(float)),
         .bias = p->bias || op == BIAS_GRAD ? bias : NULL,
-        .y = upload_as(a->y, a->y_count, y_type),
+        .y = upload_codes(a->y, a->y_count, y_type),
         .ldx = p->pad_x > 0 ? a->ldx : 0,
         .ldy = a->ldy,
         .y_column = p->y_column,
@@ -156,8 +132,8 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             : NULL;
     gemm.packed = packed;
     ASSERT_OK(calls[op](&gemm));
-    download_as(gemm.x, a->x, a->x_count, x_type);
-    download_as(gemm.y, a->y, a->y_count, y_type);
+    download_codes(gemm.x, a->x, a->x_count, x_type);
+    download_codes(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
     moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends};
@@ -184,7 +160,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
                  .k = p->k,
                  .type = by->type,
                  .shared_weight = p->shared,
-                 .x = upload_as(a->x, a->x_count, by->type),
+                 .x = upload_codes(a->x, a->x_count, by->type),
                  .weight = upload(a->weight, a->weight_count * sizeof(float)),
                  .bias = p->bias ? bias : NULL,
                  .y = upload(a->y, a->y_count * sizeof(float)),
@@ -192,7 +168,8 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
         .glu = {.form = how->form,
                 .prob = how->prob_stride > 0 ? weights : NULL,
                 .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
-                .h = upload(h, results * sizeof *h)},
+                .type = how->type,
+                .h = upload_codes(h, results, how->type)},
         .drop_v = how->drop_v,
     };
     moert_packed *packed = NULL;
@@ -210,7 +187,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
         ASSERT_OK(moert_glu_forward(&run.glu));
     }
     download_into(run.gemm.y, a->y, a->y_count * sizeof(float));
-    download_into(run.glu.h, h, results * sizeof *h);
+    download_codes(run.glu.h, h, results, how->type);
     moert_buffer *const buffers[] = {ends,       weights,  bias, run.gemm.x, run.gemm.weight,
                                      run.gemm.y, run.glu.h};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)

@@ -59,6 +59,7 @@ typedef struct gated_run {
     moert_glu_form form;
     size_t prob_stride;
     bool fused, drop_v;
+    moert_number type; /* of h */
 } gated_run;
 void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h);
 

@@ -55,7 +55,10 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
  * same bits, quantised results those of the reference quantiser, other bytes are as they were. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
-/* Both backends pass ops_bytes_compare for a description. */
+/* `backend` passes ops_bytes_compare for a description, by the plain op of backend `plain`. */
+void ops_bytes_check_by(const char *title, const moert_op_options *options, const uint32_t *ends,
+                        const char *plain, const char *backend);
+/* The same of the reference and of the portable backend, each by itself. */
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);
 
 /* A quantised operand; scales are linear where the format has no others, `layout` modulo 3. */

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "moert/formats.h"
 
 /* The call succeeds. */
 #define ASSERT_OK(call)                                                                            \
@@ -49,6 +50,15 @@ int close_test_device(void **state);
 /* Whether it has the tensor cores of Hopper GPUs; if not, prints what happens otherwise. */
 bool has_hopper(const char *otherwise);
 
+/* The same of NVIDIA's tensor cores from compute capability 8.0 on. */
+bool has_tensor_cores(const char *otherwise);
+
+/* Runs tests on the device, on a Hopper GPU once more with products by mma.sync. */
+#define RUN_TENSOR_FORMS(tests)                                                                    \
+    (cmocka_run_group_tests(tests, open_test_device, close_test_device) +                          \
+     (choose_mma() ? cmocka_run_group_tests(tests, open_test_device, close_test_device) : 0))
+bool choose_mma(void);
+
 /* A buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);
 /* The same of n doubles, as floats. */
@@ -60,6 +70,13 @@ moert_buffer *unset_floats(size_t n);
 void *download(const moert_buffer *buffer, size_t bytes);
 /* The same into an array of the caller. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
+/* The same of numbers that are codes of a type of 16 bits on the device, or F32. */
+moert_buffer *upload_codes(const float *values, size_t count, moert_number type);
+/* A guarded buffer of n codes of 16 bits, all of the same NaN. */
+moert_buffer *unset_codes(size_t n);
+/* They are the bf16 codes of n floats. */
+void assert_codes(const char *what, const moert_buffer *codes, const float *floats, size_t n);
+void download_codes(const moert_buffer *buffer, float *values, size_t count, moert_number type);
 
 /* ---- values ---- */
 

@@ -111,30 +111,40 @@ static results device_attention_of(moert_number type, const oracle *o, size_t fi
     in[3] = upload_doubles(o->dout + q_first, q_count(s));
     for (size_t r = 0; r < RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
-    const moert_attention attention = {.sequences = sequences,
-                                       .length = s.length,
-                                       .heads = s.heads,
-                                       .kv_heads = s.kv_heads,
-                                       .head_size = s.head_size,
-                                       .scale = 1.0f / sqrtf((float)s.head_size),
-                                       .q = in[0],
-                                       .k = in[1],
-                                       .v = in[2],
-                                       .out = made[OUT],
-                                       .lse = made[LSE],
-                                       .dout = in[3],
-                                       .dq = made[DQ],
-                                       .dk = made[DK],
-                                       .dv = made[DV],
-                                       .type = type,
-                                       .scratch = &scratch};
+    moert_buffer *codes = type != MOERT_NUMBER_F32 ? unset_codes(q_count(s)) : NULL, *again = NULL;
+    moert_attention attention = {.sequences = sequences,
+                                 .length = s.length,
+                                 .heads = s.heads,
+                                 .kv_heads = s.kv_heads,
+                                 .head_size = s.head_size,
+                                 .scale = 1.0f / sqrtf((float)s.head_size),
+                                 .q = in[0],
+                                 .k = in[1],
+                                 .v = in[2],
+                                 .out = made[OUT],
+                                 .lse = made[LSE],
+                                 .dout = in[3],
+                                 .dq = made[DQ],
+                                 .dk = made[DK],
+                                 .dv = made[DV],
+                                 .type = type,
+                                 .scratch = &scratch};
+    attention.codes = codes;
     ASSERT_OK(moert_attention_forward(&attention));
+    if (codes != NULL && backward)
+        attention.codes = again = unset_codes(q_count(s));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
     for (size_t r = 0; r < RESULTS; r++) {
         got.value[r] = download(made[r], got.count[r] * sizeof(float));
         moert_buffer_destroy(made[r]);
     }
+    if (codes != NULL)
+        assert_codes("code of out", codes, got.value[OUT], got.count[OUT]);
+    if (again != NULL)
+        assert_codes("code of out by the backward", again, got.value[OUT], got.count[OUT]);
+    moert_buffer_destroy(codes);
+    moert_buffer_destroy(again);
     for (size_t i = 0; i < 4; i++)
         moert_buffer_destroy(in[i]);
     moert_buffer_destroy(scratch);

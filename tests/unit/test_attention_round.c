@@ -65,6 +65,7 @@ static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state)
     double *dout = random_doubles("dout", rows * COLUMNS), *want = test_alloc(stats * sizeof *want);
     moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS), upload_doubles(dout, rows * COLUMNS),
                           upload_doubles(lse, rows * HEADS)};
+    moert_buffer *codes = unset_codes(rows * COLUMNS);
     moert_buffer *to = filled((from + stats) * sizeof(float));
     for (size_t i = 0; i < rows * HEADS; i++) {
         const size_t t = i / HEADS, position = t % L;
@@ -75,12 +76,17 @@ static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state)
     }
     const moert_grid grid = {blocks * 4, HEADS, S};
     ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(length),
-                        MOERT_ARG(heads), MOERT_ARG(in[0]), MOERT_ARG(in[1]), MOERT_ARG(in[2]),
-                        MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(to), MOERT_ARG(from)));
+                        MOERT_ARG(heads), MOERT_ARG(in[0]), MOERT_ARG(codes), MOERT_ARG(in[1]),
+                        MOERT_ARG(in[2]), MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(to),
+                        MOERT_ARG(from)));
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
     free(got);
+    got = download(in[0], rows * COLUMNS * sizeof(float));
+    assert_codes("code of out", codes, got, rows * COLUMNS);
+    free(got);
+    moert_buffer_destroy(codes);
     double *const all[] = {out, lse, dout, want};
     for (size_t i = 0; i < 4; i++)
         free(all[i]);

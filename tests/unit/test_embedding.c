@@ -132,6 +132,66 @@ static void test_backward_is_the_derivative_of_forward(void **state) {
     free(got);
 }
 
+/* The nodes of a span by links, and by partials and the tree. */
+static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
+                           bool accumulate) {
+    enum { OFFSET = 4 };
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t tokens = span.count * length, n = rows * hidden, stride = n + 8;
+    const size_t size = moert_tree_nodes(span, nodes) * stride + OFFSET;
+    float *dx = random_floats(tokens * hidden, 1.0f, 8), *old = random_floats(size, 1.0f, 9);
+    int32_t *token = random_tokens(tokens, rows, 10);
+    int32_t *links = test_alloc(2 * tokens * sizeof *links);
+    ASSERT_OK(moert_embedding_links(span, length, rows, token, links));
+    moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
+    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
+    moert_buffer *link = upload(links, 2 * tokens * sizeof *links);
+    moert_buffer *partial = unset_floats(span.count * n);
+    moert_buffer *target[2] = {upload(old, size * sizeof *old), upload(old, size * sizeof *old)};
+    ASSERT_OK(moert_embedding_backward(span.count, length, hidden, token_buffer, dx_buffer, 0, rows,
+                                       partial));
+    ASSERT_OK(moert_tree_reduce(&(moert_tree_nodes_at){span, target[0], stride, OFFSET, accumulate},
+                                n, partial));
+    ASSERT_OK(moert_embedding_gradient(
+        &(moert_embedding_sum){.length = length,
+                               .hidden = hidden,
+                               .rows = rows,
+                               .token = token_buffer,
+                               .link = link,
+                               .dx = dx_buffer,
+                               .at = {span, target[1], stride, OFFSET, accumulate}}));
+    float *want = download(target[0], size * sizeof *want);
+    float *got = download(target[1], size * sizeof *got);
+    assert_same_bits("nodes", got, want, size);
+    moert_buffer *const all[] = {dx_buffer, token_buffer, link, partial, target[0], target[1]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+    free(dx);
+    free(old);
+    free(token);
+    free(links);
+    free(want);
+    free(got);
+}
+
+static void test_gradient_has_the_bits_of_the_tree_over_sequences(void **state) {
+    (void)state;
+    for (size_t total = 1; total <= 9; total++)
+        for (size_t first = 0; first < total; first++)
+            for (size_t count = 0; count <= total - first; count++) {
+                const moert_span span = {first, count, total};
+                check_gradient(span, 6, 5, 3 + 20 * (count % 2), (first + count) % 2 == 0);
+            }
+}
+
+static void test_gradient_takes_any_width_and_rows_of_many_tokens(void **state) {
+    (void)state;
+    check_gradient((moert_span){0, 40, 40}, 1, 129, 2, false);
+    check_gradient((moert_span){0, 4, 4}, 300, 260, 1, true);
+    check_gradient((moert_span){3, 30, 70}, 9, 64, 40, false);
+    check_gradient((moert_span){0, 2, 2}, 0, 16, 4, false);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward_copies_the_rows_of_the_tokens),
@@ -139,6 +199,8 @@ int main(void) {
         cmocka_unit_test(test_backward_takes_only_the_asked_rows),
         cmocka_unit_test(test_backward_of_nothing_is_zero),
         cmocka_unit_test(test_backward_is_the_derivative_of_forward),
+        cmocka_unit_test(test_gradient_has_the_bits_of_the_tree_over_sequences),
+        cmocka_unit_test(test_gradient_takes_any_width_and_rows_of_many_tokens),
     };
     return cmocka_run_group_tests_name("embedding", tests, open_test_device, close_test_device);
 }

@@ -4,10 +4,12 @@
  * of round_trip.h bit for bit equals every other engine too.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "comm/internal.h"
 #include "support/mpi.h"
 #include "support/round_trip.h"
@@ -114,6 +116,52 @@ static void test_exchange_dispatches_any_bits(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* ---- plans ---- */
+
+/* K different experts for each token, or none for a slot. */
+static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_t key) {
+    int32_t *index = test_alloc(tokens * topk * sizeof *index);
+    for (size_t t = 0; t < tokens; t++) {
+        const size_t first = (size_t)(moert_rng_uniform(key, 1, t) * (double)experts);
+        for (size_t k = 0; k < topk; k++) {
+            const bool none = moert_rng_uniform(key, 2, t * topk + k) < 0.1;
+            index[t * topk + k] = none ? -1 : (int32_t)((first + k * (1 + t % 2)) % experts);
+        }
+    }
+    return index;
+}
+
+static void test_the_device_places_slots_as_the_host_does(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    static const size_t sizes[][3] = {/* T, K, E */
+                                      {0, 2, 8},   {1, 1, 4},    {31, 2, 8},     {32, 2, 5},
+                                      {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const size_t topk = sizes[i][1], experts = sizes[i][2];
+        const size_t tokens = sizes[i][0] * (test_rank + 1), slots = tokens * topk;
+        int32_t *index = random_index(tokens, topk, experts, 10 * i + test_rank);
+        moert_buffer *buffer = upload(index, slots * sizeof *index);
+        moert_exchange_plan *made = NULL;
+        moert_plan *want;
+        ASSERT_OK_ON_ALL(
+            moert_exchange_make_plan(exchange, MOERT_OK, buffer, tokens, topk, experts, &made));
+        ASSERT_OK_ON_ALL(moert_plan_create(index, tokens, topk, experts, test_ranks, test_rank,
+                                           made->plan->counts, &want));
+        uint32_t(*pairs)[2] = test_alloc((slots + 1) * sizeof *pairs);
+        moert_status status = moert_buffer_read(made->destination, 0, pairs, slots * sizeof *pairs);
+        size_t wrong = 0;
+        for (size_t s = 0; s < slots; s++)
+            wrong += pairs[s][0] != want->slot_rank[s] || pairs[s][1] != want->slot_row[s];
+        ASSERT_ON_ALL(status == MOERT_OK && wrong == 0);
+        moert_plan_destroy(want);
+        moert_exchange_free_plan(made);
+        moert_buffer_destroy(buffer);
+        free(pairs);
+        free(index);
+    }
+    moert_exchange_destroy(exchange);
+}
+
 /* ---- errors ---- */
 
 static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state) {
@@ -200,6 +248,7 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
     X(test_exchange_grows_its_windows)                                                             \
     X(test_exchange_repeats_with_changing_payload)                                                 \
     X(test_exchange_dispatches_any_bits)                                                           \
+    X(test_the_device_places_slots_as_the_host_does)                                               \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
 
 static unsigned local_engine = MOERT_EXCHANGE_LOCAL, window_engine = MOERT_EXCHANGE_WINDOW,

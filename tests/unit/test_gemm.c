@@ -322,6 +322,33 @@ static void test_wrong_sizes_are_refused_before_anything_is_written(void **state
     moert_buffer_destroy(y);
 }
 
+static void test_a_backend_named_for_another_device_is_an_error(void **state) {
+    (void)state;
+    const uint32_t end = 1;
+    const float one = 1.0f;
+    const moert_packed_shape shape = {1, 1, 1, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    moert_packed *packed = NULL;
+    moert_buffer *ends = upload(&end, sizeof end), *x = upload(&one, sizeof one);
+    moert_buffer *y = upload(&one, sizeof one);
+    const moert_gemm gemm = {.groups = {ends, 1, 1}, .n = 1, .k = 1, .x = x, .weight = x, .y = y};
+    set_variable("MOERT_BACKEND", "nvidia");
+    if (has_tensor_cores("nvidia is an error")) {
+        ASSERT_OK(moert_gemm_forward(&gemm)); /* of float32: not on tensor cores */
+    } else {
+        const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_UNSUPPORTED,
+                     text);
+        assert_null(packed);
+    }
+    set_variable("MOERT_BACKEND", NULL);
+    ASSERT_OK(moert_gemm_forward(&gemm));
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(y);
+}
+
 int main(int count, char **words) {
     if (count == 2 && strcmp(words[1], "digest") == 0)
         return print_digest();
@@ -336,6 +363,7 @@ int main(int count, char **words) {
         cmocka_unit_test(test_one_two_and_three_threads_give_the_same_bits),
         cmocka_unit_test(test_a_packed_weight_serves_its_own_shape_only),
         cmocka_unit_test(test_wrong_sizes_are_refused_before_anything_is_written),
+        cmocka_unit_test(test_a_backend_named_for_another_device_is_an_error),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }

@@ -7,6 +7,7 @@
 
 #include <xxhash.h>
 
+#include "base/number.h"
 #include "support/gemm.h"
 
 /* Widths of the GLU around the 16 columns of a tile, chains of several blocks, empty groups, rows
@@ -45,6 +46,11 @@ static float *unset_results(const problem *p) {
     return h;
 }
 
+/* Numbers of h in the groups' rows: what is past them is nobody's. */
+static size_t results_of(const problem *p) {
+    return p->ends[p->groups - 1] * p->n / 2;
+}
+
 /* One call and two calls: the same h, and the same v unless it is dropped. */
 static void compare_calls(size_t i, size_t f, const way *by) {
     const problem *p = &problems[i];
@@ -60,7 +66,7 @@ static void compare_calls(size_t i, size_t f, const way *by) {
         snprintf(title, sizeof title, "problem %zu, form %zu, %s, %s v", i, f, by->name,
                  drop ? "dropped" : "kept");
         run_gated(p, &one, by, &got, results);
-        assert_same_bits(title, results, h, p->rows * p->n / 2);
+        assert_same_bits(title, results, h, results_of(p));
         if (!drop)
             compare_arrays(title, &got, &want);
         free_arrays(&got);
@@ -76,6 +82,31 @@ static void test_one_call_has_the_bits_of_two(void **state) {
         for (size_t f = i % 2 * 2, last = f + 2; f < last; f++)
             for (size_t w = 0; w < gemm_way_count; w++)
                 compare_calls(i, f, &gemm_ways[w]);
+}
+
+static void test_an_h_of_bf16_is_the_rounded_one(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (size_t w = 0; w < gemm_way_count; w++) {
+            if (gemm_ways[w].type == MOERT_NUMBER_F32)
+                continue; /* refused */
+            const problem *p = &problems[i];
+            gated_run how = {forms[i % FORMS].form, forms[i % FORMS].prob_stride, .fused = true};
+            arrays first = make_arrays(p, false), second = make_arrays(p, false);
+            float *full = unset_results(p), *rounded = unset_results(p);
+            run_gated(p, &how, &gemm_ways[w], &first, full);
+            how.type = MOERT_NUMBER_BF16;
+            run_gated(p, &how, &gemm_ways[w], &second, rounded);
+            for (size_t j = 0; j < p->rows * p->n / 2; j++)
+                full[j] = moert_number_decode(MOERT_NUMBER_BF16,
+                                              moert_number_encode(MOERT_NUMBER_BF16, full[j]));
+            assert_same_bits(gemm_ways[w].name, rounded, full, results_of(p));
+            compare_arrays(gemm_ways[w].name, &second, &first);
+            free_arrays(&first);
+            free_arrays(&second);
+            free(full);
+            free(rounded);
+        }
 }
 
 static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **state) {
@@ -173,6 +204,9 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
         ASSERT_OK(moert_gemm_glu_forward(&right));
         for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
             assert_int_equal(moert_gemm_glu_forward(&wrong[i]), MOERT_ERROR_USAGE);
+        moert_gemm_glu coded = right;
+        coded.glu.type = MOERT_NUMBER_BF16;
+        ASSERT_FAILS(moert_gemm_glu_forward(&coded), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
     }
     moert_packed_shape shape = {1, 4, 4, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     moert_packed *packed = NULL;
@@ -200,6 +234,7 @@ int main(int count, char **words) {
         return print_digest();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_call_has_the_bits_of_two),
+        cmocka_unit_test(test_an_h_of_bf16_is_the_rounded_one),
         cmocka_unit_test(test_v_of_the_portable_backend_has_the_bits_of_the_reference),
         cmocka_unit_test(test_a_v_that_is_dropped_is_not_written_behind_a_short_chain),
         cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),

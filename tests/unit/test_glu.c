@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "base/rng.h"
 #include "ops/grouped.h"
 #include "support/test.h"
@@ -46,8 +47,8 @@ static void free_problem(problem *p) {
         free(arrays[a]);
 }
 
-/* Forward and backward on the device. */
-static void run(problem *p, const char *backend) {
+/* Forward and backward on the device, with h and dv of a type. */
+static void run_as(problem *p, const char *backend, moert_number type) {
     const size_t count = p->rows * p->width, probs = p->rows * p->stride;
     set_variable("MOERT_BACKEND", backend);
     moert_buffer *v = upload(p->v, 2 * count * sizeof(float)),
@@ -60,14 +61,15 @@ static void run(problem *p, const char *backend) {
                      .v = v,
                      .prob = p->stride > 0 ? prob : NULL,
                      .prob_stride = p->stride > 1 ? p->stride : 0,
-                     .h = upload(p->h, count * sizeof(float)),
+                     .type = type,
+                     .h = upload_codes(p->h, count, type),
                      .dh = dh,
-                     .dv = upload(p->dv, 2 * count * sizeof(float)),
+                     .dv = upload_codes(p->dv, 2 * count, type),
                      .dprob = p->stride > 0 ? dprob : NULL};
     ASSERT_OK(moert_glu_forward(&glu));
     ASSERT_OK(moert_glu_backward(&glu));
-    download_into(glu.h, p->h, count * sizeof(float));
-    download_into(glu.dv, p->dv, 2 * count * sizeof(float));
+    download_codes(glu.h, p->h, count, type);
+    download_codes(glu.dv, p->dv, 2 * count, type);
     download_into(dprob, p->dprob, probs * sizeof(float));
     moert_buffer_destroy(glu.h);
     moert_buffer_destroy(glu.dv);
@@ -75,6 +77,10 @@ static void run(problem *p, const char *backend) {
     moert_buffer_destroy(v);
     moert_buffer_destroy(dh);
     moert_buffer_destroy(prob);
+}
+
+static void run(problem *p, const char *backend) {
+    run_as(p, backend, MOERT_NUMBER_F32);
 }
 
 static size_t gate_at(const problem *p, size_t m, size_t j) {
@@ -256,6 +262,31 @@ static void test_strided_probs_leave_their_neighbours_alone(void **state) {
     }
 }
 
+static void check_rounded(const char *what, const float *got, const float *full, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const float want =
+            moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, full[i]));
+        assert_same_bits(what, &got[i], &want, 1);
+    }
+}
+
+static void test_results_of_bf16_are_the_rounded_ones(void **state) {
+    (void)state;
+    const size_t widths[] = {1, 15, 16, 60, 132, 1025};
+    for (size_t i = 0; i < FORMS * 6 * 2; i++) {
+        const size_t width = widths[i / FORMS % 6];
+        problem full = make_problem(forms[i % FORMS], 5, width, 1);
+        problem coded = make_problem(forms[i % FORMS], 5, width, 1);
+        run(&full, backends[i / FORMS / 6]);
+        run_as(&coded, backends[i / FORMS / 6], MOERT_NUMBER_BF16);
+        check_rounded("h", coded.h, full.h, 5 * width);
+        check_rounded("dv", coded.dv, full.dv, 2 * 5 * width);
+        assert_same_bits("dprob", coded.dprob, full.dprob, 5);
+        free_problem(&full);
+        free_problem(&coded);
+    }
+}
+
 static void test_no_rows_is_no_work(void **state) {
     (void)state;
     for (size_t b = 0; b < 2; b++) {
@@ -275,6 +306,7 @@ int main(void) {
         cmocka_unit_test(test_a_value_has_the_same_bits_anywhere),
         cmocka_unit_test(test_the_layouts_have_the_same_bits),
         cmocka_unit_test(test_strided_probs_leave_their_neighbours_alone),
+        cmocka_unit_test(test_results_of_bf16_are_the_rounded_ones),
         cmocka_unit_test(test_no_rows_is_no_work),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);

@@ -261,6 +261,8 @@ static void test_calls_out_of_order_are_refused(void **state) {
     for (size_t i = 0; i < 3; i++)
         ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
     ASSERT_OK(layer_run_step(&run, 0, 1));
+    moert_status adding = moert_layer_reduce(layer, true, true); /* what was not to be added */
+    ASSERT_ON_ALL(adding == MOERT_ERROR_USAGE);
     moert_status twice = moert_layer_backward(layer, run.dy, NULL, run.dx);
     ASSERT_ON_ALL(twice == MOERT_ERROR_USAGE);
     ASSERT_OK(moert_layer_forward(layer, &run.batch, run.x, run.y));

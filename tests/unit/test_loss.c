@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "ops/dense.h"
 #include "support/test.h"
 
@@ -21,18 +22,29 @@ typedef struct outcome {
     float *loss, *gradient; /* [T], [T,V] */
 } outcome;
 
-static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,
-                   float factor) {
+static outcome run_as(moert_number type, size_t tokens, size_t vocabulary, const int32_t *target,
+                      const float *logits, float factor) {
     moert_buffer *target_buffer = upload(target, tokens * sizeof *target);
     moert_buffer *logits_buffer = upload(logits, tokens * vocabulary * sizeof *logits);
     moert_buffer *loss = unset_floats(tokens);
-    ASSERT_OK(moert_cross_entropy(tokens, vocabulary, target_buffer, factor, logits_buffer, loss));
+    ASSERT_OK(moert_cross_entropy(&(moert_prediction){.tokens = tokens,
+                                                      .vocabulary = vocabulary,
+                                                      .target = target_buffer,
+                                                      .factor = factor,
+                                                      .type = type,
+                                                      .logits = logits_buffer,
+                                                      .loss = loss}));
     outcome result = {download(loss, tokens * sizeof(float)),
                       download(logits_buffer, tokens * vocabulary * sizeof(float))};
     moert_buffer_destroy(target_buffer);
     moert_buffer_destroy(logits_buffer);
     moert_buffer_destroy(loss);
     return result;
+}
+
+static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,
+                   float factor) {
+    return run_as(MOERT_NUMBER_F32, tokens, vocabulary, target, logits, factor);
 }
 
 static void release(outcome result) {
@@ -116,6 +128,28 @@ static void test_factor_zero_leaves_the_logits_alone(void **state) {
     release(full);
 }
 
+static void test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row(void **state) {
+    (void)state;
+    enum { TOKENS = 4 };
+    static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
+    for (size_t i = 0; i < sizeof vocabularies / sizeof *vocabularies; i++) {
+        const size_t v = vocabularies[i];
+        const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
+        float *logits = random_floats(TOKENS * v, 8.0f, 13);
+        outcome full = run(TOKENS, v, target, logits, 0.37f);
+        outcome coded = run_as(MOERT_NUMBER_BF16, TOKENS, v, target, logits, 0.37f);
+        const uint16_t *code = (const uint16_t *)coded.gradient;
+        assert_same_bits("loss", coded.loss, full.loss, TOKENS);
+        for (size_t t = 0; t < TOKENS; t++)
+            for (size_t c = 0; c < v; c++)
+                assert_int_equal(code[t * 2 * v + c],
+                                 moert_number_encode(MOERT_NUMBER_BF16, full.gradient[t * v + c]));
+        free(logits);
+        release(full);
+        release(coded);
+    }
+}
+
 static void test_ignored_target_has_no_loss_and_no_gradient(void **state) {
     (void)state;
     enum { VOCABULARY = 19 };
@@ -188,6 +222,7 @@ int main(void) {
         cmocka_unit_test(test_loss_and_gradient_match_float64),
         cmocka_unit_test(test_gradient_matches_differences),
         cmocka_unit_test(test_factor_zero_leaves_the_logits_alone),
+        cmocka_unit_test(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row),
         cmocka_unit_test(test_ignored_target_has_no_loss_and_no_gradient),
         cmocka_unit_test(test_bits_do_not_depend_on_the_place_of_the_row),
         cmocka_unit_test(test_equal_logits_have_equal_gradients_in_every_lane),

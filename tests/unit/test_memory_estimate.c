@@ -86,9 +86,10 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     const moert_mesh *mesh = model->mesh;
     moert_memory found = measure_blocks(model, optimizer);
     found.activations =
-        SUM(model->rope, model->ends, model->tokens, model->targets, model->embedded,
+        SUM(model->rope, model->ends, model->tokens, model->targets, model->links, model->embedded,
             model->final_normed, model->final_rstd, model->logits, model->token_loss);
-    found.scratch = SUM(model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
+    found.scratch =
+        SUM(model->codes, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_layer *moe = model->layer[i].moe;

@@ -217,12 +217,130 @@ static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void 
     }
 }
 
+static void test_norm_gives_codes_of_its_results_alone_or_as_well(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const norm_case shape = cases[i];
+        const size_t n = shape.rows * shape.width;
+        oracle o = oracle_create(shape);
+        moert_buffer *codes = unset_codes(n), *alone = unset_codes(n);
+        moert_norm norm = {.rows = shape.rows,
+                           .width = shape.width,
+                           .epsilon = epsilon,
+                           .x = upload_doubles(o.x, n),
+                           .weight = upload_doubles(o.weight, shape.width),
+                           .y = unset_floats(n),
+                           .codes = codes,
+                           .rstd = unset_floats(shape.rows)};
+        ASSERT_OK(moert_norm_run(&norm));
+        float *y = download(norm.y, n * sizeof *y);
+        moert_buffer_destroy(norm.y);
+        norm.y = NULL;
+        norm.codes = alone;
+        ASSERT_OK(moert_norm_run(&norm));
+        assert_near("y", y, o.y, n, 2e-6);
+        assert_codes("code beside y", codes, y, n);
+        assert_codes("code", alone, y, n);
+        free(y);
+        moert_buffer_destroy(codes);
+        moert_buffer_destroy(alone);
+        moert_buffer_destroy((moert_buffer *)norm.x);
+        moert_buffer_destroy((moert_buffer *)norm.weight);
+        moert_buffer_destroy(norm.rstd);
+        oracle_destroy(&o);
+    }
+}
+
+/* Heads of a token and their rotation. */
+enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
+
+/* Norm and rotation of heads one after the other, and at once; then their gradients, of which the
+ * second run gives codes. */
+static void compare_rotated(size_t width) {
+    const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
+    oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
+    moert_buffer *x = upload_doubles(o.x, n), *weight = upload_doubles(o.weight, width), *table;
+    moert_buffer *y[2], *rstd = unset_floats(ROWS), *partial[2], *scratch = NULL;
+    moert_buffer *dx = upload_doubles(o.dy, n), *dy = upload_doubles(o.dy, n),
+                 *codes = unset_codes(n);
+    for (size_t i = 0; i < 2; i++) {
+        y[i] = unset_floats(n);
+        partial[i] = unset_floats(SEQUENCES * width);
+    }
+    ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
+    const moert_rotation rotation = {table, HEADS, LENGTH};
+    ASSERT_OK(moert_norm_forward(ROWS, width, epsilon, x, weight, y[0], rstd));
+    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, false, y[0]));
+    ASSERT_OK(moert_norm_run(&(moert_norm){.rows = ROWS,
+                                           .width = width,
+                                           .epsilon = epsilon,
+                                           .x = x,
+                                           .weight = weight,
+                                           .y = y[1],
+                                           .rstd = rstd,
+                                           .rotation = rotation}));
+    moert_norm_gradient norm = {.sequences = SEQUENCES,
+                                .rows = ROWS,
+                                .width = width,
+                                .x = x,
+                                .weight = weight,
+                                .rstd = rstd,
+                                .dy = dx,
+                                .dx = dx,
+                                .partial = partial[0],
+                                .scratch = &scratch};
+    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, true, dx));
+    ASSERT_OK(moert_norm_backward(&norm));
+    norm.dy = dy;
+    norm.dx = NULL;
+    norm.codes = codes;
+    norm.partial = partial[1];
+    norm.rotation = rotation;
+    ASSERT_OK(moert_norm_backward(&norm));
+    float *got[] = {download(y[0], n * 4), download(y[1], n * 4), download(dx, n * 4),
+                    download(partial[0], SEQUENCES * width * 4),
+                    download(partial[1], SEQUENCES * width * 4)};
+    assert_same_bits("rotated y", got[1], got[0], n);
+    assert_same_bits("gradient of the weight", got[4], got[3], SEQUENCES * width);
+    assert_codes("dx", codes, got[2], n);
+    for (size_t i = 0; i < 5; i++)
+        free(got[i]);
+    moert_buffer *all[] = {x,          weight,     table, y[0], y[1],    rstd,
+                           partial[0], partial[1], dx,    dy,   scratch, codes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        moert_buffer_destroy(all[i]);
+    oracle_destroy(&o);
+}
+
+static void test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation(void **state) {
+    (void)state;
+    const size_t widths[] = {2, 20, 24, 128, 256};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        compare_rotated(widths[i]);
+}
+
 static void test_norm_refuses_rows_that_do_not_divide(void **state) {
     (void)state;
     moert_buffer *x = unset_floats(16);
-    const moert_norm_gradient norm = {3, 4, 4, x, x, x, x, x, false, x, NULL};
+    const moert_norm_gradient norm = {.sequences = 3,
+                                      .rows = 4,
+                                      .width = 4,
+                                      .x = x,
+                                      .weight = x,
+                                      .rstd = x,
+                                      .dy = x,
+                                      .dx = x,
+                                      .partial = x};
     assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
     assert_int_equal(moert_norm_forward(4, 0, epsilon, x, x, x, x), MOERT_ERROR_USAGE);
+    moert_norm none = {.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a place");
+    none.y = x;
+    none.rotation = (moert_rotation){x, 3, 1};
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "no tokens of 3 heads");
+    none.rotation = (moert_rotation){x, 1, 40};
+    none.rows = 40;
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "exceed the rotary table");
     moert_buffer_destroy(x);
 }
 
@@ -233,6 +351,8 @@ int main(void) {
         cmocka_unit_test(test_norm_of_wide_rows_agrees_with_float64),
         cmocka_unit_test(test_norm_backward_accumulates),
         cmocka_unit_test(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
+        cmocka_unit_test(test_norm_gives_codes_of_its_results_alone_or_as_well),
+        cmocka_unit_test(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation),
         cmocka_unit_test(test_norm_refuses_rows_that_do_not_divide),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);

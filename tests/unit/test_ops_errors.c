@@ -265,6 +265,18 @@ static void test_backends_are_taken_by_name_or_automatically(void **state) {
     assert_string_equal(backend_of("auto", "reference", false), "reference");
     assert_string_equal(backend_of("reference", "portable", false), "reference");
     assert_string_equal(backend_of("quantum", NULL, true), "portable");
+
+    /* tensor cores do not multiply float32, whoever names them and wherever */
+    const char *const refused = "backend is 'nvidia', which takes ";
+    moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
+    moert_op *op;
+    set_variable("MOERT_BACKEND", "nvidia");
+    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, refused);
+    set_variable("MOERT_BACKEND", NULL);
+    o.backend = "nvidia";
+    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, refused);
+    assert_string_equal(backend_of("nvidia", NULL, true), "portable");
+    assert_string_equal(backend_of(NULL, "nvidia", true), "portable");
 }
 
 static void test_one_call_does_what_an_op_does(void **state) {

@@ -19,7 +19,8 @@ typedef struct shape {
 } shape;
 
 /* one number of a tile; all empty; tiles that are whole, and by one too long or short; blocks of
- * terms that end early; many tiles and rows past the end; groups of a few rows; strides */
+ * terms that end early; many tiles and rows past the end; groups of a few rows; strides; more tiles
+ * than compute units */
 static const shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 24, 0, 2, 0, {0, 0}},
@@ -32,6 +33,8 @@ static const shape shapes[] = {
     {40, 48, 60, 36, 0, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
                          19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
     {136, 152, 200, 4, 8, {64, 128, 128, 190}},
+    {8, 72, 17100, 3, 0, {5, 17090, 17095}},
+    {8520, 8, 20, 2, 0, {13, 19}},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], MUCH = 8000000 }; /* terms for the host */
 
@@ -50,7 +53,7 @@ static moert_op_options describe(const shape *s, moert_op_kind kind, moert_numbe
 
 static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **state) {
     (void)state;
-    if (!has_hopper("skipped"))
+    if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
         const shape *s = &shapes[i / 2 / KINDS];
@@ -124,7 +127,7 @@ static bool add_variant(moert_op_options *o, const struct variant *v) {
 
 static void test_what_follows_a_product_is_exact(void **state) {
     (void)state;
-    if (!has_hopper("skipped"))
+    if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
         const shape *s = &shapes[i / VARIANTS / KINDS];
@@ -216,7 +219,7 @@ static void check_glu(const char *title, const ops_data *got, const ops_data *wa
 
 static void test_a_glu_follows_its_product_in_every_layout(void **state) {
     (void)state;
-    if (!has_hopper("skipped"))
+    if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < GLU_CASES; i++) {
         moert_op_options o = glu_case(i);
@@ -262,7 +265,7 @@ static void check_company(const moert_op_options *options, const ops_data *whole
 
 static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     (void)state;
-    if (!has_hopper("skipped"))
+    if (!has_tensor_cores("skipped"))
         return;
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < 3; i++) {
@@ -282,7 +285,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
 
 static void test_results_repeat_bit_for_bit(void **state) {
     (void)state;
-    if (!has_hopper("skipped"))
+    if (!has_tensor_cores("skipped"))
         return;
     for (size_t kind = 0; kind < KINDS; kind++) {
         const shape *s = &shapes[5];
@@ -321,5 +324,5 @@ int main(void) {
         cmocka_unit_test(test_results_repeat_bit_for_bit),
         cmocka_unit_test(test_what_the_kernel_cannot_do_is_refused_and_left_to_others),
     };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+    return RUN_TENSOR_FORMS(tests);
 }

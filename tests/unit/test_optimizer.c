@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "moert/quantize.h"
 #include "ops/dense.h"
 #include "support/test.h"
 
@@ -107,6 +108,52 @@ static void test_zero_padding_stays_zero(void **state) {
     }
 }
 
+static void test_rounded_parameters_are_the_cast_ones(void **state) {
+    (void)state;
+    const size_t lengths[] = {1, 15, 33, 4096, 4097, 9000};
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        const size_t n = lengths[l];
+        float *parameter = random_floats(n, 1.0f, 800 + l), *gradient = random_floats(n, 1.0f, 900);
+        float *zero = test_alloc(n * sizeof *zero), *got[2][3];
+        gradient[n / 2] = NAN;
+        moert_buffer *g = upload(gradient, n * sizeof *gradient);
+        moert_buffer *rounded = upload(zero, n * sizeof(uint16_t)),
+                     *cast = upload(zero, n * sizeof(uint16_t));
+        for (size_t with = 0; with < 2; with++) {
+            moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                        upload(zero, n * sizeof *zero),
+                                        upload(zero, n * sizeof *zero)};
+            moert_adamw adamw = settings;
+            adamw.step = 1;
+            adamw.rounded = with > 0 ? rounded : NULL;
+            ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+            if (with > 0)
+                ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
+                                                       MOERT_NUMBER_BF16, n, buffers[0], cast}));
+            for (size_t k = 0; k < 3; k++) {
+                got[with][k] = download(buffers[k], n * sizeof(float));
+                moert_buffer_destroy(buffers[k]);
+            }
+        }
+        uint16_t *want = download(cast, n * sizeof *want);
+        uint16_t *codes = download(rounded, n * sizeof *codes);
+        assert_memory_equal(codes, want, n * sizeof *codes);
+        for (size_t k = 0; k < 3; k++) {
+            assert_same_bits("state", got[1][k], got[0][k], n);
+            free(got[0][k]);
+            free(got[1][k]);
+        }
+        moert_buffer_destroy(g);
+        moert_buffer_destroy(rounded);
+        moert_buffer_destroy(cast);
+        free(parameter);
+        free(gradient);
+        free(zero);
+        free(want);
+        free(codes);
+    }
+}
+
 static void test_step_zero_is_refused(void **state) {
     (void)state;
     const float one = 1.0f;
@@ -121,6 +168,7 @@ int main(void) {
         cmocka_unit_test(test_steps_match_float64),
         cmocka_unit_test(test_bits_do_not_depend_on_the_place),
         cmocka_unit_test(test_zero_padding_stays_zero),
+        cmocka_unit_test(test_rounded_parameters_are_the_cast_ones),
         cmocka_unit_test(test_step_zero_is_refused),
     };
     return cmocka_run_group_tests_name("optimizer", tests, open_test_device, close_test_device);

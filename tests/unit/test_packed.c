@@ -238,12 +238,39 @@ static void test_a_packed_weight_is_read_no_more_until_told(void **state) {
     free(first);
 }
 
+/* ---- rounded by whoever changes the weight ---- */
+
+static void test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it(void **state) {
+    (void)state;
+    static const struct {
+        const moert_packing *packing;
+        moert_number type;
+        size_t n;
+        bool serves;
+    } rows[] = {{&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K, true},
+                {&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K + 1, false},
+                {&moert_nvidia_packing, MOERT_NUMBER_F32, GROUPS * N * K, false},
+                {&moert_portable_packing, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
+    moert_packings packings = {0};
+    assert_null(moert_packings_copy(&packings, GROUPS * N * K));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        moert_buffer *panels = unset_floats(GROUPS * N * K);
+        moert_packed packed = {.shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, rows[i].type},
+                               .packing = rows[i].packing,
+                               .panels = panels};
+        packings.packed[MOERT_PACKED_FORWARD] = &packed;
+        assert_ptr_equal(moert_packings_copy(&packings, rows[i].n), rows[i].serves ? panels : NULL);
+        moert_buffer_destroy(panels);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codes_and_their_values_make_the_same_panels),
         cmocka_unit_test(test_codes_in_buffers_that_are_too_small_are_refused),
         cmocka_unit_test(test_a_weight_is_packed_by_the_second_product_since_its_change),
         cmocka_unit_test(test_a_packed_weight_is_read_no_more_until_told),
+        cmocka_unit_test(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it),
     };
     return cmocka_run_group_tests_name("packed", tests, open_test_device, close_test_device);
 }

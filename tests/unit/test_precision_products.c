@@ -120,6 +120,20 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
     return target;
 }
 
+/* What a layer makes of dv: codes in bf16, else the floats. */
+static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer *source) {
+    const moert_number type = moert_precision_dv_type(layer);
+    moert_buffer *target;
+    ASSERT_OK_ON_ALL(
+        moert_buffer_create(moert_context_device(test_context), n * sizeof(float), &target));
+    if (type == MOERT_NUMBER_F32)
+        ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
+    else
+        ASSERT_OK_ON_ALL(moert_cast_run(
+            &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, source, target}));
+    return target;
+}
+
 static moert_buffer *upload_on_all(const void *values, size_t bytes) {
     moert_buffer *buffer;
     ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), bytes, &buffer));
@@ -156,6 +170,7 @@ static void check_products(layer_run *run, moert_precision precision) {
                  *got_h = upload_on_all(values, ROWS * n / 2 * sizeof *values),
                  *want_x = upload_on_all(values, ROWS * h * sizeof *values),
                  *want_y = upload_on_all(values, ROWS * n * sizeof *values),
+                 *dv = made(layer, ROWS * n, y),
                  *row_ends = upload_on_all(ends, experts * sizeof *ends),
                  *line_ends = upload_on_all(weight_ends, experts * sizeof *ends);
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
@@ -177,6 +192,7 @@ static void check_products(layer_run *run, moert_precision precision) {
                            got_h,
                            want_x,
                            want_y,
+                           dv,
                            row_ends,
                            line_ends,
                            want_dw};
@@ -193,8 +209,8 @@ static void check_products(layer_run *run, moert_precision precision) {
         ASSERT_OK_ON_ALL(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
-            PRODUCT(moert_precision_dgrad, got_x, weight, y, layer, BLOCK_EXPERT_IN, ));
-        ASSERT_OK_ON_ALL(PRODUCT(moert_precision_wgrad, x, dw, y, layer, BLOCK_EXPERT_IN, ));
+            PRODUCT(moert_precision_dgrad, got_x, weight, dv, layer, BLOCK_EXPERT_IN, ));
+        ASSERT_OK_ON_ALL(PRODUCT(moert_precision_wgrad, x, dw, dv, layer, BLOCK_EXPERT_IN, ));
         ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_forward, all[0], all[4], want_y));
         ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_dgrad, want_x, all[5], all[1]));
         ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_wgrad, all[2], want_dw, all[3]));

@@ -63,6 +63,7 @@ static void test_names_tell_the_operation_and_phases_that_of_products(void **sta
         {"gemm -DX=1", "experts backward", MOERT_OPERATION_EXPERTS_DGRAD},
         {"gemm_other -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
         {"nvidia_gemm -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
+        {"nvidia_mma -DX=1", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
         {"gemms", "experts", MOERT_OPERATION_OTHER},
         {"gemm", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
         {"gemm", "attention backward", MOERT_OPERATION_PROJECTIONS},

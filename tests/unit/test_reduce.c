@@ -33,14 +33,8 @@ static void check_span(moert_span span, size_t n, const float *leaf, bool accumu
         }
     moert_buffer *target_buffer = upload(target, size * sizeof *target);
     moert_buffer *partial = upload(leaf + span.first * n, span.count * n * sizeof *leaf);
-    const moert_tree_reduction reduction = {.span = span,
-                                            .n = n,
-                                            .partial = partial,
-                                            .target = target_buffer,
-                                            .target_stride = stride,
-                                            .target_offset = OFFSET,
-                                            .accumulate = accumulate};
-    ASSERT_OK(moert_tree_reduce(&reduction));
+    const moert_tree_nodes_at at = {span, target_buffer, stride, OFFSET, accumulate};
+    ASSERT_OK(moert_tree_reduce(&at, n, partial));
     float *got = download(target_buffer, size * sizeof *got);
     assert_same_bits("target", got, want, size);
     free(got);
@@ -106,8 +100,8 @@ static void test_tree_of_any_split_has_the_same_bits(void **state) {
             size_t own_count = moert_tree_nodes(span, own);
             moert_buffer *partial = upload(leaf + first * N, count * N * sizeof *leaf);
             moert_buffer *target = unset_floats(own_count * N);
-            ASSERT_OK(moert_tree_reduce(&(moert_tree_reduction){
-                .span = span, .n = N, .partial = partial, .target = target, .target_stride = N}));
+            ASSERT_OK(
+                moert_tree_reduce(&(moert_tree_nodes_at){span, target, N, 0, false}, N, partial));
             float *got = download(target, own_count * N * sizeof *got);
             memcpy(values + at * N, got, own_count * N * sizeof *got);
             for (size_t i = 0; i < own_count; i++, at++) {
@@ -125,6 +119,19 @@ static void test_tree_of_any_split_has_the_same_bits(void **state) {
     free(leaf);
 }
 
+/* sum[count] of spans of one buffer. */
+static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
+                        const size_t *length, double *sum) {
+    moert_square_span *span = test_alloc(count * sizeof *span);
+    moert_squares *squares;
+    for (size_t i = 0; i < count; i++)
+        span[i] = (moert_square_span){buffer, offset[i], length[i]};
+    ASSERT_OK(moert_squares_create(test_device, span, count, &squares));
+    ASSERT_OK(moert_squares_sum(squares, sum));
+    moert_squares_destroy(squares);
+    free(span);
+}
+
 static void test_sum_squares_matches_float64(void **state) {
     (void)state;
     enum { COUNT = 8 };
@@ -137,14 +144,14 @@ static void test_sum_squares_matches_float64(void **state) {
     }
     float *x = random_floats(size, 3.0f, 300);
     moert_buffer *buffer = upload(x, size * sizeof *x);
-    ASSERT_OK(moert_sum_squares(buffer, COUNT, offset, length, sum));
+    sum_squares(buffer, COUNT, offset, length, sum);
     for (size_t i = 0; i < COUNT; i++) {
         double want = 0.0;
         for (size_t j = 0; j < length[i]; j++)
             want += (double)x[offset[i] + j] * (double)x[offset[i] + j];
         assert_true(fabs(sum[i] - want) <= 1e-6 * want);
     }
-    ASSERT_OK(moert_sum_squares(buffer, 0, NULL, NULL, NULL));
+    sum_squares(buffer, 0, NULL, NULL, NULL);
     moert_buffer_destroy(buffer);
     free(x);
 }
@@ -162,7 +169,7 @@ static void test_sum_squares_does_not_depend_on_the_place(void **state) {
         memcpy(x + offset[i], tensor, LENGTH * sizeof *x);
     }
     moert_buffer *buffer = upload(x, (LENGTH + PLACES) * PLACES * sizeof *x);
-    ASSERT_OK(moert_sum_squares(buffer, PLACES, offset, length, sum));
+    sum_squares(buffer, PLACES, offset, length, sum);
     for (size_t i = 1; i < PLACES; i++)
         assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
     moert_buffer_destroy(buffer);
@@ -180,12 +187,48 @@ static void test_sum_squares_shows_what_is_not_finite(void **state) {
         double sum[2];
         x[LENGTH - 1] = bad[i];
         moert_buffer *buffer = upload(x, 2 * LENGTH * sizeof *x);
-        ASSERT_OK(moert_sum_squares(buffer, 2, offset, length, sum));
+        sum_squares(buffer, 2, offset, length, sum);
         assert_false(isfinite(sum[0]));
         assert_true(isfinite(sum[1]));
         moert_buffer_destroy(buffer);
         free(x);
     }
+}
+
+/* More blocks than items that join them; the second sums follow the buffers. */
+static void test_squares_of_several_buffers_follow_their_values(void **state) {
+    (void)state;
+    enum { BUFFERS = 3, SPANS = 2 };
+    const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};
+    moert_square_span span[BUFFERS * SPANS];
+    moert_buffer *buffer[BUFFERS];
+    moert_squares *squares;
+    double want[BUFFERS * SPANS], sum[BUFFERS * SPANS];
+    for (size_t b = 0; b < BUFFERS; b++) {
+        const size_t size = length[b][0] + length[b][1];
+        float *x = random_floats(size, 3.0f, 303 + b);
+        buffer[b] = upload(x, size * sizeof *x);
+        for (size_t s = 0, at = 0; s < SPANS; at += length[b][s++]) {
+            const size_t i = b * SPANS + s;
+            span[i] = (moert_square_span){buffer[b], at, length[b][s]};
+            want[i] = 0.0;
+            for (size_t j = 0; j < length[b][s]; j++)
+                want[i] += (double)x[at + j] * (double)x[at + j];
+        }
+        free(x);
+    }
+    ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
+    for (int round = 0; round < 2; round++) {
+        ASSERT_OK(moert_squares_sum(squares, sum));
+        for (size_t i = 0; i < BUFFERS * SPANS; i++) {
+            const double expected = round > 0 && span[i].buffer == buffer[1] ? 0.0 : want[i];
+            assert_true(fabs(sum[i] - expected) <= 1e-6 * expected);
+        }
+        ASSERT_OK(moert_buffer_clear(buffer[1], 0, moert_buffer_bytes(buffer[1])));
+    }
+    moert_squares_destroy(squares);
+    for (size_t b = 0; b < BUFFERS; b++)
+        moert_buffer_destroy(buffer[b]);
 }
 
 static void test_add_takes_any_length(void **state) {
@@ -217,6 +260,7 @@ int main(void) {
         cmocka_unit_test(test_sum_squares_matches_float64),
         cmocka_unit_test(test_sum_squares_does_not_depend_on_the_place),
         cmocka_unit_test(test_sum_squares_shows_what_is_not_finite),
+        cmocka_unit_test(test_squares_of_several_buffers_follow_their_values),
         cmocka_unit_test(test_add_takes_any_length),
     };
     return cmocka_run_group_tests_name("reduce", tests, open_test_device, close_test_device);
