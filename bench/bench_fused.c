@@ -204,17 +204,6 @@ static moert_status count_wrong(bench *b, const struct variant *v, const moert_b
 
 /* ---- rates ---- */
 
-/* An op and its operands, to be timed. */
-typedef struct timed {
-    moert_op *op;
-    const moert_op_buffers *buffers;
-} timed;
-
-static moert_status execute(void *what) {
-    const timed *t = what;
-    return moert_op_execute(t->op, t->buffers);
-}
-
 static moert_op_options describe(const struct variant *v) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = v->kind;
@@ -251,9 +240,8 @@ static moert_status run_variant(bench *b, const struct variant *v) {
                                            [MOERT_OP_GEMM_WGRAD] = buffers.weight,
                                            [MOERT_OP_GLU] = buffers.d};
     MOERT_TRY_OR(destroy, count_wrong(b, v, results[v->kind], &wrong));
-    timed t = {op, &buffers};
-    MOERT_TRY_OR(destroy, bench_rate(b->device, execute, &t,
-                                     2.0 * (double)rows * (double)n * (double)k, &tflops));
+    MOERT_TRY_OR(destroy, bench_rate_op(b->device, op, &buffers,
+                                        2.0 * (double)rows * (double)n * (double)k, &tflops));
     printf("%-24s %-9s %8.1f %6zu\n", v->title, moert_op_backend_name(op), tflops, wrong);
     fflush(stdout);
 destroy:

@@ -10,12 +10,14 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "context/context.h"
 #include "memory.h"
+#include "rate.h"
 #include "report.h"
 #include "tools/program.h"
 
@@ -25,16 +27,22 @@ enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };
 static bool small;
 static size_t seed;
 static const char *json_path;
+static moert_option_list only;
+static bench_sizes sizes;
 
 static const moert_option options[] = {
     {"small", MOERT_OPTION_FLAG, &small, NULL, NULL, "sizes for a test, whose rates say nothing"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the data"},
+    {"kernel", MOERT_OPTION_LIST, &only, NULL, NULL, "only those with one of these in their names"},
+    {"tokens", MOERT_OPTION_UINT, &sizes.tokens, "16384", "1..", "T"},
+    {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "2048", "128..", "H, a multiple of 128"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
 typedef struct bench {
     bench_memory memory;
     moert_buffer *from, *to; /* of the copy */
+    moert_buffer *scratch;
     json_t *rows;
     size_t wrong;
 } bench;
@@ -66,16 +74,6 @@ static moert_status take_sample(const bench *b, const bench_case *kernel, double
     return MOERT_OK;
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double samples[SAMPLES]) {
-    qsort(samples, SAMPLES, sizeof samples[0], by_size);
-    return samples[SAMPLES / 2];
-}
-
 static moert_status count_wrong(const bench *b, const bench_case *kernel, size_t *wrong) {
     *wrong = 0;
     for (size_t i = 0; i < CHECKS; i++) {
@@ -94,7 +92,7 @@ static moert_status report(bench *b, const bench_case *kernel, double gbps, doub
                   "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-    printf("%-18s %10.1f %9.1f %9.1f %6.2f %6zu\n", kernel->name, bytes / 1e6, gbps, copy,
+    printf("%-24s %10.1f %9.1f %9.1f %6.2f %6zu\n", kernel->name, bytes / 1e6, gbps, copy,
            gbps / copy, wrong);
     fflush(stdout);
     b->wrong += wrong;
@@ -102,10 +100,11 @@ static moert_status report(bench *b, const bench_case *kernel, double gbps, doub
 }
 
 static moert_status run_case(bench *b, const bench_case *kernel) {
-    const double bytes = kernel->bytes(&b->memory.of);
     const double copied = 2.0 * (double)moert_buffer_bytes(b->from);
     double rates[SAMPLES], copies[SAMPLES];
     size_t wrong;
+    b->memory.of.how = kernel->how;
+    const double bytes = kernel->bytes(&b->memory.of);
     if (kernel->begin != NULL)
         MOERT_TRY(kernel->begin(&b->memory));
     MOERT_TRY(kernel->run(&b->memory));
@@ -114,7 +113,14 @@ static moert_status run_case(bench *b, const bench_case *kernel) {
         MOERT_TRY(take_sample(b, NULL, copied, &copies[i]));
         MOERT_TRY(take_sample(b, kernel, bytes, &rates[i]));
     }
-    return report(b, kernel, median(rates), median(copies), wrong);
+    return report(b, kernel, bench_median(rates, SAMPLES), bench_median(copies, SAMPLES), wrong);
+}
+
+static bool is_wanted(const bench_case *kernel) {
+    bool wanted = only.count == 0;
+    for (size_t i = 0; i < only.count; i++)
+        wanted |= strstr(kernel->name, only.words[i]) != NULL;
+    return wanted;
 }
 
 static moert_status prepare(bench *b, moert_comm *comm) {
@@ -126,21 +132,23 @@ static moert_status prepare(bench *b, moert_comm *comm) {
 }
 
 static moert_status run(moert_context *context) {
-    static const bench_sizes sizes = {16384, 2048, 768, 8, 128, 2048, 32768};
-    static const bench_sizes test_sizes = {48, 256, 48, 4, 16, 16, 1000};
+    static const bench_sizes test_sizes = {48, 256, 48, 4, 16, 16, 1000, 1500, {0}};
+    sizes = (bench_sizes){sizes.tokens, sizes.hidden, 768, 8, 128, 2048, 32768, 151936, {0}};
     bench b = {
         .memory = {.device = moert_context_device(context), .of = small ? test_sizes : sizes},
         .rows = json_array()};
+    b.memory.scratch = &b.scratch;
     const bench_sizes *s = &b.memory.of;
     moert_status status;
     printf("# moert %s, %s\n# T %zu, H %zu, I %zu, K %zu, E %zu; cross-entropy: %zu tokens of V "
-           "%zu\n%-18s %10s %9s %9s %6s %6s\n",
+           "%zu, %zu\n%-24s %10s %9s %9s %6s %6s\n",
            bench_report_commit(), moert_device_name(b.memory.device), s->tokens, s->hidden,
-           s->intermediate, s->topk, s->experts, s->predicted, s->vocabulary, "#kernel", "MB",
-           "GB/s", "copy", "share", "wrong");
+           s->intermediate, s->topk, s->experts, s->predicted, s->vocabulary, s->large_vocabulary,
+           "#kernel", "MB", "GB/s", "copy", "share", "wrong");
     MOERT_TRY_OR(release, prepare(&b, moert_context_comm(context)));
     for (size_t i = 0; i < bench_case_count; i++)
-        MOERT_TRY_OR(release, run_case(&b, &bench_cases[i]));
+        if (is_wanted(&bench_cases[i]))
+            MOERT_TRY_OR(release, run_case(&b, &bench_cases[i]));
     if (json_path != NULL)
         MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
     if (b.wrong > 0)
@@ -148,8 +156,10 @@ static moert_status run(moert_context *context) {
 release:
     moert_buffer_destroy(b.from);
     moert_buffer_destroy(b.to);
+    moert_buffer_destroy(b.scratch);
     bench_memory_release(&b.memory);
     json_decref(b.rows);
+    free(only.words);
     return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
 }
 

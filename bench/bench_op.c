@@ -1,31 +1,23 @@
 /*
- * bench_op: rates of the grouped GEMM ops of 16-bit and FP8 factors, by the backend that the device
- * gets, each result checked. bench/torch_grouped_mm.py runs the same 16-bit rows for PyTorch.
+ * bench_op: rates of the grouped GEMM ops of 16-bit, FP8, MX and NV factors, by the backend that
+ * the device gets, each result checked. bench/torch_grouped_mm.py runs the same 16-bit rows for
+ * PyTorch.
  *
  * A sample is 50 ms of calls in a row behind 25 ms that do not count, since a GPU's clock depends
  * on how hot it is; the rate is the median of several. Operands repeat a pattern of random numbers,
  * of a length that no row length divides.
  */
 #include <jansson.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "base/rng.h"
 #include "moert/ops.h"
-#include "moert/quantize.h"
+#include "op_factors.h"
 #include "rate.h"
 #include "report.h"
 #include "tools/program.h"
-
-enum { PATTERN = 16777213, CHECKS = 200, MOST_EXPERTS = 4096 };
-
-typedef struct shape {
-    size_t experts, rows, n, k; /* rows of all experts */
-} shape;
 
 /* What the experts of a layer do with 8192 tokens per rank, up and down; DeepSeek-V3 on 8 ranks. */
 static const struct {
@@ -36,19 +28,17 @@ static const struct {
               {"DeepSeek-V3", 32, 32768, 7168, 2048},
               {"OLMoE-1B-7B", 64, 65536, 2048, 1024}};
 
-/* Factors and, beside them, the result. */
-typedef struct form {
-    const char *name;
-    moert_number factor, result;
-    bool blocks; /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
-    bool turned; /* dgrad alone, its weights stored transposed */
-} form;
-static const form forms[] = {{"bf16", MOERT_NUMBER_BF16, MOERT_NUMBER_BF16, false, false},
-                             {"f16", MOERT_NUMBER_F16, MOERT_NUMBER_F16, false, false},
-                             {"e4m3", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, false, false},
-                             {"fp8-block", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, false},
-                             {"fp8-turned", MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, true}};
-enum { FORMS = sizeof forms / sizeof forms[0], BLOCK = 128 };
+#define PLAIN(name, factor, result)                                                                \
+    { name, MOERT_NUMBER_##factor, MOERT_NUMBER_##result, false, false, false, 0 }
+#define BLOCKS(name, turned)                                                                       \
+    { name, MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, turned, false, MOERT_FORMAT_FP8_BLOCK }
+#define CODED(name, factor, format)                                                                \
+    { name, MOERT_NUMBER_##factor, MOERT_NUMBER_BF16, false, false, true, MOERT_FORMAT_##format }
+static const op_form forms[] = {PLAIN("bf16", BF16, BF16),   PLAIN("f16", F16, F16),
+                                PLAIN("e4m3", E4M3, BF16),   BLOCKS("fp8-block", false),
+                                BLOCKS("fp8-turned", true),  CODED("mxfp8", E4M3, MXFP8_E4M3),
+                                CODED("mxfp4", E2M1, MXFP4), CODED("nvfp4", E2M1, NVFP4)};
+enum { FORMS = sizeof forms / sizeof forms[0] };
 
 static shape chosen; /* experts 0: those of the models */
 static unsigned groups, dtype;
@@ -63,212 +53,21 @@ static const moert_option options[] = {
     {"k", MOERT_OPTION_UINT, &chosen.k, "4096", "8..1048576", "K"},
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
      "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16", "bf16|f16|e4m3|fp8-block|fp8-turned|all",
-     "of the factors; results of FP8 ones are bf16, e4m3 has no wgrad; fp8-turned: "
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16",
+     "bf16|f16|e4m3|fp8-block|fp8-turned|mxfp8|mxfp4|nvfp4|all",
+     "of the factors; results of others than f16 are bf16, e4m3 has no wgrad; fp8-turned: "
      "dgrad by transposed weights; all = in turns"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
 typedef struct bench {
-    moert_device *device;
-    const form *form;
-    unsigned char *pattern; /* [PATTERN] factors */
-    float *scales;          /* [PATTERN], all 1 without blocks */
+    factors factors;
     json_t *rows;
     size_t wrong;
 } bench;
 
-/* A shape with its operands: x[rows,k], weight[experts,n,k], y[rows,n], and a result of any op; all
- * scales are the same buffer. */
-typedef struct problem {
-    shape of;
-    bool ragged;
-    size_t multiple; /* of a ragged expert's rows */
-    uint32_t *ends;
-    moert_buffer *ends_buffer, *x, *weight, *y, *scales, *result;
-} problem;
-
-/* ---- data ---- */
-
-static size_t start_of(const problem *p, size_t expert) {
-    return expert > 0 ? p->ends[expert - 1] : 0;
-}
-
-static size_t bytes_of(const bench *b) {
-    return moert_number_bits(b->form->factor) / 8;
-}
-
-static size_t blocks(size_t length) {
-    return moert_ceil_div(length, BLOCK);
-}
-
-static double value_of(const bench *b, size_t index) {
-    uint32_t code = 0;
-    memcpy(&code, b->pattern + index % PATTERN * bytes_of(b), bytes_of(b));
-    return moert_number_decode(b->form->factor, code);
-}
-
-/* An element of a row matrix, and of the weights; [lines, columns] with their scales. */
-static double row_value(const bench *b, size_t line, size_t column, size_t columns) {
-    return value_of(b, line * columns + column) *
-           (double)b->scales[(line * blocks(columns) + column / BLOCK) % PATTERN];
-}
-static double weight_value(const bench *b, const shape *s, size_t e, size_t line, size_t column) {
-    const bool turned = b->form->turned;
-    const size_t i = turned ? column : line, j = turned ? line : column;
-    const size_t lines = turned ? s->k : s->n, columns = turned ? s->n : s->k;
-    const size_t down = e * blocks(lines) + i / BLOCK;
-    return value_of(b, (e * lines + i) * columns + j) *
-           (double)b->scales[(down * blocks(columns) + j / BLOCK) % PATTERN];
-}
-
-/* An element of a row matrix that is stored transposed; `row` is of expert e. */
-static double turned_value(const bench *b, const problem *p, size_t e, size_t row, size_t column) {
-    size_t block = (row - start_of(p, e)) / BLOCK;
-    for (size_t i = 0; i < e; i++)
-        block += blocks(p->ends[i] - start_of(p, i));
-    return value_of(b, column * p->of.rows + row) *
-           (double)b
-               ->scales[(column * moert_row_blocks_most(p->of.rows, p->of.experts, BLOCK) + block) %
-                        PATTERN];
-}
-
-static moert_status make_pattern(bench *b) {
-    const size_t bytes = bytes_of(b);
-    MOERT_TRY(moert_alloc(&b->pattern, PATTERN, bytes));
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->scales, PATTERN));
-    for (size_t i = 0; i < PATTERN; i++) {
-        const uint32_t code = moert_number_encode(
-            b->form->factor, (float)(2.0 * moert_rng_uniform(seed, 0, i) - 1.0));
-        memcpy(b->pattern + i * bytes, &code, bytes);
-        b->scales[i] = b->form->blocks ? (float)(0.5 + moert_rng_uniform(seed, 4, i)) : 1.0f;
-    }
-    return MOERT_OK;
-}
-
-/* A buffer of so many numbers of a pattern. */
-static moert_status make_buffer(const bench *b, size_t count, const void *pattern, size_t bytes,
-                                moert_buffer **buffer) {
-    MOERT_TRY(moert_buffer_create(b->device, count * bytes, buffer));
-    for (size_t i = 0; i < count; i += PATTERN)
-        MOERT_TRY(
-            moert_buffer_write(*buffer, i * bytes, pattern, moert_min(PATTERN, count - i) * bytes));
-    return MOERT_OK;
-}
-
-static void make_ends(problem *p) {
-    const shape *s = &p->of;
-    double part[MOST_EXPERTS], total = 0.0, so_far = 0.0;
-    for (size_t e = 0; e < s->experts; e++) {
-        part[e] = !p->ragged ? 1.0 : e % 5 == 2 ? 0.0 : 0.25 + 1.5 * moert_rng_uniform(seed, 1, e);
-        total += part[e];
-    }
-    for (size_t e = 0; e < s->experts; e++) {
-        so_far += part[e];
-        p->ends[e] = (uint32_t)(so_far / total * (double)s->rows + 1e-6);
-        p->ends[e] -= p->ends[e] % p->multiple;
-    }
-    p->ends[s->experts - 1] = (uint32_t)s->rows;
-}
-
-static void release(problem *p) {
-    moert_buffer *const all[] = {p->ends_buffer, p->x, p->weight, p->y, p->scales, p->result};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        moert_buffer_destroy(all[i]);
-    free(p->ends);
-}
-
-static moert_status prepare(const bench *b, problem *p) {
-    const shape *s = &p->of;
-    const size_t x = s->rows * s->k, weight = s->experts * s->n * s->k, y = s->rows * s->n;
-    const size_t bytes = s->experts * sizeof *p->ends, factor = bytes_of(b);
-    const size_t scales[] = {
-        s->rows * moert_max(blocks(s->n), blocks(s->k)), s->experts * blocks(s->n) * blocks(s->k),
-        moert_row_blocks_most(s->rows, s->experts, BLOCK) * moert_max(s->n, s->k)};
-    MOERT_TRY(MOERT_NEW_ARRAY(&p->ends, s->experts));
-    make_ends(p);
-    MOERT_TRY(moert_buffer_create(b->device, bytes, &p->ends_buffer));
-    MOERT_TRY(moert_buffer_write(p->ends_buffer, 0, p->ends, bytes));
-    MOERT_TRY(make_buffer(b, x, b->pattern, factor, &p->x));
-    MOERT_TRY(make_buffer(b, weight, b->pattern, factor, &p->weight));
-    MOERT_TRY(make_buffer(b, y, b->pattern, factor, &p->y));
-    MOERT_TRY(make_buffer(b, moert_max(scales[0], moert_max(scales[1], scales[2])), b->scales,
-                          sizeof(float), &p->scales));
-    return moert_buffer_create(b->device, moert_max(weight, moert_max(x, y)) * sizeof(uint16_t),
-                               &p->result);
-}
-
-/* ---- checks ---- */
-
-/* What element (line, column) of the result of an op must be; *size: the sum of magnitudes. */
-static double expected(const bench *b, const problem *p, moert_op_kind kind, size_t line,
-                       size_t column, double *size) {
-    const shape *s = &p->of;
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD, wgrad = kind == MOERT_OP_GEMM_WGRAD;
-    const bool turned = wgrad && b->form->blocks;
-    size_t e = wgrad ? line / s->n : 0, first = 0, last = forward ? s->k : s->n;
-    double sum = 0.0;
-    while (!wgrad && p->ends[e] <= line)
-        e++;
-    if (wgrad) {
-        first = start_of(p, e);
-        last = p->ends[e];
-    }
-    *size = 0.0;
-    for (size_t i = first; i < last; i++) {
-        const double a = forward  ? row_value(b, line, i, s->k)
-                         : turned ? turned_value(b, p, e, i, line % s->n)
-                         : wgrad  ? row_value(b, i, line % s->n, s->n)
-                                  : row_value(b, line, i, s->n);
-        const double c = forward  ? weight_value(b, s, e, column, i)
-                         : turned ? turned_value(b, p, e, i, column)
-                         : wgrad  ? row_value(b, i, column, s->k)
-                                  : weight_value(b, s, e, i, column);
-        sum += a * c;
-        *size += fabs(a * c);
-    }
-    return sum;
-}
-
-/* Counts the samples that are off by more than the rounding to 16 bits and 1e-5 of the terms, of
- * FP8 ones, which the tensor cores add up less exactly, 1e-4. */
-static moert_status count_wrong(const bench *b, const problem *p, moert_op_kind kind,
-                                size_t *wrong) {
-    const shape *s = &p->of;
-    const size_t lines = kind == MOERT_OP_GEMM_WGRAD ? s->experts * s->n : s->rows;
-    const size_t columns = kind == MOERT_OP_GEMM_FORWARD ? s->n : s->k;
-    const double slack = bytes_of(b) == 1 ? 1e-4 : 1e-5;
-    *wrong = 0;
-    for (size_t i = 0; i < CHECKS; i++) {
-        /* the last line and column are among them */
-        const size_t line =
-            lines - 1 - (size_t)(moert_rng_uniform(seed, 2, i) * (double)lines * !!i);
-        const size_t column =
-            columns - 1 - (size_t)(moert_rng_uniform(seed, 3, i) * (double)columns * !!i);
-        uint16_t code;
-        double size;
-        MOERT_TRY(moert_buffer_read(p->result, (line * columns + column) * sizeof code, &code,
-                                    sizeof code));
-        const double want = expected(b, p, kind, line, column, &size);
-        const double off = fabs(moert_number_decode(b->form->result, code) - want);
-        *wrong += !(off <= fabs(want) / 256.0 + slack * size);
-    }
-    return MOERT_OK;
-}
-
 /* ---- rates ---- */
-
-/* An op and its operands, to be timed. */
-typedef struct timed {
-    moert_op *op;
-    const moert_op_buffers *buffers;
-} timed;
-
-static moert_status execute(void *what) {
-    const timed *t = what;
-    return moert_op_execute(t->op, t->buffers);
-}
 
 static moert_status report(bench *b, const problem *p, const moert_op *op, const char *kind,
                            double tflops, size_t wrong) {
@@ -278,13 +77,13 @@ static moert_status report(bench *b, const problem *p, const moert_op *op, const
     for (size_t e = 0; e < s->experts; e++)
         json_array_append_new(ends, json_integer(p->ends[e]));
     json_t *row =
-        json_pack("{ss ss ss sI sI sI sI ss so sf sI}", "op", kind, "dtype", b->form->name,
+        json_pack("{ss ss ss sI sI sI sI ss so sf sI}", "op", kind, "dtype", b->factors.form->name,
                   "backend", moert_op_backend_name(op), "E", (json_int_t)s->experts, "rows",
                   (json_int_t)s->rows, "N", (json_int_t)s->n, "K", (json_int_t)s->k, "groups",
                   split, "ends", ends, "tflops", tflops, "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-    printf("%-13s %-10s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", kind, b->form->name,
+    printf("%-13s %-10s %4zu %8zu %6zu %6zu %-8s %-8s %8.1f %6zu\n", kind, b->factors.form->name,
            s->experts, s->rows, s->n, s->k, split, moert_op_backend_name(op), tflops, wrong);
     fflush(stdout);
     b->wrong += wrong;
@@ -316,6 +115,28 @@ static void describe_blocks(const problem *p, bool turned, moert_op_options *o,
     }
 }
 
+/* Blocks along what is summed over. */
+static void describe_coded(const bench *b, const problem *p, moert_op_options *o,
+                           moert_op_buffers *buffers) {
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, forward = o->kind == MOERT_OP_GEMM_FORWARD;
+    moert_quantizer rows = MOERT_QUANTIZER_INIT;
+    rows.format = b->factors.form->format;
+    rows.axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    if (o->kind != MOERT_OP_GEMM_DGRAD) {
+        o->x.how = rows;
+        buffers->x_scale = p->scales;
+    }
+    if (!forward) {
+        o->y.how = rows;
+        buffers->y_scale = p->scales;
+    }
+    if (!wgrad) {
+        o->weight.how = rows;
+        o->weight.how.axis = forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
+        buffers->weight_scale = p->scales;
+    }
+}
+
 static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     const shape *s = &p->of;
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
@@ -325,7 +146,7 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     double tflops = 0.0;
     size_t wrong = 0;
     o.kind = kind;
-    if (b->form->blocks || moert_number_bits(b->form->factor) == 8) {
+    if (!b->factors.form->coded && op_factor_bytes(&b->factors) == 1) {
         o.backend = "nvidia"; /* which auto does not take for FP8 */
         o.fallback = true;
     }
@@ -333,21 +154,23 @@ static moert_status run_op(bench *b, const problem *p, moert_op_kind kind) {
     o.rows = s->rows;
     o.n = s->n;
     o.k = s->k;
-    o.x.type = o.weight.type = o.y.type = b->form->factor;
+    o.x.type = o.weight.type = o.y.type = b->factors.form->factor;
     moert_operand *const results[] = {&o.y, &o.x, &o.weight};
-    results[kind]->type = b->form->result;
-    if (b->form->blocks)
-        describe_blocks(p, b->form->turned, &o, &buffers);
+    results[kind]->type = b->factors.form->result;
+    if (b->factors.form->blocks)
+        describe_blocks(p, b->factors.form->turned, &o, &buffers);
+    if (b->factors.form->coded)
+        describe_coded(b, p, &o, &buffers);
     buffers.ends = p->ends_buffer;
     buffers.x = kind == MOERT_OP_GEMM_DGRAD ? p->result : p->x;
     buffers.weight = kind == MOERT_OP_GEMM_WGRAD ? p->result : p->weight;
     buffers.y = kind == MOERT_OP_GEMM_FORWARD ? p->result : p->y;
-    MOERT_TRY(moert_op_create(b->device, &o, &op));
+    MOERT_TRY(moert_op_create(b->factors.device, &o, &op));
     MOERT_TRY_OR(destroy, moert_op_execute(op, &buffers));
-    MOERT_TRY_OR(destroy, count_wrong(b, p, kind, &wrong));
-    timed t = {op, &buffers};
-    MOERT_TRY_OR(destroy, bench_rate(b->device, execute, &t,
-                                     2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
+    MOERT_TRY_OR(destroy, op_problem_check(&b->factors, p, kind, &wrong));
+    MOERT_TRY_OR(destroy,
+                 bench_rate_op(b->factors.device, op, &buffers,
+                               2.0 * (double)s->rows * (double)s->n * (double)s->k, &tflops));
     status = report(b, p, op, moert_op_kind_name(kind), tflops, wrong);
 destroy:
     moert_op_destroy(op);
@@ -355,21 +178,20 @@ destroy:
 }
 
 static moert_status run_form(bench *b, shape of, bool ragged) {
-    problem p = {.of = of, .ragged = ragged, .multiple = b->form->blocks ? 16 : 1};
+    problem p = {.of = of, .ragged = ragged, .multiple = b->factors.form->blocks ? 16 : 1};
     const unsigned last = /* a wgrad wants its FP8 factors transposed */
-        bytes_of(b) == 1 && (b->form->turned || !b->form->blocks) ? MOERT_OP_GEMM_DGRAD
-                                                                  : MOERT_OP_GEMM_WGRAD;
-    moert_status status = make_pattern(b);
+        op_factor_bytes(&b->factors) == 1 && !b->factors.form->coded &&
+                (b->factors.form->turned || !b->factors.form->blocks)
+            ? MOERT_OP_GEMM_DGRAD
+            : MOERT_OP_GEMM_WGRAD;
+    moert_status status = op_factors_make(&b->factors);
     if (status == MOERT_OK)
-        status = prepare(b, &p);
-    for (unsigned kind = b->form->turned ? MOERT_OP_GEMM_DGRAD : 0;
+        status = op_problem_make(&b->factors, &p);
+    for (unsigned kind = b->factors.form->turned ? MOERT_OP_GEMM_DGRAD : 0;
          kind <= last && status == MOERT_OK; kind++)
         status = run_op(b, &p, (moert_op_kind)kind);
-    release(&p);
-    free(b->pattern);
-    free(b->scales);
-    b->pattern = NULL;
-    b->scales = NULL;
+    op_problem_release(&p);
+    op_factors_release(&b->factors);
     return status;
 }
 
@@ -378,7 +200,7 @@ static moert_status run_shape(bench *b, shape of) {
         for (size_t i = 0; i < FORMS; i++) {
             if ((groups != 0 && groups != ragged + 1) || (dtype < FORMS && dtype != i))
                 continue;
-            b->form = &forms[i];
+            b->factors.form = &forms[i];
             MOERT_TRY(run_form(b, of, ragged != 0));
         }
     return MOERT_OK;
@@ -398,11 +220,12 @@ static moert_status run_shapes(bench *b) {
 }
 
 static moert_status run(moert_context *context) {
-    bench b = {.device = moert_context_device(context), .rows = json_array()};
+    bench b = {.factors = {.device = moert_context_device(context), .seed = seed},
+               .rows = json_array()};
     moert_status status;
     printf("# moert %s, %s\n%-13s %-10s %4s %8s %6s %6s %-8s %-8s %8s %6s\n", bench_report_commit(),
-           moert_device_name(b.device), "#op", "dtype", "E", "rows", "N", "K", "groups", "backend",
-           "TFLOP/s", "wrong");
+           moert_device_name(b.factors.device), "#op", "dtype", "E", "rows", "N", "K", "groups",
+           "backend", "TFLOP/s", "wrong");
     MOERT_TRY_OR(release, run_shapes(&b));
     if (json_path != NULL)
         MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
@@ -416,9 +239,10 @@ release:
 int main(int argc, char **argv) {
     const moert_program program = {
         .synopsis = "bench_op [OPTION...]",
-        .about = "Times grouped GEMM ops of 16-bit and FP8 factors on a GPU and checks each "
-                 "result. Exits "
-                 "with 1 when a result is wrong.",
+        .about =
+            "Times grouped GEMM ops of 16-bit, FP8, MX and NV factors on a GPU and checks each "
+            "result. Exits "
+            "with 1 when a result is wrong.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .run = run,

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "quiet.h"
+#include "rate.h"
 
 enum { MOST_BATCH = 16 };
 #define ENOUGH_FLOPS 4e8
@@ -128,34 +129,23 @@ static moert_status take_turns(contest *c) {
     return MOERT_OK;
 }
 
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *sorted, size_t count) {
-    return 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
-}
-
 static void summarise(contest *c, bench_row *row) {
     const bench_setup *bench = c->bench;
     const bench_problem *p = c->run.problem;
     const size_t last = bench->repeat - 1, tenth = (last + 5) / 10;
-    qsort(c->ours, bench->repeat, sizeof *c->ours, ascending);
-    qsort(c->theirs, bench->repeat, sizeof *c->theirs, ascending);
     row->shape = p->shape;
     row->op = c->run.op;
     row->type = p->type;
     row->ragged = p->ragged;
     row->backend = moert_backend_name(bench->device);
-    row->gflops = median(c->ours, bench->repeat);
+    row->gflops = bench_median(c->ours, bench->repeat);
     row->p10 = c->ours[tenth];
     row->p90 = c->ours[last - tenth];
     row->waited = c->waited / (double)bench->repeat;
     row->peak = bench->peak[p->type == MOERT_NUMBER_BF16].gflops;
     if (bench->rival != NULL) {
         row->rival = bench_rival_describe(bench->rival);
-        row->rival_gflops = median(c->theirs, bench->repeat);
+        row->rival_gflops = bench_median(c->theirs, bench->repeat);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-enum { PATTERN = 1048573, APART = 333331, HEAD = 128 }; /* numbers; between inputs; rotated heads */
+enum { PATTERN = 1048573, APART = 333331 }; /* numbers; between inputs */
 
 double bench_memory_value(const bench_memory *b, size_t input, size_t index) {
     return (double)b->pattern[(index + input * APART) % PATTERN];
@@ -53,6 +53,23 @@ static moert_status make_tokens(bench_memory *b, size_t seed) {
     return upload(b, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
 }
 
+/* The plan's slots on the host, for the checks. */
+static moert_status fetch_slots(bench_memory *b) {
+    const bench_sizes *s = &b->of;
+    const size_t slots = s->tokens * s->topk;
+    moert_plan *made = b->plan->plan;
+    int32_t *index;
+    MOERT_TRY(moert_alloc(&index, slots, sizeof *index));
+    moert_status status = moert_buffer_read(b->index, 0, index, slots * sizeof *index);
+    if (status == MOERT_OK)
+        status = moert_plan_create(index, s->tokens, s->topk, s->experts, 1, 0, made->counts,
+                                   &b->plan->plan);
+    if (status == MOERT_OK)
+        moert_plan_destroy(made);
+    free(index);
+    return status;
+}
+
 static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
     const bench_sizes *s = &b->of;
     const uint32_t rows = (uint32_t)(s->tokens * s->topk);
@@ -60,6 +77,7 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
     MOERT_TRY(moert_exchange_create(b->device, comm, MOERT_EXCHANGE_LOCAL, &b->exchange));
     MOERT_TRY(moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, s->tokens, s->topk,
                                        s->experts, &b->plan));
+    MOERT_TRY(fetch_slots(b));
     MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
     MOERT_TRY(upload(b, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));
     return upload(b, &rows, sizeof rows, &b->ends);
@@ -68,8 +86,8 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
 moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed) {
     const bench_sizes *s = &b->of;
     const size_t rows = s->tokens * s->topk, widest = moert_max(s->hidden, 2 * s->intermediate);
-    const size_t floats =
-        moert_max(rows * widest, s->vocabulary * moert_max(s->predicted, s->hidden));
+    const size_t logits = moert_max(s->vocabulary, s->large_vocabulary) * s->predicted;
+    const size_t floats = moert_max(rows * widest, moert_max(s->vocabulary * s->hidden, logits));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern, PATTERN));
     for (size_t i = 0; i < PATTERN; i++)
         b->pattern[i] = (float)(2.0 * moert_rng_uniform(seed, 0, i) - 1.0);
@@ -79,7 +97,7 @@ moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed
         MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), &b->out[i]));
     MOERT_TRY(make_tokens(b, seed));
     MOERT_TRY(make_exchange(b, comm));
-    return moert_rope_table_create(b->device, s->tokens, HEAD, 10000.0f, &b->rope);
+    return moert_rope_table_create(b->device, s->tokens, BENCH_HEAD, 10000.0f, &b->rope);
 }
 
 void bench_memory_release(bench_memory *b) {

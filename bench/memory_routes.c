@@ -2,14 +2,10 @@
 #include <math.h>
 
 #include "base/memory.h"
-#include "base/number.h"
 #include "memory.h"
 #include "memory_cases.h"
-#include "moert/quantize.h"
 #include "ops/grouped.h"
 #include "router/router.h"
-
-enum { BLOCK = 32 }; /* columns of an MXFP8 scale */
 
 static size_t rows_of(const bench_memory *b) {
     return b->of.tokens * b->of.topk;
@@ -124,92 +120,76 @@ moert_status bench_permute_check(const bench_memory *b, double chosen, double *g
     return bench_read(b->out[0], at, got);
 }
 
-/* ---- router: logits in[0], [T,E] ---- */
+/* ---- router: logits in[0], of T tokens or, where bandwidth counts, T K ---- */
 
-double bench_router_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(s->tokens * (2 * s->experts + 2 * s->topk + 1));
+static size_t routed(const bench_sizes *s) {
+    return s->tokens * (s->how.large ? s->topk : 1);
 }
 
-moert_status bench_router_run(const bench_memory *b) {
+static moert_router_options router_of(const bench_memory *b) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = b->of.experts;
     options.topk = b->of.topk;
-    return moert_router_forward(
-        b->device, &options, b->of.tokens, b->in[0], NULL,
-        &(moert_routing){
-            .scores = b->out[0], .index = b->out[2], .weight = b->out[1], .lse = b->out[3]});
+    return options;
 }
 
-/* The weight of a slot, by counting the logits above each: equal ones have equal weights. */
-moert_status bench_router_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t e = b->of.experts, k = b->of.topk, slot = bench_pick(chosen, b->of.tokens * k);
+static moert_routing routing_of(const bench_memory *b) {
+    return (moert_routing){
+        .scores = b->out[0], .index = b->out[2], .weight = b->out[1], .lse = b->out[3]};
+}
+
+double bench_router_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(routed(s) * (2 * s->experts + 2 * s->topk + 1));
+}
+
+moert_status bench_router_run(const bench_memory *b) {
+    const moert_router_options options = router_of(b);
+    const moert_routing routing = routing_of(b);
+    return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
+}
+
+double bench_router_backward_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(routed(s) * (3 * s->experts + 3 * s->topk + 1));
+}
+
+moert_status bench_router_backward_run(const bench_memory *b) {
+    const moert_router_options options = router_of(b);
+    const moert_routing routing = routing_of(b);
+    return moert_router_backward(b->device, &options, routed(&b->of), b->in[0], &routing, b->in[1],
+                                 NULL, 0.0f, b->out[4]);
+}
+
+/* The weight of a token's choice number `rank`, and its expert, by counting the logits above each:
+ * equal ones have equal weights. */
+static double routed_weight(const bench_memory *b, size_t token, size_t rank, size_t *expert) {
+    const size_t e = b->of.experts;
     double sum = 0.0, own = 0.0;
     for (size_t i = 0; i < e; i++) {
-        const double logit = bench_memory_value(b, 0, slot / k * e + i);
+        const double logit = bench_memory_value(b, 0, token * e + i);
         size_t above = 0;
         for (size_t j = 0; j < e; j++)
-            above += bench_memory_value(b, 0, slot / k * e + j) > logit;
-        sum += above < k ? exp(logit) : 0.0;
-        own = above == slot % k ? exp(logit) : own;
+            above += bench_memory_value(b, 0, token * e + j) > logit;
+        sum += above < b->of.topk ? exp(logit) : 0.0;
+        if (above == rank)
+            own = exp(logit), *expert = i;
     }
-    *want = own / sum;
+    return own / sum;
+}
+
+moert_status bench_router_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k);
+    size_t expert;
+    *want = routed_weight(b, slot / k, slot % k, &expert);
     return bench_read(b->out[1], slot, got);
 }
 
-/* ---- MXFP8 of [T K, H], scales along the rows: codes in out[0], scales in out[1] ---- */
-
-static moert_quantize quantize_of(const bench_memory *b, moert_buffer *x) {
-    moert_quantize op = MOERT_QUANTIZE_INIT;
-    op.groups.rows = rows_of(b);
-    op.columns = b->of.hidden;
-    op.x = x;
-    op.q = b->out[0];
-    op.scale = b->out[1];
-    return op;
-}
-
-double bench_quantize_bytes(const bench_sizes *s) {
-    return (double)(s->tokens * s->topk * s->hidden) * (5.0 + 1.0 / BLOCK);
-}
-
-moert_status bench_quantize_run(const bench_memory *b) {
-    const moert_quantize op = quantize_of(b, b->in[0]);
-    return moert_quantize_run(&op);
-}
-
-moert_status bench_dequantize_run(const bench_memory *b) {
-    const moert_quantize op = quantize_of(b, b->out[2]);
-    return moert_dequantize_run(&op);
-}
-
-/* The value of the code at a place: the scale is the least power of two by which the block's
- * largest magnitude fits. */
-static double coded(const bench_memory *b, size_t at) {
-    const size_t first = at - at % BLOCK;
-    double amax = 0.0;
-    int exponent;
-    for (size_t i = first; i < first + BLOCK; i++)
-        amax = fmax(amax, fabs(bench_memory_value(b, 0, i)));
-    const double fraction = frexp(amax / 448.0, &exponent);
-    const double scale = ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
-    const float x = (float)(bench_memory_value(b, 0, at) / scale);
-    return scale * (double)moert_number_decode(MOERT_NUMBER_E4M3,
-                                               moert_number_encode(MOERT_NUMBER_E4M3, x));
-}
-
-moert_status bench_quantize_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, rows_of(b) * b->of.hidden);
-    uint8_t code, scale;
-    MOERT_TRY(moert_buffer_read(b->out[0], at, &code, 1));
-    MOERT_TRY(moert_buffer_read(b->out[1], at / BLOCK, &scale, 1));
-    *got = ldexp((double)moert_number_decode(MOERT_NUMBER_E4M3, code), scale - 127);
-    *want = coded(b, at);
-    return MOERT_OK;
-}
-
-moert_status bench_dequantize_check(const bench_memory *b, double chosen, double *got,
-                                    double *want) {
-    const size_t at = bench_pick(chosen, rows_of(b) * b->of.hidden);
-    *want = coded(b, at);
-    return bench_read(b->out[2], at, got);
+moert_status bench_router_backward_check(const bench_memory *b, double chosen, double *got,
+                                         double *want) {
+    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k), token = slot / k;
+    size_t expert = 0, other;
+    double mean = 0.0;
+    for (size_t i = 0; i < k; i++)
+        mean += routed_weight(b, token, i, &other) * bench_memory_value(b, 1, token * k + i);
+    *want = routed_weight(b, token, slot % k, &expert) * (bench_memory_value(b, 1, slot) - mean);
+    return bench_read(b->out[4], token * b->of.experts + expert, got);
 }

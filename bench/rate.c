@@ -24,6 +24,11 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+double bench_median(double *samples, size_t count) {
+    qsort(samples, count, sizeof *samples, by_size);
+    return 0.5 * (samples[(count - 1) / 2] + samples[count / 2]);
+}
+
 moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
                         double flops, double *tflops) {
     double one = 0.0, seconds = 0.0, samples[SAMPLES];
@@ -34,7 +39,23 @@ moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void
         MOERT_TRY(run_for(device, call, what, calls, &seconds));
         samples[i] = flops * (double)calls / seconds / 1e12;
     }
-    qsort(samples, SAMPLES, sizeof samples[0], by_size);
-    *tflops = samples[SAMPLES / 2];
+    *tflops = bench_median(samples, SAMPLES);
     return MOERT_OK;
+}
+
+/* An op and its operands, to be timed. */
+typedef struct timed {
+    moert_op *op;
+    const moert_op_buffers *buffers;
+} timed;
+
+static moert_status execute(void *what) {
+    const timed *t = what;
+    return moert_op_execute(t->op, t->buffers);
+}
+
+moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
+                           double flops, double *tflops) {
+    timed t = {op, buffers};
+    return bench_rate(device, execute, &t, flops, tflops);
 }

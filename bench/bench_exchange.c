@@ -1,0 +1,407 @@
+/*
+ * bench_exchange: dispatch and combine between the ranks of a job, of rows whose every element is
+ * known from the global number of the token, beside packing + MPI_Alltoallv + unpacking of the same
+ * rows (bench/alltoall.h) on CPU devices.
+ *
+ * A sample is the time from a barrier to the end of the call, of the slowest rank; the sides take
+ * turns, and before each sample every core reads its L2 cache full of something else. The plan
+ * (counts and places of the rows) is made before: both sides know it. Bytes and rates count the
+ * rows that a rank has for other ranks, slot by slot, or all rows where there is one rank.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alltoall.h"
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "exchange/exchange.h"
+#include "rate.h"
+#include "report.h"
+#include "tokens.h"
+#include "tools/program.h"
+
+enum dtype { F32, BF16, MXFP8 };
+enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
+
+static unsigned engine, dtype, skew;
+static size_t tokens, hidden, topk, experts, repeat, seed;
+static bool with_rival;
+static const char *json_path;
+static const char *const dtype_names[] = {"f32", "bf16", "mxfp8"};
+
+static const moert_option options[] = {
+    {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|local|window|staged", "of the exchange"},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576", "of each rank, T"},
+    {"hidden", MOERT_OPTION_UINT, &hidden, "1024", "32..65536", "numbers of a row, H"},
+    {"topk", MOERT_OPTION_UINT, &topk, "4", "1..64", "experts of a token, K"},
+    {"experts", MOERT_OPTION_UINT, &experts, "16", "1..4096", "E"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", "f32|bf16|mxfp8",
+     "of dispatched rows; combine sums f32 alone"},
+    {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
+    {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of routing and payload"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
+
+typedef struct bench {
+    moert_context *context;
+    moert_device *device;
+    moert_comm *comm;
+    bench_team *team;
+    moert_exchange *exchange;
+    moert_window *window;
+    moert_exchange_plan *plan;
+    moert_plan *slots;        /* the same with the slots, which devices may have alone */
+    bench_alltoall *alltoall; /* or NULL */
+    moert_buffer *index, *source, *weight, *target;
+    int32_t *all_index;      /* [ranks,T,K] */
+    uint64_t *token_of;      /* [M] the global token of a row of this rank */
+    float *weights;          /* [T,K] */
+    float *host;             /* [T,width] what is dispatched */
+    float *seen;             /* [M,stride] or [T,width]: what has come */
+    size_t width, row_bytes; /* of a row, in floats */
+    double *of_ranks;        /* [ranks] */
+    double bytes;            /* of the rows counted, mean of the ranks */
+    json_t *rows;
+    size_t wrong;
+} bench;
+
+/* ---- payload ---- */
+
+/* Of a row: rows that are summed have numbers, others any bits. */
+static float element(uint64_t token, size_t column) {
+    const uint32_t word = bench_word(seed, token, column);
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return dtype == F32 ? bench_number(seed, token, column) : value;
+}
+
+/* An expert's rows come from the ranks in turn, from each by token. */
+static moert_status find_tokens(bench *b) {
+    const moert_plan *plan = b->plan->plan;
+    const size_t slots = plan->ranks * tokens * topk;
+    size_t row = 0;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->token_of, plan->rows));
+    for (size_t e = plan->first_expert; e < plan->first_expert + plan->local_experts; e++)
+        for (size_t s = 0; s < slots; s++)
+            if (b->all_index[s] == (int32_t)e && row < plan->rows)
+                b->token_of[row++] = s / topk;
+    if (row != plan->rows)
+        return MOERT_FAIL(ERROR_NUMERIC, "the plan has %zu rows, the routing %zu", plan->rows, row);
+    return MOERT_OK;
+}
+
+static moert_status find_slots(bench *b) {
+    const moert_plan *plan = b->plan->plan;
+    const int32_t *index = b->all_index + plan->rank * tokens * topk;
+    return moert_plan_create(index, tokens, topk, experts, plan->ranks, plan->rank, plan->counts,
+                             &b->slots);
+}
+
+/* ---- set-up ---- */
+
+static moert_status make_buffers(bench *b) {
+    const size_t rank = moert_comm_rank(b->comm), slots = tokens * topk, row = b->width;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->host, tokens * row));
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->weights, slots));
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t i = 0; i < row; i++)
+            b->host[t * row + i] = element(rank * tokens + t, i);
+    for (size_t s = 0; s < slots; s++)
+        b->weights[s] = (float)moert_rng_uniform(seed, 3, rank * slots + s);
+    MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(int32_t), &b->index));
+    MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(float), &b->weight));
+    MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->source));
+    MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->target));
+    MOERT_TRY(
+        moert_buffer_write(b->index, 0, b->all_index + rank * slots, slots * sizeof(int32_t)));
+    MOERT_TRY(moert_buffer_write(b->weight, 0, b->weights, slots * sizeof(float)));
+    return moert_buffer_write(b->source, 0, b->host, tokens * b->row_bytes);
+}
+
+/* The sum and the largest of all ranks' values; either may be NULL. */
+static moert_status over_ranks(bench *b, double mine, double *sum, double *largest) {
+    const size_t ranks = moert_comm_size(b->comm);
+    MOERT_TRY(moert_comm_allgather(b->comm, &mine, sizeof mine, b->of_ranks));
+    for (size_t r = 0; r < ranks; r++) {
+        if (sum != NULL)
+            *sum = (r > 0 ? *sum : 0.0) + b->of_ranks[r];
+        if (largest != NULL)
+            *largest = fmax(r > 0 ? *largest : 0.0, b->of_ranks[r]);
+    }
+    return MOERT_OK;
+}
+
+static moert_status count_bytes(bench *b) {
+    const moert_plan *plan = b->plan->plan;
+    size_t rows = 0;
+    for (size_t r = 0; r < plan->ranks; r++)
+        rows += r != plan->rank || plan->ranks == 1 ? plan->send_rows[r] : 0;
+    return over_ranks(b, (double)(rows * b->row_bytes) / (double)plan->ranks, &b->bytes, NULL);
+}
+
+static moert_status prepare(bench *b) {
+    static const double word_bytes[] = {[F32] = 4.0, [BF16] = 2.0, [MXFP8] = 1.0 + 1.0 / 32.0};
+    const bool is_cpu = moert_device_describe(b->device)->is_cpu;
+    const size_t all = moert_comm_size(b->comm) * tokens;
+    b->width = moert_ceil_div((size_t)ceil((double)hidden * word_bytes[dtype]), sizeof(float));
+    b->row_bytes = b->width * sizeof(float);
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, moert_comm_size(b->comm)));
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->all_index, all * topk));
+    MOERT_TRY(bench_route((bench_skew)skew, seed, all, topk, experts, b->all_index));
+    moert_status status = moert_comm_agree(b->comm, make_buffers(b));
+    if (status == MOERT_OK)
+        status = moert_comm_agree(
+            b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team));
+    MOERT_TRY(status);
+    MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
+    MOERT_TRY(moert_window_create(b->exchange, b->width, &b->window));
+    MOERT_TRY(
+        moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, tokens, topk, experts, &b->plan));
+    MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
+    const size_t seen =
+        moert_max(b->plan->plan->rows * moert_window_stride(b->window), tokens * b->width);
+    status = MOERT_NEW_ARRAY(&b->seen, seen);
+    if (status == MOERT_OK)
+        status = find_tokens(b);
+    if (status == MOERT_OK)
+        status = find_slots(b);
+    if (status == MOERT_OK && with_rival && is_cpu)
+        status = bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes, &b->alltoall);
+    MOERT_TRY(moert_comm_agree(b->comm, status));
+    return count_bytes(b);
+}
+
+static void release(bench *b) {
+    bench_alltoall_destroy(b->alltoall);
+    moert_plan_destroy(b->slots);
+    moert_exchange_free_plan(b->plan);
+    moert_window_destroy(b->window);
+    moert_exchange_destroy(b->exchange);
+    moert_buffer *const buffers[] = {b->index, b->source, b->weight, b->target};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    bench_team_destroy(b->team);
+    void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen, b->of_ranks};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        free(arrays[i]);
+    json_decref(b->rows);
+}
+
+/* ---- calls ---- */
+
+static moert_status dispatch(bench *b, enum side side) {
+    if (side != OURS)
+        return bench_alltoall_dispatch(b->alltoall, side == PACKED_STREAMED, b->host);
+    MOERT_TRY(
+        moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window, NULL, NULL));
+    return moert_device_finish(b->device);
+}
+
+static moert_status combine(bench *b, enum side side) {
+    if (side != OURS)
+        return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
+    MOERT_TRY(moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->weight,
+                                     b->target, NULL, NULL));
+    return moert_device_finish(b->device);
+}
+
+static const struct operation {
+    const char *name;
+    moert_status (*call)(bench *b, enum side side);
+} operations[] = {{"dispatch", dispatch}, {"combine", combine}};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+/* ---- checks ---- */
+
+static size_t count_different(const float *seen, const float *wanted, size_t floats) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < floats; i++)
+        wrong += memcmp(&seen[i], &wanted[i], sizeof *seen) != 0;
+    return wrong;
+}
+
+static size_t count_wrong_rows(const bench *b, const float *rows, size_t stride) {
+    size_t wrong = 0;
+    for (size_t m = 0; m < b->plan->plan->rows; m++)
+        for (size_t i = 0; i < b->width; i++) {
+            const float wanted = element(b->token_of[m], i);
+            wrong += count_different(&rows[m * stride + i], &wanted, 1);
+        }
+    return wrong;
+}
+
+/* No expert has changed its rows: each slot gives the token's own. */
+static size_t count_wrong_sums(const bench *b, const float *sums) {
+    const uint32_t *to = b->slots->slot_rank;
+    size_t wrong = 0;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t i = 0; i < b->width; i++) {
+            float sum = 0.0f;
+            for (size_t s = t * topk; s < (t + 1) * topk; s++)
+                if (to[s] != MOERT_PLAN_DROPPED)
+                    sum = fmaf(b->weights[s], b->host[t * b->width + i], sum);
+            wrong += count_different(&sums[t * b->width + i], &sum, 1);
+        }
+    return wrong;
+}
+
+/* Wipes where the rows or the sums of a side go. */
+static moert_status wipe(bench *b, bool sums, enum side side) {
+    if (side != OURS && !sums) {
+        memset(bench_alltoall_rows(b->alltoall), 0, b->plan->plan->rows * b->row_bytes);
+        return MOERT_OK;
+    }
+    moert_buffer *buffer = sums ? b->target : moert_window_rows(b->window);
+    MOERT_TRY(moert_buffer_clear(buffer, 0, moert_buffer_bytes(buffer)));
+    return moert_device_finish(b->device);
+}
+
+static moert_status count_wrong(bench *b, bool sums, enum side side, size_t *wrong) {
+    const size_t stride = moert_window_stride(b->window), rows = b->plan->plan->rows;
+    if (sums) {
+        MOERT_TRY(moert_buffer_read(b->target, 0, b->seen, tokens * b->row_bytes));
+        *wrong += count_wrong_sums(b, b->seen);
+    } else if (side != OURS) {
+        *wrong += count_wrong_rows(b, bench_alltoall_rows(b->alltoall), b->width);
+    } else if (rows > 0) {
+        MOERT_TRY(moert_buffer_read(moert_window_rows(b->window), 0, b->seen,
+                                    rows * stride * sizeof(float)));
+        *wrong += count_wrong_rows(b, b->seen, stride);
+    }
+    return MOERT_OK;
+}
+
+static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) {
+    MOERT_TRY(moert_comm_agree(b->comm, wipe(b, op == 1, side)));
+    MOERT_TRY(operations[op].call(b, side));
+    return moert_comm_agree(b->comm, count_wrong(b, op == 1, side, wrong));
+}
+
+/* ---- times ---- */
+
+/* Microseconds of the slowest rank. */
+static moert_status take(bench *b, unsigned op, enum side side, double *us) {
+    bench_team_evict(b->team);
+    MOERT_TRY(moert_comm_barrier(b->comm));
+    const uint64_t start = moert_clock_ns();
+    MOERT_TRY(operations[op].call(b, side));
+    return over_ranks(b, (double)(moert_clock_ns() - start) * 1e-3, NULL, us);
+}
+
+static moert_status take_turns(bench *b, unsigned op, double median[SIDES]) {
+    const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
+    double *us;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&us, SIDES * repeat));
+    for (size_t i = 0; i < repeat; i++)
+        for (unsigned side = 0; side < sides; side++)
+            MOERT_TRY_OR(release, take(b, op, (enum side)side, &us[side * repeat + i]));
+    for (unsigned side = 0; side < sides; side++)
+        median[side] = bench_median(us + side * repeat, repeat);
+release:
+    free(us);
+    return status;
+}
+
+/* ---- rows ---- */
+
+static moert_status report(bench *b, unsigned op, const double us[SIDES], size_t wrong) {
+    const double rival = b->alltoall != NULL ? fmin(us[PACKED], us[PACKED_STREAMED]) : 0.0;
+    const double gbps = b->bytes / us[OURS] * 1e-3, ratio = rival / us[OURS];
+    const char *name = moert_exchange_engine(b->exchange);
+    const char *type = dtype_names[dtype], *form = bench_skew_name((bench_skew)skew);
+    const size_t ranks = moert_comm_size(b->comm);
+    json_t *of_rival[] = {json_null(), json_null(), json_null()};
+    if (rival > 0.0) {
+        of_rival[0] =
+            json_string(us[PACKED] < us[PACKED_STREAMED] ? "packed MPI_Alltoallv"
+                                                         : "packed MPI_Alltoallv, streamed");
+        of_rival[1] = json_real(rival);
+        of_rival[2] = json_real(ratio);
+    }
+    json_t *row = json_pack("{ss ss sI sI sI sI sI ss ss sf sf sf so so so sI}", "op",
+                            operations[op].name, "engine", name, "ranks", (json_int_t)ranks, "T",
+                            (json_int_t)tokens, "H", (json_int_t)hidden, "K", (json_int_t)topk, "E",
+                            (json_int_t)experts, "dtype", type, "skew", form, "bytes", b->bytes,
+                            "us", us[OURS], "gbps", gbps, "rival", of_rival[0], "rival_us",
+                            of_rival[1], "ratio", of_rival[2], "wrong", (json_int_t)wrong);
+    if (row == NULL || json_array_append_new(b->rows, row) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+    moert_program_say(b->context, "%-9s %-7s %5zu %7zu %6zu %3zu %5zu %-6s %-9s %10.1f %8.2f",
+                      operations[op].name, name, ranks, tokens, hidden, topk, experts, type, form,
+                      us[OURS], gbps);
+    if (rival > 0.0)
+        moert_program_say(b->context, " %10.1f %6.2f", rival, ratio);
+    else
+        moert_program_say(b->context, " %10s %6s", "-", "-");
+    moert_program_say(b->context, " %6zu\n", wrong);
+    b->wrong += wrong;
+    return MOERT_OK;
+}
+
+/* Both sides are verified before and after the samples; the rival's elements count as well. */
+static moert_status run_operation(bench *b, unsigned op) {
+    const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
+    double us[SIDES], wrong_of_all;
+    size_t wrong = 0;
+    for (unsigned side = 0; side < sides; side++)
+        MOERT_TRY(check(b, op, (enum side)side, &wrong));
+    MOERT_TRY(take_turns(b, op, us));
+    for (unsigned side = 0; side < sides; side++)
+        MOERT_TRY(check(b, op, (enum side)side, &wrong));
+    MOERT_TRY(over_ranks(b, (double)wrong, &wrong_of_all, NULL));
+    return report(b, op, us, (size_t)wrong_of_all);
+}
+
+static moert_status run(moert_context *context) {
+    bench b = {.context = context,
+               .device = moert_context_device(context),
+               .comm = moert_context_comm(context),
+               .rows = json_array()};
+    moert_status status;
+    moert_program_say(context, "# moert %s, %s, %u threads a rank\n", bench_report_commit(),
+                      moert_device_name(b.device), moert_device_describe(b.device)->compute_units);
+    moert_program_say(context, "%-9s %-7s %5s %7s %6s %3s %5s %-6s %-9s %10s %8s %10s %6s %6s\n",
+                      "#op", "engine", "ranks", "T", "H", "K", "E", "dtype", "skew", "us", "GB/s",
+                      "rival us", "ratio", "wrong");
+    MOERT_TRY_OR(release, prepare(&b));
+    for (unsigned op = 0; op < (dtype == F32 ? OPERATIONS : 1); op++)
+        MOERT_TRY_OR(release, run_operation(&b, op));
+    if (json_path != NULL && moert_comm_rank(b.comm) == 0)
+        status = bench_report_write(b.rows, json_path);
+    if (status == MOERT_OK && b.wrong > 0)
+        status = MOERT_FAIL(ERROR_NUMERIC, "%zu elements are wrong", b.wrong);
+release:
+    status = moert_comm_agree(b.comm, status); /* told once, without an abort */
+    release(&b);
+    return status;
+}
+
+static moert_status check_options(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    if (topk > experts)
+        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    if (hidden % 16 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--hidden is %zu, which is not a multiple of 16", hidden);
+    return MOERT_OK;
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "[mpirun -n R] bench_exchange [OPTION...]",
+        .about = "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
+                 "checks every element. Exits with 1 when one is wrong.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check_options,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

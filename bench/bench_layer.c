@@ -1,0 +1,281 @@
+/*
+ * bench_layer: an expert-parallel MoE layer (router, dispatch, experts, combine), forward and
+ * forward + backward with all weight gradients, on all ranks of the job.
+ *
+ * A sample is the time from a barrier to the end of some calls in a row, of the slowest rank.
+ * Before it, y and dx of sampled tokens of every rank are compared with float64 on the host, from
+ * the weights that the ranks have. FLOPs are those of the experts' products: 6 H I a slot forward,
+ * twice that backward.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/comm.h"
+#include "device/device.h"
+#include "layer_check.h"
+#include "moert/layer.h"
+#include "rate.h"
+#include "report.h"
+#include "tokens.h"
+#include "tools/program.h"
+
+enum { X, DY, Y, DX, BUFFERS };
+enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
+#define SAMPLE_S 0.05
+
+static size_t tokens, hidden, intermediate, experts, topk, ep, repeat, seed;
+static unsigned model, precision, dispatch;
+static const char *json_path;
+
+static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
+static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
+
+static const struct model {
+    const char *name;
+    size_t hidden, intermediate, experts, topk;
+} models[] = {
+    {"qwen3-30b", 2048, 768, 128, 8},
+    {"olmoe", 2048, 1024, 64, 8},
+    {"deepseek-v3", 7168, 2048, 256, 8},
+    {"mixtral-8x7b", 4096, 14336, 8, 2},
+};
+
+static const moert_option options[] = {
+    {"model", MOERT_OPTION_CHOICE, &model, "none", "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b",
+     "the layer of a released model, in place of the four sizes"},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
+    {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
+    {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
+    {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
+    {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..", "ranks that share one set of experts; 0 = all"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS, "of the products"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+    {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
+
+typedef struct bench {
+    moert_context *context;
+    moert_comm *comm;
+    moert_device *device;
+    moert_mesh *mesh;
+    moert_layer *layer;
+    moert_batch batch;
+    moert_buffer *buffer[BUFFERS], *ends;
+    float *host[2]; /* [T,H] */
+    double *of_ranks;
+    json_t *rows;
+    double worst[2];
+    bool wrong;
+} bench;
+
+/* ---- set-up ---- */
+
+static void take_model(void) {
+    if (model == 0)
+        return;
+    const struct model *m = &models[model - 1];
+    hidden = m->hidden;
+    intermediate = m->intermediate;
+    experts = m->experts;
+    topk = m->topk;
+}
+
+static moert_status make_rows(bench *b) {
+    const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
+    const uint32_t end = (uint32_t)tokens;
+    for (int i = 0; i < 2; i++)
+        MOERT_TRY(MOERT_NEW_ARRAY(&b->host[i], count));
+    for (int i = 0; i < BUFFERS; i++)
+        MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[i]));
+    for (int i = 0; i < 2; i++) { /* x and dy */
+        for (size_t j = 0; j < count; j++)
+            b->host[i][j] =
+                bench_number(seed + (unsigned)i, rank * tokens + j / hidden, j % hidden);
+        MOERT_TRY(moert_buffer_write(b->buffer[i], 0, b->host[i], count * sizeof(float)));
+    }
+    MOERT_TRY(moert_buffer_create(b->device, sizeof end, &b->ends));
+    return moert_buffer_write(b->ends, 0, &end, sizeof end);
+}
+
+static moert_status prepare(bench *b) {
+    const size_t ranks = moert_comm_size(b->comm);
+    moert_layer_options o = MOERT_LAYER_OPTIONS_INIT;
+    o.hidden = hidden;
+    o.intermediate = intermediate;
+    o.router.experts = experts;
+    o.router.topk = topk;
+    o.precision = (moert_precision)precision;
+    o.dispatch = (moert_dispatch)dispatch;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, ranks));
+    MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
+    MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
+    moert_status status = moert_layer_initialize(b->layer, seed, 0.02);
+    if (status == MOERT_OK)
+        status = make_rows(b);
+    b->batch = (moert_batch){tokens, 1, moert_comm_rank(b->comm), ranks, b->ends, false};
+    return moert_comm_agree(b->comm, status);
+}
+
+static void release(bench *b) {
+    moert_layer_destroy(b->layer);
+    moert_mesh_destroy(b->mesh);
+    for (int i = 0; i < BUFFERS; i++)
+        moert_buffer_destroy(b->buffer[i]);
+    moert_buffer_destroy(b->ends);
+    for (int i = 0; i < 2; i++)
+        free(b->host[i]);
+    free(b->of_ranks);
+    json_decref(b->rows);
+}
+
+/* ---- calls ---- */
+
+static moert_status call(bench *b, int operation) {
+    MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y]));
+    if (operation == FORWARD)
+        return MOERT_OK;
+    MOERT_TRY(moert_layer_backward(b->layer, b->buffer[DY], NULL, b->buffer[DX]));
+    return moert_layer_reduce(b->layer, false, true);
+}
+
+/* y and dx of one call, from memory that holds zeros. */
+static moert_status check(bench *b) {
+    const bench_layer_case c = {b->comm, b->layer, ep == 0 ? moert_comm_size(b->comm) : ep,
+                                tokens,  hidden,   intermediate,
+                                experts, topk,     seed};
+    const size_t bytes = tokens * hidden * sizeof(float);
+    moert_status status;
+    for (int i = Y; i <= DX; i++)
+        MOERT_TRY(moert_buffer_clear(b->buffer[i], 0, bytes));
+    MOERT_TRY(call(b, FORWARD_BACKWARD));
+    status = moert_buffer_read(b->buffer[Y], 0, b->host[0], bytes);
+    if (status == MOERT_OK)
+        status = moert_buffer_read(b->buffer[DX], 0, b->host[1], bytes);
+    MOERT_TRY(moert_comm_agree(b->comm, status));
+    return bench_layer_check(&c, b->host[0], b->host[1], b->worst);
+}
+
+/* Seconds a call takes, of `calls` in a row, of the slowest rank. */
+static moert_status take(bench *b, int operation, size_t calls, double *seconds) {
+    MOERT_TRY(moert_comm_barrier(b->comm));
+    const uint64_t start = moert_clock_ns();
+    for (size_t i = 0; i < calls; i++)
+        MOERT_TRY(call(b, operation));
+    MOERT_TRY(moert_device_finish(b->device));
+    const double mine = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
+    MOERT_TRY(moert_comm_allgather(b->comm, &mine, sizeof mine, b->of_ranks));
+    *seconds = 0.0;
+    for (size_t r = 0; r < moert_comm_size(b->comm); r++)
+        *seconds = fmax(*seconds, b->of_ranks[r]);
+    return MOERT_OK;
+}
+
+static moert_status take_all(bench *b, int operation, double *median) {
+    double *seconds, first;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&seconds, repeat));
+    MOERT_TRY_OR(release, take(b, operation, 1, &first)); /* compiles, too */
+    MOERT_TRY_OR(release, take(b, operation, 1, &first));
+    const size_t calls = (size_t)ceil(fmin(SAMPLE_S / first, 1000.0));
+    for (size_t i = 0; i < repeat; i++)
+        MOERT_TRY_OR(release, take(b, operation, calls, &seconds[i]));
+    *median = bench_median(seconds, repeat);
+release:
+    free(seconds);
+    return status;
+}
+
+/* ---- rows ---- */
+
+/* Largest errors of y and dx that rounding in each precision explains. */
+static double bound(void) {
+    static const double of_precision[] = {1e-5, 0.03, 0.15, 0.5};
+    static const double of_dispatch[] = {1e-5, 0.15, 0.03};
+    return fmax(of_precision[precision], of_dispatch[dispatch]);
+}
+
+static moert_status report(bench *b, int operation, double seconds) {
+    static const char *const names[] = {"forward", "forward+backward"};
+    const char *engine = moert_mesh_engine(b->mesh);
+    const size_t ranks = moert_comm_size(b->comm);
+    const double flops = (operation == FORWARD ? 6.0 : 18.0) * (double)(tokens * topk) *
+                         (double)hidden * (double)intermediate;
+    const double off = fmax(b->worst[0], b->worst[1]), gflops = flops / seconds * 1e-9;
+    const bool wrong = !(b->worst[0] <= bound() && b->worst[1] <= bound());
+    json_t *row = json_pack(
+        "{ss ss sI sI sI sI sI sI ss ss sf sf sf sf sb}", "op", names[operation], "engine", engine,
+        "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "I",
+        (json_int_t)intermediate, "E", (json_int_t)experts, "K", (json_int_t)topk, "precision",
+        precision_names[precision], "dispatch", dispatch_names[dispatch], "ms", seconds * 1e3,
+        "tokens_per_s", (double)(ranks * tokens) / seconds, "gflops", gflops, "error", off, "wrong",
+        wrong);
+    if (row == NULL || json_array_append_new(b->rows, row) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+    moert_program_say(b->context,
+                      "%-17s %-7s %5zu %6zu %6zu %6zu %4zu %3zu %-9s %-8s %10.3f %12.0f %12.1f "
+                      "%9.1e %s\n",
+                      names[operation], engine, ranks, tokens, hidden, intermediate, experts, topk,
+                      precision_names[precision], dispatch_names[dispatch], seconds * 1e3,
+                      (double)(ranks * tokens) / seconds, gflops, off, wrong ? "wrong" : "right");
+    b->wrong = b->wrong || wrong;
+    return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    bench b = {.context = context,
+               .comm = moert_context_comm(context),
+               .device = moert_context_device(context),
+               .rows = json_array()};
+    double seconds = 0.0;
+    moert_status status;
+    take_model();
+    moert_program_say(context, "# moert %s, %s\n", bench_report_commit(),
+                      moert_device_name(b.device));
+    moert_program_say(context, "%-17s %-7s %5s %6s %6s %6s %4s %3s %-9s %-8s %10s %12s %12s %9s\n",
+                      "#op", "engine", "ranks", "T", "H", "I", "E", "K", "precision", "dispatch",
+                      "ms", "tokens/s", "GFLOP/s rank", "error");
+    MOERT_TRY_OR(release, prepare(&b));
+    MOERT_TRY_OR(release, check(&b));
+    for (int operation = 0; operation < OPERATIONS; operation++) {
+        MOERT_TRY_OR(release, take_all(&b, operation, &seconds));
+        MOERT_TRY_OR(release, report(&b, operation, seconds));
+    }
+    if (json_path != NULL && moert_comm_rank(b.comm) == 0)
+        status = bench_report_write(b.rows, json_path);
+    if (status == MOERT_OK && b.wrong)
+        status = MOERT_FAIL(ERROR_NUMERIC, "y or dx is off by %.1e and %.1e, more than %.1e",
+                            b.worst[0], b.worst[1], bound());
+release:
+    status = moert_comm_agree(b.comm, status); /* told once, without an abort */
+    release(&b);
+    return status;
+}
+
+static moert_status check_options(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    take_model();
+    if (topk > experts)
+        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    return MOERT_OK;
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "[mpirun -n R] bench_layer [OPTION...]",
+        .about = "Times an expert-parallel MoE layer, forward and backward, and checks what it "
+                 "computes. Exits with 1 when that is wrong.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check_options,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}
