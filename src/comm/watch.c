@@ -13,6 +13,8 @@ enum { PHASE_BYTES = MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t) };
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
     3 * (uint64_t)1000000000u; /* a heart that beats 5 times a second */
+static const uint64_t host_silence_ns =
+    4 * (uint64_t)1000000000u; /* of hosts, which tell each other every second, and may be missed */
 
 /* State letter and start time of a process; 0 if there is none. See proc(5), /proc/PID/stat. */
 static char read_stat(int pid, uint64_t *birth) {
@@ -115,7 +117,16 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     return atomic_load(&entry->waiting) ? MOERT_WATCH_FINE : MOERT_WATCH_LATE;
 }
 
-size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
+/* Whether a verdict on an entry weighs more than the worst so far. */
+static bool is_worse(moert_watch_verdict found, const moert_watch_entry *entry,
+                     moert_watch_verdict worst, const moert_watch_entry *worst_entry) {
+    return worst_entry == NULL || found > worst ||
+           (found == worst &&
+            atomic_load(&entry->progress_ns) < atomic_load(&worst_entry->progress_ns));
+}
+
+/* The gravest verdict of all entries but `me`, then the longest without progress. */
+static size_t find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
                          size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
     size_t worst = count;
     *verdict = MOERT_WATCH_FINE;
@@ -123,13 +134,68 @@ size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, 
         if (i == me)
             continue;
         moert_watch_verdict found = moert_watch_judge(&entries[i], visible[i], now_ns);
-        if (found == MOERT_WATCH_FINE || found < *verdict)
-            continue;
-        if (found == *verdict &&
-            atomic_load(&entries[i].progress_ns) >= atomic_load(&entries[worst].progress_ns))
+        if (!is_worse(found, &entries[i], *verdict, worst < count ? &entries[worst] : NULL))
             continue;
         *verdict = found;
         worst = i;
+    }
+    return worst;
+}
+
+size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
+                         size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
+    size_t worst = find_worst(entries, visible, count, me, now_ns, verdict);
+    return *verdict == MOERT_WATCH_FINE ? count : worst;
+}
+
+moert_watch_note moert_watch_take_note(const moert_watch_entry *entries, const bool *visible,
+                                       const size_t *ranks, size_t count, uint64_t now_ns) {
+    moert_watch_verdict verdict;
+    size_t worst = find_worst(entries, visible, count, count, now_ns, &verdict);
+    const moert_watch_entry *entry = &entries[worst];
+    moert_watch_note note = {.step = atomic_load(&entry->step),
+                             .silent_ns = since(now_ns, atomic_load(&entry->heartbeat_ns)),
+                             .idle_ns = since(now_ns, atomic_load(&entry->progress_ns)),
+                             .rank = (int)ranks[worst],
+                             .pid = atomic_load(&entry->pid),
+                             .verdict = (int)verdict};
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
+        note.phase[i] = atomic_load(&entry->phase[i]);
+    return note;
+}
+
+void moert_watch_keep_note(moert_watch_host *host, const moert_watch_note *note, uint64_t now_ns) {
+    atomic_store(&host->entry.heartbeat_ns, since(now_ns, note->silent_ns));
+    atomic_store(&host->entry.progress_ns, since(now_ns, note->idle_ns));
+    atomic_store(&host->entry.step, note->step);
+    atomic_store(&host->entry.pid, note->pid);
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
+        atomic_store(&host->entry.phase[i], note->phase[i]);
+    atomic_store(&host->rank, note->rank);
+    atomic_store(&host->verdict, note->verdict);
+    atomic_store(&host->heard_ns, now_ns);
+}
+
+static moert_watch_verdict judge_host(const moert_watch_host *host, uint64_t now_ns) {
+    uint64_t heard_ns = atomic_load(&host->heard_ns);
+    if (heard_ns == 0)
+        return MOERT_WATCH_FINE;
+    moert_watch_verdict said = (moert_watch_verdict)atomic_load(&host->verdict);
+    bool silent = since(now_ns, heard_ns) > host_silence_ns && said != MOERT_WATCH_REFUSED;
+    return silent ? MOERT_WATCH_SILENT : said;
+}
+
+size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint64_t now_ns,
+                              moert_watch_verdict *verdict) {
+    size_t worst = count;
+    *verdict = MOERT_WATCH_FINE;
+    for (size_t h = 0; h < count; h++) {
+        moert_watch_verdict found = judge_host(&hosts[h], now_ns);
+        if (found == MOERT_WATCH_FINE ||
+            !is_worse(found, &hosts[h].entry, *verdict, worst < count ? &hosts[worst].entry : NULL))
+            continue;
+        *verdict = found;
+        worst = h;
     }
     return worst;
 }
@@ -145,6 +211,12 @@ void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict ve
     else if (verdict == MOERT_WATCH_STOPPED)
         snprintf(reason, sizeof reason, "is stopped (process %d, no sign of life for %llu s)", pid,
                  silent);
+    else if (verdict == MOERT_WATCH_SILENT)
+        snprintf(reason, sizeof reason,
+                 "is out of reach (no sign of life from its host or network for %llu s)", silent);
+    else if (verdict == MOERT_WATCH_REFUSED)
+        snprintf(reason, sizeof reason,
+                 "is gone, or the first rank of its host is (no process listens there)");
     else
         snprintf(reason, sizeof reason,
                  "is late (process %d lives, but has made no progress for %llu s)", pid, idle);

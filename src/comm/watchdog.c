@@ -1,9 +1,10 @@
 /*
  * The watchdog's thread, and the table that the ranks of a host map.
  *
- * The thread makes no MPI call. Every rank of the host decides alone; the first to set `reported`
- * speaks, and lower ranks decide a little earlier. Once it is set, the job is ending: every rank of
- * the host leaves.
+ * The thread makes no MPI call. That of a host's first rank tells the other hosts every second what
+ * its ranks do (comm/beacon.h), and keeps in the table what they tell. Every rank of the host
+ * decides alone; the first to set `reported` speaks, and lower ranks decide a little earlier. Once
+ * it is set, the job is ending: every rank of the host leaves.
  */
 #include "comm/watchdog.h"
 
@@ -18,10 +19,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "comm/beacon.h"
 #include "comm/internal.h"
 #include "comm/watch.h"
 
 enum { BEAT_MS = 200 };
+
+static const uint64_t note_ns = 1000000000u; /* from one note to the other hosts to the next */
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
@@ -32,9 +36,12 @@ struct moert_watchdog {
     unsigned timeout_s;
     moert_watch_table *table; /* NULL: off */
     size_t table_bytes;
-    size_t me, count; /* among the ranks of this host */
-    size_t *ranks;    /* [count] */
-    bool *visible;    /* [count] */
+    size_t me, count;        /* among the ranks of this host */
+    size_t *ranks;           /* [count] */
+    bool *visible;           /* [count] */
+    moert_watch_host *hosts; /* [node_count], behind the table's entries; this host's is unused */
+    moert_beacon *beacon;    /* NULL: another rank's, or there is one host */
+    uint64_t next_note_ns;
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -45,44 +52,88 @@ struct moert_watchdog {
 
 /* ---- what it says ---- */
 
-/* Ranks of other hosts as text, such as "4-7 (nodeB), 8 (nodeC)"; cut off where `text` ends. */
-static void list_elsewhere(const moert_comm *comm, char *text, size_t bytes) {
+/* Ranks first-last of another host, and the one of them that has waited longest. */
+static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_t last, char *text,
+                             size_t bytes) {
+    const moert_peer *peer = &watchdog->comm->peers[first];
+    const moert_watch_host *host = &watchdog->hosts[peer->node];
+    char range[48], phase[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)];
+    if (last > first)
+        snprintf(range, sizeof range, "%zu-%zu", first, last);
+    else
+        snprintf(range, sizeof range, "%zu", first);
+    if (atomic_load(&host->heard_ns) == 0)
+        return (size_t)snprintf(text, bytes, "%s (%s, never heard of)", range, peer->host);
+    moert_watch_phase(&host->entry, phase);
+    return (size_t)snprintf(text, bytes, "%s (%s, rank %d waits at step %llu in '%s')", range,
+                            peer->host, atomic_load(&host->rank),
+                            (unsigned long long)atomic_load(&host->entry.step), phase);
+}
+
+/* Ranks of other hosts as text, cut off where `text` ends. */
+static void list_elsewhere(const moert_watchdog *watchdog, char *text, size_t bytes) {
+    const moert_comm *comm = watchdog->comm;
     size_t length = 0;
     text[0] = '\0';
     for (size_t first = 0, last; first < comm->size && length < bytes; first = last + 1) {
-        const moert_peer *peer = &comm->peers[first];
-        for (last = first; last + 1 < comm->size && comm->peers[last + 1].node == peer->node;)
+        for (last = first;
+             last + 1 < comm->size && comm->peers[last + 1].node == comm->peers[first].node;)
             last++;
-        if (peer->node == comm->peers[comm->rank].node)
+        if (comm->peers[first].node == comm->peers[comm->rank].node)
             continue;
-        char range[48];
-        if (last > first)
-            snprintf(range, sizeof range, "%zu-%zu", first, last);
-        else
-            snprintf(range, sizeof range, "%zu", first);
-        length += (size_t)snprintf(text + length, bytes - length, "%s%s (%s)",
-                                   length > 0 ? ", " : "", range, peer->host);
+        if (length > 0)
+            length += (size_t)snprintf(text + length, bytes - length, ", ");
+        if (length < bytes)
+            length += describe_range(watchdog, first, last, text + length, bytes - length);
     }
 }
 
-static void explain_blame(const moert_watchdog *watchdog, size_t culprit,
-                          moert_watch_verdict verdict, uint64_t now_ns, char *text, size_t bytes) {
+/* Whom this rank waits for. */
+typedef struct suspect {
+    const moert_watch_entry *entry;
+    size_t rank;
+    moert_watch_verdict verdict; /* FINE: there is none */
+    bool elsewhere;              /* on another host, which knows more and speaks before */
+} suspect;
+
+static suspect find_suspect(const moert_watchdog *watchdog, uint64_t now_ns) {
+    suspect found;
+    size_t i = moert_watch_blame(watchdog->table->entries, watchdog->visible, watchdog->count,
+                                 watchdog->me, now_ns, &found.verdict);
+    found.elsewhere = found.verdict == MOERT_WATCH_FINE;
+    if (!found.elsewhere) {
+        found.entry = &watchdog->table->entries[i];
+        found.rank = watchdog->ranks[i];
+        return found;
+    }
+    i = moert_watch_blame_host(watchdog->hosts, watchdog->comm->node_count, now_ns, &found.verdict);
+    if (found.verdict != MOERT_WATCH_FINE) {
+        found.entry = &watchdog->hosts[i].entry;
+        found.rank = (size_t)atomic_load(&watchdog->hosts[i].rank);
+    }
+    return found;
+}
+
+static void explain_blame(const moert_watchdog *watchdog, const suspect *culprit, uint64_t now_ns,
+                          char *text, size_t bytes) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     char what[256];
-    moert_watch_describe(&watchdog->table->entries[culprit], verdict, now_ns, what, sizeof what);
-    snprintf(text, bytes, "rank %zu on %s %s; rank %zu has waited for it for %llu s in '%s'",
-             watchdog->ranks[culprit], watchdog->comm->self.host, what, watchdog->comm->rank,
+    moert_watch_describe(culprit->entry, culprit->verdict, now_ns, what, sizeof what);
+    snprintf(text, bytes, "rank %zu on %s %s; rank %zu%s%s has waited for it for %llu s in '%s'",
+             culprit->rank, watchdog->comm->peers[culprit->rank].host, what, watchdog->comm->rank,
+             culprit->elsewhere ? " on " : "", culprit->elsewhere ? watchdog->comm->self.host : "",
              (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
              moert_phase_name());
 }
 
-/* All ranks of this host wait: for another host, or each in another call. */
+/* All ranks wait, as far as is known: each in another call, or for a host that was never heard of.
+ */
 static void explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                             size_t bytes) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    char elsewhere[256];
-    list_elsewhere(watchdog->comm, elsewhere, sizeof elsewhere);
-    const char *hint = elsewhere[0] != '\0' ? "one of these ranks may be: "
+    char elsewhere[512];
+    list_elsewhere(watchdog, elsewhere, sizeof elsewhere);
+    const char *hint = elsewhere[0] != '\0' ? "the others are "
                                             : "perhaps not all ranks make the same collective call";
     snprintf(text, bytes,
              "rank %zu on %s has waited for %llu s at step %llu in phase '%s', and no rank of its "
@@ -92,11 +143,40 @@ static void explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, cha
              (unsigned long long)moert_phase_step(), moert_phase_name(), hint, elsewhere);
 }
 
+/* ---- what the hosts tell each other ---- */
+
+/* Keeps what the other hosts have told, and whether they are there. */
+static void hear(moert_watchdog *watchdog, uint64_t now_ns) {
+    moert_watch_note note;
+    size_t host;
+    while (moert_beacon_receive(watchdog->beacon, &host, &note, sizeof note)) {
+        if (note.rank < 0 || (size_t)note.rank >= watchdog->comm->size)
+            continue;
+        moert_watch_keep_note(&watchdog->hosts[host], &note, now_ns);
+        if (note.verdict == MOERT_WATCH_ENDING) /* one has spoken for all */
+            atomic_store(&watchdog->table->reported, 1);
+    }
+    while (moert_beacon_refused(watchdog->beacon, &host))
+        atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
+}
+
+/* Tells the others what this host's ranks do; more often while it waits, to learn who is gone. */
+static void tell(moert_watchdog *watchdog, uint64_t now_ns) {
+    bool ending = atomic_load(&watchdog->table->reported) != 0;
+    moert_watch_note note = moert_watch_take_note(watchdog->table->entries, watchdog->visible,
+                                                  watchdog->ranks, watchdog->count, now_ns);
+    if (now_ns < watchdog->next_note_ns && note.idle_ns < early_ns && !ending)
+        return;
+    watchdog->next_note_ns = now_ns + note_ns;
+    if (ending)
+        note.verdict = MOERT_WATCH_ENDING;
+    moert_beacon_send(watchdog->beacon, &note, sizeof note);
+}
+
 /* ---- the thread ---- */
 
 /* Ends this process, after the one of this host that speaks has spoken. */
-static _Noreturn void end_process(const moert_watchdog *watchdog, const char *explanation,
-                                  bool late) {
+static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
     if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
         char line[1024], cause[48] = "";
         if (late)
@@ -105,6 +185,8 @@ static _Noreturn void end_process(const moert_watchdog *watchdog, const char *ex
             snprintf(line, sizeof line, "moert: %s; ending the job%s\n", explanation, cause);
         ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
         (void)ignored;
+        if (watchdog->beacon != NULL)
+            tell(watchdog, moert_clock_ns());
     } else {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     }
@@ -119,33 +201,40 @@ static bool lower_rank_waits(const moert_watchdog *watchdog) {
     return false;
 }
 
+/* How long this rank waits for the suspect before it speaks: not long for a process that is gone,
+ * since mpirun ends the job; of its host any other rank speaks before. */
+static uint64_t limit_of(const moert_watchdog *watchdog, const suspect *culprit) {
+    const moert_comm *comm = watchdog->comm;
+    uint64_t limit_ns = watchdog->timeout_s * second_ns;
+    if (culprit->verdict == MOERT_WATCH_GONE && !culprit->elsewhere)
+        return moert_min(early_ns, limit_ns);
+    if (culprit->verdict == MOERT_WATCH_REFUSED)
+        return moert_min(2 * early_ns, limit_ns);
+    limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
+    if (culprit->elsewhere)
+        limit_ns += (comm->peers[comm->rank].node > 0 ? 3 : 2) * patience_ns;
+    return limit_ns;
+}
+
 /* Ends the process if it has waited too long, or for a process that is gone. */
-static void inspect(const moert_watchdog *watchdog, uint64_t now_ns) {
-    const moert_watch_entry *entries = watchdog->table->entries, *mine = &entries[watchdog->me];
+static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
+    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     uint64_t waited_ns = now_ns - atomic_load(&mine->progress_ns);
     if (!atomic_load(&mine->waiting) || watchdog->timeout_s == 0 ||
         waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns))
         return;
-    moert_watch_verdict verdict;
-    size_t culprit = moert_watch_blame(entries, watchdog->visible, watchdog->count, watchdog->me,
-                                       now_ns, &verdict);
-    uint64_t limit_ns = watchdog->timeout_s * second_ns;
-    limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
-    if (verdict == MOERT_WATCH_FINE) /* the culprit's host knows more, and speaks before */
-        limit_ns += 2 * patience_ns;
-    bool late = waited_ns >= limit_ns;
-    if (verdict == MOERT_WATCH_LATE && /* it is slow, but gets on: a large checkpoint, say */
-        now_ns - moert_min(now_ns, atomic_load(&entries[culprit].progress_ns)) <
-            watchdog->timeout_s * second_ns)
+    suspect culprit = find_suspect(watchdog, now_ns);
+    if (waited_ns < limit_of(watchdog, &culprit) ||
+        (culprit.verdict == MOERT_WATCH_LATE && /* slow, but gets on: a large checkpoint, say */
+         now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
+             watchdog->timeout_s * second_ns))
         return;
-    if (!late && verdict != MOERT_WATCH_GONE)
-        return;
-    char explanation[896];
-    if (verdict == MOERT_WATCH_FINE)
+    char explanation[960];
+    if (culprit.verdict == MOERT_WATCH_FINE)
         explain_mystery(watchdog, now_ns, explanation, sizeof explanation);
     else
-        explain_blame(watchdog, culprit, verdict, now_ns, explanation, sizeof explanation);
-    end_process(watchdog, explanation, late);
+        explain_blame(watchdog, &culprit, now_ns, explanation, sizeof explanation);
+    end_process(watchdog, explanation, waited_ns >= watchdog->timeout_s * second_ns);
 }
 
 /* Leaves with the others when one has reported a failure; its own words need a moment. */
@@ -164,6 +253,10 @@ static void *keep_watch(void *argument) {
     while (!watchdog->stopping) {
         uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + BEAT_MS * (uint64_t)1000000;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
+        if (watchdog->beacon != NULL) {
+            hear(watchdog, now_ns);
+            tell(watchdog, now_ns);
+        }
         follow(watchdog, now_ns);
         inspect(watchdog, now_ns);
         struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
@@ -221,7 +314,33 @@ static moert_status share_table(moert_watchdog *watchdog) {
     MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, comm->node));
     if (worst != 0)
         unmap_table(watchdog);
+    else
+        watchdog->hosts = (moert_watch_host *)(void *)&watchdog->table->entries[watchdog->count];
     return MOERT_OK;
+}
+
+/* Opens the beacon of each host's first rank, and tells each where the others are; without one the
+ * other hosts hear nothing of this one. Collective. */
+static moert_status light_beacon(moert_watchdog *watchdog) {
+    moert_comm *comm = watchdog->comm;
+    moert_beacon_place mine = {0}, *all = NULL;
+    if (comm->node_count == 1)
+        return MOERT_OK;
+    if (comm->node_rank == 0 && watchdog->table != NULL &&
+        moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
+                          &mine) != MOERT_OK)
+        MOERT_WARN("the watchdogs of other hosts hear nothing of this one: %s", moert_last_error());
+    moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
+    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
+    for (size_t r = 0; r < comm->size; r++) /* moves down only: nodes count by lowest rank */
+        if (comm->peers[r].leader == r)
+            all[comm->peers[r].node] = all[r];
+    if (watchdog->beacon != NULL)
+        moert_beacon_aim(watchdog->beacon, all);
+done:
+    free(all);
+    return status;
 }
 
 /* Registers, then looks which of the others this process can find: not those in other containers.
@@ -246,8 +365,9 @@ static moert_status prepare(moert_comm *comm, unsigned timeout_s, moert_watchdog
     watchdog->timeout_s = timeout_s;
     watchdog->me = comm->node_rank;
     watchdog->count = comm->node_size;
-    watchdog->table_bytes =
-        sizeof *watchdog->table + comm->node_size * sizeof watchdog->table->entries[0];
+    watchdog->table_bytes = sizeof *watchdog->table +
+                            comm->node_size * sizeof watchdog->table->entries[0] +
+                            comm->node_count * sizeof *watchdog->hosts;
     MOERT_TRY(MOERT_NEW_ARRAY(&watchdog->ranks, watchdog->count));
     for (size_t r = 0, at = 0; r < comm->size; r++)
         if (comm->peers[r].node == comm->peers[comm->rank].node)
@@ -259,6 +379,7 @@ static void release(moert_watchdog *watchdog) {
     if (watchdog == NULL)
         return;
     unmap_table(watchdog);
+    moert_beacon_close(watchdog->beacon);
     free(watchdog->visible);
     free(watchdog->ranks);
     free(watchdog);
@@ -269,6 +390,7 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
     moert_status status = prepare(comm, timeout_s, &watchdog);
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     MOERT_TRY_OR(undo, share_table(watchdog));
+    MOERT_TRY_OR(undo, light_beacon(watchdog));
     status = enter_table(watchdog);
     bool running = status == MOERT_OK && watchdog->table != NULL;
     status = moert_comm_agree(comm, status);
@@ -298,5 +420,7 @@ void moert_watchdog_stop(moert_watchdog *watchdog) {
         stop_thread(watchdog);
         atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);
     }
+    if (watchdog->comm->node_count > 1) /* nobody listens any more when the beacons go out */
+        moert_comm_barrier(watchdog->comm);
     release(watchdog);
 }

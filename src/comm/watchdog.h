@@ -8,8 +8,11 @@
  * watchdogs of the other ranks of the host end theirs. A process that is gone is named after a wait
  * of half a second already, before mpirun ends the rest.
  *
- * The table covers one host. When all of its ranks wait, the message lists the ranks of the others.
- * Where ranks of a host share no POSIX shared memory, the watchdog warns and is off.
+ * Hosts tell each other every second, by datagrams beside MPI, which of their ranks the others may
+ * have to wait for, and its step and phase. So a rank that waits for another host names the rank
+ * that is late there, or the host that is no longer heard of, two seconds later than that host
+ * itself would. Where datagrams (UDP over IPv4) do not pass, all that can be said is who waits.
+ * Where ranks of a host share no memory, the watchdog warns and is off.
  */
 #ifndef MOERT_COMM_WATCHDOG_H
 #define MOERT_COMM_WATCHDOG_H
