@@ -1,6 +1,6 @@
 /*
- * Ranks of one host on CPU devices: a window is a segment of shared memory, and the kernels of
- * every rank write and read the segments of all by address. No row is copied twice, none is packed.
+ * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
+ * and read by address (moert_memory). No row is copied twice, none is packed.
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
  * it. A dispatch and a combine synchronise once each: kernels, moert_device_finish, meet.
@@ -13,18 +13,17 @@
 
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2 };
 
-/* The control segments: row r of the probe is written by rank r; then two status words. */
 typedef struct moert_control {
-    moert_shared *shared;
-    moert_buffer *addresses; /* uint64 [ranks] */
+    const moert_memory *memory; /* of the windows */
+    moert_storage probe;        /* row r is written by rank r */
+    moert_shared *words;        /* two status words per rank */
     uint64_t meetings;
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
     const moert_control *control = exchange->state;
-    char *segment = moert_shared_segment(control->shared, rank);
-    size_t lines = moert_comm_size(exchange->comm) + meeting % 2;
-    return (volatile uint32_t *)(void *)(segment + lines * LINE_BYTES);
+    char *segment = moert_shared_segment(control->words, rank);
+    return (volatile uint32_t *)(void *)(segment + meeting % 2 * LINE_BYTES);
 }
 
 /*
@@ -38,38 +37,18 @@ static moert_status meet(moert_exchange *exchange, moert_status status) {
     size_t meeting = control->meetings++;
     bool failed = false;
     *status_word(exchange, moert_comm_rank(exchange->comm), meeting) = status;
-    MOERT_TRY(moert_shared_sync(control->shared));
+    MOERT_TRY(moert_shared_sync(control->words));
     for (size_t r = 0; r < moert_comm_size(exchange->comm); r++)
         failed = failed || *status_word(exchange, r, meeting) != MOERT_OK;
     return failed ? moert_comm_agree(exchange->comm, status) : MOERT_OK;
 }
 
-/* The table of all segments' addresses in this process, on the device. */
-static moert_status make_addresses(moert_exchange *exchange, const moert_shared *shared,
-                                   moert_buffer **addresses) {
-    size_t ranks = moert_comm_size(exchange->comm);
-    uint64_t *table;
-    moert_status status;
-    MOERT_TRY(moert_alloc(&table, ranks, sizeof *table));
-    for (size_t r = 0; r < ranks; r++)
-        table[r] = (uintptr_t)moert_shared_segment(shared, r);
-    MOERT_TRY_OR(free_table,
-                 moert_buffer_create(exchange->device, ranks * sizeof *table, addresses));
-    MOERT_TRY_OR(free_table, moert_buffer_write(*addresses, 0, table, ranks * sizeof *table));
-free_table:
-    free(table);
-    return status;
-}
-
 static moert_status allocate_window(const moert_window *window, size_t rows,
                                     moert_storage *storage) {
-    moert_exchange *exchange = window->exchange;
-    size_t bytes = rows * window->stride * sizeof(float);
-    MOERT_TRY(moert_shared_create(exchange->comm, bytes, &storage->shared));
-    MOERT_TRY(make_addresses(exchange, storage->shared, &storage->addresses));
-    return moert_buffer_wrap(exchange->device,
-                             moert_shared_segment(storage->shared, moert_comm_rank(exchange->comm)),
-                             bytes, &storage->rows);
+    const moert_exchange *exchange = window->exchange;
+    const moert_control *control = exchange->state;
+    return control->memory->create(exchange->device, exchange->comm,
+                                   rows * window->stride * sizeof(float), storage);
 }
 
 /* ---- the start-up test ---- */
@@ -78,8 +57,8 @@ static moert_status probe_write(moert_exchange *exchange, unsigned ranks, unsign
     const moert_control *control = exchange->state;
     unsigned rank = (unsigned)moert_comm_rank(exchange->comm);
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange -DREMOTE=1", "probe_write",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->addresses), MOERT_ARG(ranks),
-                        MOERT_ARG(rank), MOERT_ARG(round)));
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses),
+                        MOERT_ARG(ranks), MOERT_ARG(rank), MOERT_ARG(round)));
     return moert_device_finish(exchange->device);
 }
 
@@ -88,8 +67,8 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
     const moert_control *control = exchange->state;
     uint32_t count;
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange -DREMOTE=1", "probe_read",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->addresses), MOERT_ARG(wrong),
-                        MOERT_ARG(ranks), MOERT_ARG(round)));
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses),
+                        MOERT_ARG(wrong), MOERT_ARG(ranks), MOERT_ARG(round)));
     MOERT_TRY(moert_buffer_read(wrong, 0, &count, sizeof count));
     if (count > 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -110,12 +89,12 @@ static moert_status probe(moert_exchange *exchange) {
     for (unsigned round = 0; round < PROBE_ROUNDS; round++) {
         if (status == MOERT_OK)
             status = probe_write(exchange, ranks, round);
-        moert_status synced = moert_shared_sync(control->shared);
+        moert_status synced = moert_shared_sync(control->words);
         if (status == MOERT_OK)
             status = synced;
         if (status == MOERT_OK)
             status = probe_read(exchange, wrong, ranks, round);
-        synced = moert_shared_sync(control->shared); /* nobody writes the next round before */
+        synced = moert_shared_sync(control->words); /* nobody writes the next round before */
         if (status == MOERT_OK)
             status = synced;
     }
@@ -125,50 +104,56 @@ static moert_status probe(moert_exchange *exchange) {
 
 static void close_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_buffer_destroy(control->addresses);
-    moert_shared_destroy(control->shared);
+    moert_storage_release(&control->probe);
+    moert_shared_destroy(control->words);
     free(control);
     exchange->state = NULL;
 }
 
 /* What excludes the engine before anything is made. */
-static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_device_info *info = moert_device_describe(exchange->device);
+static void look(const moert_exchange *exchange, const moert_memory *memory,
+                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     if (moert_comm_node_count(exchange->comm) != 1)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on %zu hosts",
                  moert_comm_node_count(exchange->comm));
-    else if (!info->is_cpu)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
-                 moert_comm_rank(exchange->comm), info->name);
+    else
+        memory->look(exchange->device, exchange->comm, reason);
+}
+
+/* Shares this rank's failure, if it is one, as the reason of all. */
+static void share_failure(moert_exchange *exchange, moert_status status,
+                          char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    if (status != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    moert_exchange_share_reason(exchange->comm, reason);
 }
 
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_memory *memory = &moert_memory_shared;
+    const size_t ranks = moert_comm_size(exchange->comm);
     moert_control *control = NULL;
-    look(exchange, reason);
-    if (reason[0] == '\0' && MOERT_NEW(&control) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
+    look(exchange, memory, reason);
+    share_failure(exchange, reason[0] == '\0' ? MOERT_NEW(&control) : MOERT_OK, reason);
     if (reason[0] != '\0') {
         free(control);
         return;
     }
+    control->memory = memory;
     exchange->state = control;
-    size_t bytes = (moert_comm_size(exchange->comm) + 2) * LINE_BYTES;
-    moert_status status = moert_shared_create(exchange->comm, bytes, &control->shared);
-    if (status == MOERT_OK)
-        status = make_addresses(exchange, control->shared, &control->addresses);
-    if (status != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
-    if (reason[0] == '\0') {
-        if (probe(exchange) != MOERT_OK)
-            snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-        moert_exchange_share_reason(exchange->comm, reason);
-    }
+    share_failure(exchange, moert_shared_create(exchange->comm, 2 * LINE_BYTES, &control->words),
+                  reason);
+    if (reason[0] == '\0')
+        share_failure(
+            exchange,
+            memory->create(exchange->device, exchange->comm, ranks * LINE_BYTES, &control->probe),
+            reason);
+    if (reason[0] == '\0')
+        share_failure(exchange, probe(exchange), reason);
     if (reason[0] != '\0')
         close_window(exchange);
+    else
+        exchange->reserves_worst_case = memory->reserves_worst_case;
 }
 
 /* ---- moves ---- */
@@ -192,7 +177,6 @@ static moert_status combine_window(moert_exchange *exchange, const moert_move *m
 
 const moert_engine moert_engine_window = {
     .name = "window",
-    .reserves_worst_case = true,
     .open = open_window,
     .close = close_window,
     .allocate = allocate_window,
