@@ -67,6 +67,9 @@ typedef struct moert_engine {
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
     moert_status (*dispatch)(moert_exchange *exchange, const moert_move *move, moert_status status);
     moert_status (*combine)(moert_exchange *exchange, const moert_move *move, moert_status status);
+    /* What dispatches and combines that returned MOERT_OK have found wrong since; waits for the
+     * device. This rank's own status. NULL: they find all before they return. */
+    moert_status (*check)(moert_exchange *exchange);
 } moert_engine;
 
 extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_staged;
@@ -82,6 +85,9 @@ struct moert_exchange {
     uint64_t dispatched_bytes;
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
+
+/* Calls the engine's check. */
+moert_status moert_exchange_check(moert_exchange *exchange);
 
 /* Counts a dispatch of rows of so many floats to all owners. */
 void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats);
