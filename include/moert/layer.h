@@ -40,6 +40,13 @@ MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moer
 MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
 /* "local", "window" or "staged"; not collective. */
 MOERT_API const char *moert_mesh_engine(const moert_mesh *mesh);
+/*
+ * Whether the results of all forwards and backwards so far may be used. Where the ranks wait for
+ * each other on their devices (MOERT_SYNC), this waits for the device, and is ERROR_COMM, which
+ * names the rank, if one did not come in time; the next forward would tell, too. Collective over
+ * the EP group.
+ */
+MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 
 /*
  * How a rank's tokens are cut into sequences, the leaves of the tree in which gradients of

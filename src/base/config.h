@@ -24,6 +24,10 @@
       "capability 9.0, by mma.sync on others) or mma, on all")                                     \
     X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
       "how rows travel between ranks")                                                             \
+    X(sync, "MOERT_SYNC", CHOICE, "auto", "auto|host|device",                                      \
+      "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
+      "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
+      "each)")                                                                                     \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
       "never")                                                                                     \
@@ -53,6 +57,7 @@
       "how much is logged on stderr; with trace every kernel is waited for")
 
 enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
+enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };

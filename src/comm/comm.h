@@ -82,7 +82,15 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
 moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
                                  float *sum);
 
-/* ---- memory shared by the ranks of one host ---- */
+/* ---- files and memory shared by the ranks of one host ---- */
+
+/*
+ * all[size][count] = open files of this process, to be closed by the caller, that are those which
+ * the ranks have under mine[count]. `count` is the same on all ranks. Collective. Errors on all
+ * ranks alike, then all -1: ERROR_UNSUPPORTED (ranks on several hosts or in several containers, or
+ * more than 1000 files), ERROR_MEMORY (too many open files).
+ */
+moert_status moert_comm_share_files(moert_comm *comm, const int *mine, size_t count, int *all);
 
 typedef struct moert_shared moert_shared;
 

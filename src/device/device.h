@@ -130,6 +130,9 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
 
+/* Lets what is enqueued start, which a device need not do before its host waits. ERROR_DEVICE. */
+moert_status moert_device_flush(moert_device *device);
+
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 
 /* The most local memory of a work-group that a family nvidia_* may ask for by -DARENA: 227 KiB less

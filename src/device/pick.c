@@ -291,3 +291,8 @@ moert_status moert_device_finish(moert_device *device) {
     MOERT_CL(device, clFinish(device->queue));
     return MOERT_OK;
 }
+
+moert_status moert_device_flush(moert_device *device) {
+    MOERT_CL(device, clFlush(device->queue));
+    return MOERT_OK;
+}

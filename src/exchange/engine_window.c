@@ -1,34 +1,40 @@
 /*
- * Ranks of one host on CPU devices: a window is a segment of shared memory, and the kernels of
- * every rank write and read the segments of all by address. No row is copied twice, none is packed.
+ * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
+ * and read by address (moert_memory). No row is copied twice, none is packed.
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
- * it. A dispatch and a combine synchronise once each: kernels, moert_device_finish, meet.
+ * it. A dispatch and a combine synchronise once each (pass). Either the hosts wait for their
+ * devices and then for each other; or the devices wait for each other (exchange/flags.h), and the
+ * hosts agree on their status only, ahead of them: a kernel waits only for those that all hosts are
+ * enqueuing.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/config.h"
+#include "base/log.h"
 #include "base/memory.h"
-#include "exchange/internal.h"
+#include "exchange/flags.h"
 
-enum { LINE_BYTES = 64, PROBE_ROUNDS = 2 };
+enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 
-/* The control segments: row r of the probe is written by rank r; then two status words. */
 typedef struct moert_control {
-    moert_shared *shared;
-    moert_buffer *addresses; /* uint64 [ranks] */
-    uint64_t meetings;
+    const moert_memory *memory; /* of the windows */
+    moert_storage probe;        /* row r is written by rank r */
+    moert_shared *words;        /* two status words per rank */
+    uint64_t meetings;          /* of the hosts */
+    moert_flags *flags;         /* of the devices; NULL: the hosts wait for them */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
     const moert_control *control = exchange->state;
-    char *segment = moert_shared_segment(control->shared, rank);
-    size_t lines = moert_comm_size(exchange->comm) + meeting % 2;
-    return (volatile uint32_t *)(void *)(segment + lines * LINE_BYTES);
+    char *segment = moert_shared_segment(control->words, rank);
+    return (volatile uint32_t *)(void *)(segment + meeting % 2 * LINE_BYTES);
 }
 
 /*
- * All ranks wait for each other, and learn whether one of them has failed: then all return that
+ * All hosts wait for each other, and learn whether one of them has failed: then all return that
  * failure. The words alternate between two places, since a rank may enter the next meeting while
  * another still reads this one's; it cannot enter the one after.
  * A sync is a fence for all memory that the ranks share, so this one serves every window.
@@ -38,38 +44,33 @@ static moert_status meet(moert_exchange *exchange, moert_status status) {
     size_t meeting = control->meetings++;
     bool failed = false;
     *status_word(exchange, moert_comm_rank(exchange->comm), meeting) = status;
-    MOERT_TRY(moert_shared_sync(control->shared));
+    MOERT_TRY(moert_shared_sync(control->words));
     for (size_t r = 0; r < moert_comm_size(exchange->comm); r++)
         failed = failed || *status_word(exchange, r, meeting) != MOERT_OK;
     return failed ? moert_comm_agree(exchange->comm, status) : MOERT_OK;
 }
 
-/* The table of all segments' addresses in this process, on the device. */
-static moert_status make_addresses(moert_exchange *exchange, const moert_shared *shared,
-                                   moert_buffer **addresses) {
-    size_t ranks = moert_comm_size(exchange->comm);
-    uint64_t *table;
-    moert_status status;
-    MOERT_TRY(moert_alloc(&table, ranks, sizeof *table));
-    for (size_t r = 0; r < ranks; r++)
-        table[r] = (uintptr_t)moert_shared_segment(shared, r);
-    MOERT_TRY_OR(free_table,
-                 moert_buffer_create(exchange->device, ranks * sizeof *table, addresses));
-    MOERT_TRY_OR(free_table, moert_buffer_write(*addresses, 0, table, ranks * sizeof *table));
-free_table:
-    free(table);
-    return status;
+/* What all devices have done so far is seen by what they do from here on, if all ranks bring
+ * MOERT_OK; else all return the same failure. */
+static moert_status pass(moert_exchange *exchange, moert_status status) {
+    const moert_control *control = exchange->state;
+    moert_status finished =
+        control->flags == NULL ? moert_device_finish(exchange->device) : MOERT_OK;
+    MOERT_TRY(meet(exchange, status != MOERT_OK ? status : finished));
+    return control->flags != NULL ? moert_flags_meet(control->flags) : MOERT_OK;
 }
 
 static moert_status allocate_window(const moert_window *window, size_t rows,
                                     moert_storage *storage) {
-    moert_exchange *exchange = window->exchange;
-    size_t bytes = rows * window->stride * sizeof(float);
-    MOERT_TRY(moert_shared_create(exchange->comm, bytes, &storage->shared));
-    MOERT_TRY(make_addresses(exchange, storage->shared, &storage->addresses));
-    return moert_buffer_wrap(exchange->device,
-                             moert_shared_segment(storage->shared, moert_comm_rank(exchange->comm)),
-                             bytes, &storage->rows);
+    const moert_exchange *exchange = window->exchange;
+    const moert_control *control = exchange->state;
+    return control->memory->create(exchange->device, exchange->comm,
+                                   rows * window->stride * sizeof(float), storage);
+}
+
+static moert_status check_window(moert_exchange *exchange) {
+    const moert_control *control = exchange->state;
+    return control->flags != NULL ? moert_flags_check(control->flags) : MOERT_OK;
 }
 
 /* ---- the start-up test ---- */
@@ -77,10 +78,9 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
 static moert_status probe_write(moert_exchange *exchange, unsigned ranks, unsigned round) {
     const moert_control *control = exchange->state;
     unsigned rank = (unsigned)moert_comm_rank(exchange->comm);
-    MOERT_TRY(MOERT_RUN(exchange->device, "exchange -DREMOTE=1", "probe_write",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->addresses), MOERT_ARG(ranks),
-                        MOERT_ARG(rank), MOERT_ARG(round)));
-    return moert_device_finish(exchange->device);
+    return MOERT_RUN(exchange->device, "exchange -DREMOTE=1", "probe_write",
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses), MOERT_ARG(ranks),
+                     MOERT_ARG(rank), MOERT_ARG(round));
 }
 
 static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, unsigned ranks,
@@ -88,8 +88,8 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
     const moert_control *control = exchange->state;
     uint32_t count;
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange -DREMOTE=1", "probe_read",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->addresses), MOERT_ARG(wrong),
-                        MOERT_ARG(ranks), MOERT_ARG(round)));
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses),
+                        MOERT_ARG(wrong), MOERT_ARG(ranks), MOERT_ARG(round)));
     MOERT_TRY(moert_buffer_read(wrong, 0, &count, sizeof count));
     if (count > 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -100,75 +100,130 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
 
 /*
  * Every rank writes into every segment and reads all of them, twice, so that a device that keeps a
- * copy shows. A rank that fails still meets the others, which then all fail.
+ * copy shows. All ranks fail alike.
  */
 static moert_status probe(moert_exchange *exchange) {
     unsigned ranks = (unsigned)moert_comm_size(exchange->comm);
-    const moert_control *control = exchange->state;
     moert_buffer *wrong = NULL;
     moert_status status = moert_buffer_create(exchange->device, sizeof(uint32_t), &wrong);
     for (unsigned round = 0; round < PROBE_ROUNDS; round++) {
         if (status == MOERT_OK)
             status = probe_write(exchange, ranks, round);
-        moert_status synced = moert_shared_sync(control->shared);
-        if (status == MOERT_OK)
-            status = synced;
-        if (status == MOERT_OK)
-            status = probe_read(exchange, wrong, ranks, round);
-        synced = moert_shared_sync(control->shared); /* nobody writes the next round before */
-        if (status == MOERT_OK)
-            status = synced;
+        MOERT_TRY_OR(release, pass(exchange, status));
+        status = probe_read(exchange, wrong, ranks, round);
+        MOERT_TRY_OR(release, pass(exchange, status)); /* before anyone writes the next round */
     }
+    status = check_window(exchange);
+release:
     moert_buffer_destroy(wrong);
     return status;
 }
 
 static void close_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_buffer_destroy(control->addresses);
-    moert_shared_destroy(control->shared);
+    moert_flags_destroy(control->flags);
+    moert_storage_release(&control->probe);
+    moert_shared_destroy(control->words);
     free(control);
     exchange->state = NULL;
 }
 
 /* What excludes the engine before anything is made. */
-static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_device_info *info = moert_device_describe(exchange->device);
+static void look(const moert_exchange *exchange, const moert_memory *memory,
+                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     if (moert_comm_node_count(exchange->comm) != 1)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on %zu hosts",
                  moert_comm_node_count(exchange->comm));
-    else if (!info->is_cpu)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
-                 moert_comm_rank(exchange->comm), info->name);
+    else
+        memory->look(exchange->device, exchange->comm, reason);
+}
+
+/* Shares this rank's failure, if it is one, as the reason of all. */
+static void share_failure(moert_exchange *exchange, moert_status status,
+                          char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    if (status != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    moert_exchange_share_reason(exchange->comm, reason);
+}
+
+/* ---- who waits ---- */
+
+/* Whether AUTO lets the devices wait, which must run the kernels of all ranks at the same time:
+ * GPUs that have one rank each. */
+static moert_status have_own_gpus(moert_exchange *exchange, bool *all) {
+    enum { BYTES = sizeof((moert_device_info *)0)->pci };
+    const moert_device_info *info = moert_device_describe(exchange->device);
+    const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
+    char(*places)[BYTES];
+    moert_status status;
+    MOERT_TRY(moert_alloc(&places, ranks, BYTES));
+    MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, places));
+    bool alone = info->is_gpu && info->pci[0] != '\0';
+    for (size_t r = 0; r < ranks; r++)
+        alone = alone && (r == rank || strcmp(places[r], info->pci) != 0);
+    MOERT_TRY_OR(release, moert_exchange_everyone(exchange->comm, alone, all));
+release:
+    free(places);
+    return status;
+}
+
+/* Makes flags if the devices are to wait, and tests them. They are to tell who is late before the
+ * watchdog ends the job, and wait for three quarters of its time. */
+static moert_status open_flags(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    const moert_config *config = moert_config_get();
+    const uint64_t timeout_ms = 1000 * (config->timeout_s > 0 ? config->timeout_s : LONGEST_S);
+    bool wanted = config->sync == MOERT_SYNC_DEVICE, own;
+    MOERT_TRY(have_own_gpus(exchange, &own));
+    MOERT_TRY(moert_exchange_everyone(exchange->comm,
+                                      config->sync == MOERT_SYNC_AUTO ? own : wanted, &wanted));
+    if (!wanted)
+        return MOERT_OK;
+    moert_status status = moert_flags_create(exchange->device, exchange->comm, control->memory,
+                                             timeout_ms * 750000, &control->flags);
+    if (status == MOERT_OK)
+        status = probe(exchange);
+    status = moert_comm_agree(exchange->comm, status);
+    if (status == MOERT_OK) {
+        MOERT_INFO("the ranks' devices wait for each other, without their hosts");
+        return MOERT_OK;
+    }
+    moert_flags_destroy(control->flags);
+    control->flags = NULL;
+    if (config->sync == MOERT_SYNC_DEVICE)
+        return status;
+    MOERT_INFO("the hosts wait for their devices: %s", moert_last_error());
+    return MOERT_OK;
 }
 
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_memory *memory = &moert_memory_shared;
+    const size_t ranks = moert_comm_size(exchange->comm);
     moert_control *control = NULL;
-    look(exchange, reason);
-    if (reason[0] == '\0' && MOERT_NEW(&control) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
+    look(exchange, memory, reason);
+    share_failure(exchange, reason[0] == '\0' ? MOERT_NEW(&control) : MOERT_OK, reason);
     if (reason[0] != '\0') {
         free(control);
         return;
     }
+    control->memory = memory;
     exchange->state = control;
-    size_t bytes = (moert_comm_size(exchange->comm) + 2) * LINE_BYTES;
-    moert_status status = moert_shared_create(exchange->comm, bytes, &control->shared);
-    if (status == MOERT_OK)
-        status = make_addresses(exchange, control->shared, &control->addresses);
-    if (status != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
-    if (reason[0] == '\0') {
-        if (probe(exchange) != MOERT_OK)
-            snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-        moert_exchange_share_reason(exchange->comm, reason);
-    }
+    share_failure(exchange, moert_shared_create(exchange->comm, 2 * LINE_BYTES, &control->words),
+                  reason);
+    if (reason[0] == '\0')
+        share_failure(
+            exchange,
+            memory->create(exchange->device, exchange->comm, ranks * LINE_BYTES, &control->probe),
+            reason);
+    if (reason[0] == '\0')
+        share_failure(exchange, probe(exchange), reason);
+    if (reason[0] == '\0')
+        share_failure(exchange, open_flags(exchange), reason);
     if (reason[0] != '\0')
         close_window(exchange);
+    else
+        exchange->reserves_worst_case = memory->reserves_worst_case;
 }
 
 /* ---- moves ---- */
@@ -177,14 +232,12 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_move *
                                     moert_status status) {
     if (status == MOERT_OK)
         status = moert_kernel_dispatch(exchange, move, true);
-    moert_status finished = moert_device_finish(exchange->device);
-    return meet(exchange, status != MOERT_OK ? status : finished);
+    return pass(exchange, status);
 }
 
 static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
                                    moert_status status) {
-    moert_status finished = moert_device_finish(exchange->device);
-    MOERT_TRY(meet(exchange, status != MOERT_OK ? status : finished));
+    MOERT_TRY(pass(exchange, status));
     MOERT_TRY(moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
                                         move->plan->destination));
     return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
@@ -192,10 +245,10 @@ static moert_status combine_window(moert_exchange *exchange, const moert_move *m
 
 const moert_engine moert_engine_window = {
     .name = "window",
-    .reserves_worst_case = true,
     .open = open_window,
     .close = close_window,
     .allocate = allocate_window,
     .dispatch = dispatch_window,
     .combine = combine_window,
+    .check = check_window,
 };

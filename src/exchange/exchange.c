@@ -133,6 +133,14 @@ void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
 
+moert_status moert_exchange_check(moert_exchange *exchange) {
+    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
+}
+
+moert_status moert_exchange_settle(moert_exchange *exchange) {
+    return moert_comm_agree(exchange->comm, moert_exchange_check(exchange));
+}
+
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]) {
     bool taken = false;

@@ -10,7 +10,7 @@
  * as one float per row.
  *
  *   local   one rank
- *   window  ranks of one host on CPU devices: MPI shared memory, one-sided kernels
+ *   window  ranks of one host on CPU devices: shared memory, one-sided kernels
  *   staged  any ranks and devices: host buffers and MPI_Alltoallv
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
@@ -19,10 +19,11 @@
  * synchronisations order the accesses).
  *
  * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
- * usable. Two exceptions, both after the last synchronisation of their call and both only when a
- * device or the host's memory is at its end: make_plan while it copies the plan, combine while it
- * enqueues its last kernels. There the rank keeps its own error, to be handed to the next plan as
- * `local`.
+ * usable. Where the ranks wait for each other on their devices (MOERT_SYNC), a device that does not
+ * come in time is found out later: by the next plan, or by moert_exchange_settle. Two exceptions,
+ * both after the last synchronisation of their call and both only when a device or the host's
+ * memory is at its end: make_plan while it copies the plan, combine while it enqueues its last
+ * kernels. There the rank keeps its own error, to be handed to the next plan as `local`.
  */
 #ifndef MOERT_EXCHANGE_EXCHANGE_H
 #define MOERT_EXCHANGE_EXCHANGE_H
@@ -96,9 +97,9 @@ void moert_exchange_free_plan(moert_exchange_plan *plan);
 
 /*
  * rows[t] of source[T,width] to the owners of its slots; with slot_source[T,K] (or NULL) also one
- * float per slot into `slots`, a window of width 1. Reserves the windows. On return the rows are
- * there. `local` is this rank's status so far: if it is bad on any rank, all ranks get the same
- * error. Collective.
+ * float per slot into `slots`, a window of width 1. Reserves the windows. What
+ * this device does next finds the rows there. `local` is this rank's status so far: if it is bad on
+ * any rank, all ranks get the same error. Collective.
  */
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
                                      moert_status local, const moert_buffer *source,
@@ -115,5 +116,10 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
                                     moert_status local, moert_window *window,
                                     const moert_buffer *weight, moert_buffer *target,
                                     moert_window *slots, moert_buffer *slot_target);
+
+/* Waits for this device where the ranks wait for each other on theirs: MOERT_OK if what all ranks
+ * have dispatched and combined so far is right. Else ERROR_COMM names the rank that was late.
+ * Collective. */
+moert_status moert_exchange_settle(moert_exchange *exchange);
 
 #endif

@@ -199,6 +199,8 @@ moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status loc
     MOERT_TRY_OR(free_all, MOERT_NEW(&made));
     if (local == MOERT_OK)
         local = prepare(exchange, &choice, &draft, made);
+    if (local == MOERT_OK)
+        local = moert_exchange_check(exchange);
     MOERT_TRY_OR(free_all, share_counts(exchange->comm, local, tokens, topk, experts, &draft));
     MOERT_TRY_OR(free_all, read_counts(&draft, experts, ranks, topk, &made->capacity_rows));
     MOERT_TRY_OR(free_all, moert_plan_create(draft.index, tokens, topk, experts, ranks, rank,

@@ -17,10 +17,17 @@ moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_w
     return MOERT_OK;
 }
 
+moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,
+                                 moert_storage *storage) {
+    MOERT_TRY(moert_buffer_create(device, ranks * sizeof *table, &storage->addresses));
+    return moert_buffer_write(storage->addresses, 0, table, ranks * sizeof *table);
+}
+
 void moert_storage_release(moert_storage *storage) {
     moert_buffer_destroy(storage->rows);
     moert_buffer_destroy(storage->addresses);
-    moert_shared_destroy(storage->shared);
+    if (storage->segments != NULL)
+        storage->release(storage->segments);
     *storage = (moert_storage){.rows = NULL};
 }
 
@@ -75,7 +82,7 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) 
                        "devices, %zu bytes, has room for %zu",
                        window->width, needed, exchange->largest_bytes, limit));
     size_t modest = moert_min(needed + needed / 4, limit), rows = modest;
-    if (exchange->engine->reserves_worst_case)
+    if (exchange->reserves_worst_case)
         rows = moert_min(moert_max(exchange->capacity_rows, needed), limit);
     moert_storage storage;
     bool everywhere;

@@ -3,15 +3,37 @@
 #define MOERT_EXCHANGE_INTERNAL_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "exchange/exchange.h"
 
-/* The memory behind a window on this rank. */
+/* The memory behind a window on this rank; the last three where kernels reach the other ranks'. */
 typedef struct moert_storage {
     moert_buffer *rows;      /* float32 [capacity, stride] */
-    moert_shared *shared;    /* window engine: the segments of all ranks */
-    moert_buffer *addresses; /* window engine: uint64 [ranks], where the segments lie */
+    moert_buffer *addresses; /* uint64 [ranks], where this device finds all ranks' rows */
+    void *segments;          /* what the memory's maker keeps of them */
+    void (*release)(void *segments);
 } moert_storage;
+
+/* Where segments come from that the kernels of all ranks reach by address. */
+typedef struct moert_memory {
+    const char *name;
+    bool reserves_worst_case; /* untouched rows cost nothing */
+    /* This rank's reason why it cannot be used, as far as one can tell before making any; or "". */
+    void (*look)(const moert_device *device, moert_comm *comm,
+                 char reason[MOERT_EXCHANGE_REASON_BYTES]);
+    /* `bytes` on every rank, from a multiple of 4096 bytes on. May leave a part made on failure,
+     * which may be this rank's alone. Collective. */
+    moert_status (*create)(moert_device *device, moert_comm *comm, size_t bytes,
+                           moert_storage *storage);
+} moert_memory;
+
+extern const moert_memory moert_memory_shared;
+
+/* storage->addresses = table[ranks] */
+moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,
+                                 moert_storage *storage);
+void moert_storage_release(moert_storage *storage);
 
 struct moert_window {
     moert_exchange *exchange;
@@ -38,14 +60,16 @@ typedef struct moert_move {
  */
 typedef struct moert_engine {
     const char *name;
-    bool reserves_worst_case; /* untouched rows cost nothing */
-    bool packs;               /* plans carry `packed` */
+    bool packs; /* plans carry `packed` */
     void (*open)(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
     void (*close)(moert_exchange *exchange);
     /* storage for so many rows; may leave a part of it made on failure. Collective. */
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
     moert_status (*dispatch)(moert_exchange *exchange, const moert_move *move, moert_status status);
     moert_status (*combine)(moert_exchange *exchange, const moert_move *move, moert_status status);
+    /* What dispatches and combines that returned MOERT_OK have found wrong since; waits for the
+     * device. This rank's own status. NULL: they find all before they return. */
+    moert_status (*check)(moert_exchange *exchange);
 } moert_engine;
 
 extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_staged;
@@ -54,14 +78,16 @@ struct moert_exchange {
     moert_device *device;
     moert_comm *comm;
     const moert_engine *engine;
-    void *state;          /* the engine's */
-    size_t largest_bytes; /* largest allocation that every rank's device takes */
-    size_t capacity_rows; /* largest capacity_rows of all plans so far */
+    void *state;              /* the engine's */
+    bool reserves_worst_case; /* of its windows: untouched rows cost nothing */
+    size_t largest_bytes;     /* largest allocation that every rank's device takes */
+    size_t capacity_rows;     /* largest capacity_rows of all plans so far */
     uint64_t dispatched_bytes;
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
-void moert_storage_release(moert_storage *storage);
+/* Calls the engine's check. */
+moert_status moert_exchange_check(moert_exchange *exchange);
 
 /* Counts a dispatch of rows of so many floats to all owners. */
 void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats);

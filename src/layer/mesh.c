@@ -58,6 +58,10 @@ const char *moert_mesh_engine(const moert_mesh *mesh) {
     return moert_exchange_engine(mesh->exchange);
 }
 
+moert_status moert_mesh_settle(moert_mesh *mesh) {
+    return moert_exchange_settle(mesh->exchange);
+}
+
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer) {
     MOERT_TRY(moert_buffer_reserve(mesh->device, floats * sizeof(float), &mesh->scratch[which]));

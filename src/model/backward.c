@@ -231,5 +231,6 @@ moert_status moert_model_backward(moert_model *model, size_t index, size_t count
                                           i > 0 ? model->layer[i - 1].out : model->embedded));
     }
     MOERT_TRY(differentiate_embedding(model));
-    return reduce(model, index > 0, index + 1 == count);
+    MOERT_TRY(reduce(model, index > 0, index + 1 == count));
+    return moert_mesh_settle(model->mesh);
 }

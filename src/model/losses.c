@@ -222,6 +222,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     MOERT_TRY_OR(done, moert_alloc(&gradient, experts, sizeof *gradient));
     MOERT_TRY_OR(done, sum_everything(model, columns, sums));
     MOERT_TRY_OR(done, gather_counts(model, counts));
+    MOERT_TRY_OR(done, moert_mesh_settle(model->mesh));
     result->cross_entropy = sums[0] / tokens;
     result->expert_load = expert_load(model, counts);
     result->z = 0.0;

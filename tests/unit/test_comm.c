@@ -1,9 +1,11 @@
 // run: np=1,2,3,4 sanitize=2
 /* Collectives, agreement, tree sums and shared memory, on any number of ranks. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -262,6 +264,92 @@ static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
+/* ---- files ---- */
+
+/* Entries of a folder, such as the open files of this process. */
+static size_t count_files(const char *folder) {
+    size_t count = 0;
+    DIR *opened = opendir(folder);
+    while (opened != NULL && readdir(opened) != NULL)
+        count++;
+    if (opened != NULL)
+        closedir(opened);
+    return count;
+}
+
+/* Files that tell their maker and number. */
+static bool make_files(int *files, size_t count) {
+    bool made = true;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t word = value(test_rank, count, i);
+        files[i] = memfd_create("moert-test", MFD_CLOEXEC);
+        made = made && write(files[i], &word, sizeof word) == sizeof word;
+    }
+    return made;
+}
+
+static void close_files(const int *files, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        close(files[i]);
+}
+
+static bool hold_what_ranks_wrote(const int *all, size_t count) {
+    bool right = true;
+    for (size_t f = 0; f < test_ranks * count; f++) {
+        uint64_t word = 0;
+        right = right && pread(all[f], &word, sizeof word, 0) == sizeof word;
+        right = right && word == value(f / count, count, f % count);
+        right = right && fcntl(all[f], F_GETFD) == FD_CLOEXEC;
+    }
+    return right;
+}
+
+static void test_open_files_reach_every_rank_of_the_host(void **state) {
+    (void)state;
+    enum { MOST = 255 }; /* more than a message holds */
+    static int mine[MOST], all[MOST * 4];
+    const size_t before = count_files("/proc/self/fd");
+    const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        bool right = make_files(mine, counts[i]);
+        right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
+        ASSERT_ON_ALL(right);
+        right = hold_what_ranks_wrote(all, counts[i]);
+        /* and they are the same files, not copies */
+        const uint64_t news = value(test_rank, 1, 2);
+        const size_t next = (test_rank + 1) % test_ranks;
+        right = on_all(right); /* nobody writes before all have read */
+        right = pwrite(all[next * counts[i]], &news, sizeof news, 0) == sizeof news && right;
+        right = on_all(right);
+        uint64_t seen = 0;
+        right = pread(mine[0], &seen, sizeof seen, 0) == sizeof seen && right;
+        right = right && seen == value((test_rank + test_ranks - 1) % test_ranks, 1, 2);
+        close_files(mine, counts[i]);
+        close_files(all, test_ranks * counts[i]);
+        ASSERT_ON_ALL(right && count_files("/proc/self/fd") == before);
+    }
+}
+
+static void test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks(void **state) {
+    (void)state;
+    enum { COUNT = 9 };
+    int mine[COUNT], all[COUNT * 4];
+    struct rlimit limit, low;
+    const size_t before = count_files("/proc/self/fd");
+    bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    low = limit;
+    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and some files */
+    if (test_rank == test_ranks - 1)
+        right = setrlimit(RLIMIT_NOFILE, &low) == 0 && right;
+    moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
+    right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
+    close_files(mine, COUNT);
+    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* all the same */
+                  strstr(moert_last_error(), "(ulimit -n)") != NULL &&
+                  count_files("/proc/self/fd") == before);
+    ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
+}
+
 /* ---- shared memory ---- */
 
 static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state) {
@@ -290,17 +378,6 @@ static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state
     right = on_all(right);
     moert_shared_destroy(shared);
     assert_true(right);
-}
-
-/* Entries of a folder, such as the open files of this process. */
-static size_t count_files(const char *folder) {
-    size_t count = 0;
-    DIR *opened = opendir(folder);
-    while (opened != NULL && readdir(opened) != NULL)
-        count++;
-    if (opened != NULL)
-        closedir(opened);
-    return count;
 }
 
 /* How many mappings of this process have this text in their line. */
@@ -433,6 +510,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_tree_sum_goes_in_rounds_over_many_columns),
         cmocka_unit_test(test_tree_sum_without_leaves_is_zero),
         cmocka_unit_test(test_tree_sum_refuses_spans_that_leave_a_gap),
+        cmocka_unit_test(test_open_files_reach_every_rank_of_the_host),
+        cmocka_unit_test(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks),
         cmocka_unit_test(test_shared_segments_are_zero_aligned_and_seen_by_peers),
         cmocka_unit_test(test_shared_memory_has_no_name_and_keeps_no_file_open),
         cmocka_unit_test(test_untouched_shared_memory_costs_nothing),

@@ -11,8 +11,10 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
+#include "exchange/flags.h"
 #include "support/mpi.h"
 #include "support/round_trip.h"
+#include "support/suite.h"
 
 static const shape shapes[] = {
     {"even", 8, 2, 64, {16, 16, 16, 16}, RANDOM, 0},
@@ -34,13 +36,22 @@ static const shape shapes[] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-/* The exchange of the engine under test. */
+/* An engine under test, and who waits for the other ranks. */
+typedef struct {
+    unsigned engine;
+    const char *sync, *timeout_s;
+} setting;
+
 static moert_exchange *open_exchange(void **state) {
-    unsigned engine = *(const unsigned *)*state;
+    const setting *s = *state;
     moert_exchange *exchange;
-    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, engine, &exchange));
+    set_variable("MOERT_SYNC", s->sync);
+    set_variable("MOERT_TIMEOUT_S", s->timeout_s);
+    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, s->engine, &exchange));
+    set_variable("MOERT_SYNC", NULL);
+    set_variable("MOERT_TIMEOUT_S", NULL);
     assert_string_equal(moert_exchange_engine(exchange),
-                        moert_config_choice("MOERT_EXCHANGE", engine));
+                        moert_config_choice("MOERT_EXCHANGE", s->engine));
     return exchange;
 }
 
@@ -209,6 +220,40 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     moert_exchange_destroy(exchange);
 }
 
+/* The last rank's device is busy for longer than the others' wait for it. */
+static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
+    const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
+    const uint64_t busy_ns = 2500000000;
+    if (test_ranks == 1 || suite_skips(test_ranks != 2))
+        return;
+    moert_exchange *exchange = open_exchange(state);
+    moert_exchange_plan *plan = NULL;
+    moert_flags *busy;
+    trip t;
+    char text[64];
+    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
+    ASSERT_OK_ON_ALL(
+        moert_flags_create(test_device, test_comm, &moert_memory_shared, busy_ns, &busy));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 2, 8, &plan),
+        MOERT_ERROR_COMM, text);
+    assert_non_null(strstr(moert_last_error(), "in phase 'dispatch'"));
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_flags_destroy(busy);
+    moert_exchange_destroy(exchange);
+}
+
 static void test_exchange_chooses_the_best_engine(void **state) {
     (void)state;
     moert_exchange *exchange;
@@ -251,16 +296,22 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
     X(test_the_device_places_slots_as_the_host_does)                                               \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
 
-static unsigned local_engine = MOERT_EXCHANGE_LOCAL, window_engine = MOERT_EXCHANGE_WINDOW,
-                staged_engine = MOERT_EXCHANGE_STAGED;
+static setting local = {MOERT_EXCHANGE_LOCAL, NULL, NULL},
+               window = {MOERT_EXCHANGE_WINDOW, "host", NULL},
+               devices = {MOERT_EXCHANGE_WINDOW, "device", NULL},
+               impatient = {MOERT_EXCHANGE_WINDOW, "device", "2"},
+               staged = {MOERT_EXCHANGE_STAGED, NULL, NULL};
 
-#define LOCAL_ROW(test)  {#test "[local]", test, NULL, NULL, &local_engine},
-#define WINDOW_ROW(test) {#test "[window]", test, NULL, NULL, &window_engine},
-#define STAGED_ROW(test) {#test "[staged]", test, NULL, NULL, &staged_engine},
+#define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &local},
+#define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
+#define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &devices},
+#define STAGED_ROW(test)  {#test "[staged]", test, NULL, NULL, &staged},
 
 static const struct CMUnitTest tests[] = {
-    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(STAGED_ROW)
-        cmocka_unit_test(test_exchange_chooses_the_best_engine),
+    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ENGINE_TESTS(
+        STAGED_ROW){"test_exchange_names_a_late_device_and_stays_usable",
+                    test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+    cmocka_unit_test(test_exchange_chooses_the_best_engine),
     cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };
@@ -270,9 +321,11 @@ static int run_applicable(void) {
     struct CMUnitTest chosen[TESTS];
     size_t count = 0;
     for (size_t i = 0; i < TESTS; i++) {
-        if (tests[i].initial_state == &local_engine && test_ranks > 1)
+        const setting *s = tests[i].initial_state;
+        if (s == &local && test_ranks > 1)
             continue;
-        if (tests[i].initial_state == &window_engine && !moert_device_describe(test_device)->is_cpu)
+        if (s != NULL && s->engine == MOERT_EXCHANGE_WINDOW &&
+            !moert_device_describe(test_device)->is_cpu)
             continue;
         chosen[count++] = tests[i];
     }

@@ -1,0 +1,92 @@
+/* Meetings of the ranks' devices, enqueued and checked. */
+#include "exchange/flags.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+
+enum { LINE_BYTES = 64, PHASES = 256 };
+
+/* As kernels/meet.cl writes it. */
+typedef struct verdict {
+    uint32_t late; /* rank + 1, or 0 */
+    uint32_t number;
+} verdict;
+
+struct moert_flags {
+    moert_device *device;
+    moert_comm *comm;
+    moert_storage segment; /* line r: the flag of rank r */
+    moert_buffer *verdict;
+    uint64_t patience_ns;
+    uint32_t number;           /* of the last meeting */
+    const char *phase[PHASES]; /* of the last meetings, by number */
+};
+
+static moert_status launch(moert_flags *flags, size_t ranks) {
+    return MOERT_RUN(flags->device, "meet", "meet", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(flags->segment.addresses), MOERT_ARG(flags->verdict),
+                     MOERT_ARG((unsigned)ranks), MOERT_ARG((unsigned)moert_comm_rank(flags->comm)),
+                     MOERT_ARG((int)flags->number), MOERT_ARG((size_t)flags->patience_ns));
+}
+
+/* A meeting of nobody compiles the kernel: one that waits must not hold the cache's lock. */
+static moert_status begin(moert_flags *flags) {
+    MOERT_TRY(moert_buffer_create(flags->device, sizeof(verdict), &flags->verdict));
+    MOERT_TRY(moert_buffer_clear(flags->verdict, 0, sizeof(verdict)));
+    MOERT_TRY(
+        moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
+    MOERT_TRY(launch(flags, 0));
+    return moert_device_finish(flags->device);
+}
+
+moert_status moert_flags_create(moert_device *device, moert_comm *comm, const moert_memory *memory,
+                                uint64_t patience_ns, moert_flags **flags) {
+    moert_flags *made = NULL;
+    moert_status status = MOERT_NEW(&made);
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
+    made->device = device;
+    made->comm = comm;
+    made->patience_ns = patience_ns;
+    status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
+    if (status == MOERT_OK)
+        status = begin(made);
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* and nobody raises a flag before */
+    *flags = made;
+    return MOERT_OK;
+undo:
+    moert_flags_destroy(made);
+    return status;
+}
+
+void moert_flags_destroy(moert_flags *flags) {
+    if (flags == NULL)
+        return;
+    moert_device_finish(flags->device);
+    moert_buffer_destroy(flags->verdict);
+    moert_storage_release(&flags->segment);
+    free(flags);
+}
+
+moert_status moert_flags_meet(moert_flags *flags) {
+    flags->number++;
+    flags->phase[flags->number % PHASES] = moert_phase_name();
+    MOERT_TRY(launch(flags, moert_comm_size(flags->comm)));
+    return moert_device_flush(flags->device); /* the others wait for it */
+}
+
+moert_status moert_flags_check(moert_flags *flags) {
+    const verdict none = {0, 0};
+    verdict seen;
+    MOERT_TRY(moert_buffer_read(flags->verdict, 0, &seen, sizeof seen));
+    if (seen.late == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_write(flags->verdict, 0, &none, sizeof none));
+    return MOERT_FAIL(
+        ERROR_COMM,
+        "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
+        "%.3g s; MOERT_SYNC=host waits as long as MOERT_TIMEOUT_S allows",
+        seen.late - 1, moert_comm_host(flags->comm, seen.late - 1), seen.number,
+        flags->phase[seen.number % PHASES], (double)flags->patience_ns * 1e-9);
+}

@@ -1,0 +1,46 @@
+/* Segments in memory that the processes of a host share, which CPU devices read and write in place.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "exchange/internal.h"
+
+static void look(const moert_device *device, moert_comm *comm,
+                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_device_info *info = moert_device_describe(device);
+    if (!info->is_cpu)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
+                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
+                 moert_comm_rank(comm), info->name);
+}
+
+static void release(void *segments) {
+    moert_shared_destroy(segments);
+}
+
+static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
+                           moert_storage *storage) {
+    const size_t ranks = moert_comm_size(comm);
+    moert_shared *shared;
+    uint64_t *table;
+    moert_status status;
+    MOERT_TRY(moert_shared_create(comm, bytes, &shared));
+    storage->segments = shared;
+    storage->release = release;
+    MOERT_TRY(moert_buffer_wrap(device, moert_shared_segment(shared, moert_comm_rank(comm)), bytes,
+                                &storage->rows));
+    MOERT_TRY(moert_alloc(&table, ranks, sizeof *table));
+    for (size_t r = 0; r < ranks; r++)
+        table[r] = (uintptr_t)moert_shared_segment(shared, r);
+    status = moert_storage_point(device, table, ranks, storage);
+    free(table);
+    return status;
+}
+
+const moert_memory moert_memory_shared = {
+    .name = "shared memory",
+    .reserves_worst_case = true,
+    .look = look,
+    .create = create,
+};
