@@ -49,6 +49,8 @@
       "~/.cache/moert; 'off' = none")                                                              \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
+    X(node_ranks, "MOERT_NODE_RANKS", UINT, "0", "0-4096",                                         \
+      "for tests: so many consecutive ranks of a host count as a host of their own; 0 = all")      \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
       "how much is logged on stderr; with trace every kernel is waited for")
 
