@@ -22,8 +22,11 @@
     X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
       "how the nvidia backend multiplies 16-bit numbers: auto (by wgmma on GPUs of compute "       \
       "capability 9.0, by mma.sync on others) or mma, on all")                                     \
-    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
+    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|node|staged",                 \
       "how rows travel between ranks")                                                             \
+    X(combine, "MOERT_COMBINE", CHOICE, "exact", "exact|presum",                                   \
+      "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
+      "host sums its own first and sends one row a token: repeatable, but other bits)")            \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
       "never")                                                                                     \
@@ -54,7 +57,14 @@
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
       "how much is logged on stderr; with trace every kernel is waited for")
 
-enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
+enum {
+    MOERT_EXCHANGE_AUTO,
+    MOERT_EXCHANGE_LOCAL,
+    MOERT_EXCHANGE_WINDOW,
+    MOERT_EXCHANGE_NODE,
+    MOERT_EXCHANGE_STAGED
+};
+enum { MOERT_COMBINE_EXACT, MOERT_COMBINE_PRESUM };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
@@ -93,7 +103,7 @@ void moert_config_reload(void);
 /* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
 int moert_config_variable(size_t index, moert_variable *variable);
 
-/* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 3). */
+/* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "exchange/exchange.h"
+#include "exchange/relay.h"
 
 /* The memory behind a window on this rank. */
 typedef struct moert_storage {
@@ -48,16 +49,19 @@ typedef struct moert_engine {
     moert_status (*combine)(moert_exchange *exchange, const moert_move *move, moert_status status);
 } moert_engine;
 
-extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_staged;
+extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_node,
+    moert_engine_staged;
 
 struct moert_exchange {
     moert_device *device;
     moert_comm *comm;
     const moert_engine *engine;
     void *state;          /* the engine's */
+    moert_rails *rails;   /* node engine: its plans carry `relay`; else NULL */
+    bool automatic;       /* AUTO asks: an engine that works may still refuse */
     size_t largest_bytes; /* largest allocation that every rank's device takes */
     size_t capacity_rows; /* largest capacity_rows of all plans so far */
-    uint64_t dispatched_bytes;
+    uint64_t dispatched_bytes, far_rows;
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
@@ -80,5 +84,14 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        const moert_buffer *destination);
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
+
+/* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
+typedef struct moert_gather {
+    const moert_buffer *reach, *from;
+    bool remote;
+    size_t rows, width, stride;
+    moert_buffer *packed;
+} moert_gather;
+moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather);
 
 #endif
