@@ -34,7 +34,8 @@ static const char *json_path;
 static const char *const dtype_names[] = {"f32", "bf16", "mxfp8"};
 
 static const moert_option options[] = {
-    {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|local|window|staged", "of the exchange"},
+    {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|local|window|node|staged",
+     "of the exchange"},
     {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576", "of each rank, T"},
     {"hidden", MOERT_OPTION_UINT, &hidden, "1024", "32..65536", "numbers of a row, H"},
     {"topk", MOERT_OPTION_UINT, &topk, "4", "1..64", "experts of a token, K"},

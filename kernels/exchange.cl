@@ -3,6 +3,7 @@
  *
  *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
  *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k
+ *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
  * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes.
@@ -188,6 +189,17 @@ KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
         uint2 to = destination[s];
         target[s] = to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
+    }
+}
+
+KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed, uint rows, uint width, uint stride)
+{
+    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, rows);
+    for (uint n = first; n < last; n++) {
+        global const float *row = row_of(window, from[n], stride);
+        global float *out = packed + (size_t)n * width;
+        for (int i = 0; i < (int)width; i += VEC)
+            store_part(load_part(row + i, (int)width - i), out + i, (int)width - i);
     }
 }
 

@@ -22,12 +22,15 @@
     X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
       "how the nvidia backend multiplies 16-bit numbers: auto (by wgmma on GPUs of compute "       \
       "capability 9.0, by mma.sync on others) or mma, on all")                                     \
-    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
+    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|node|staged",                 \
       "how rows travel between ranks")                                                             \
     X(sync, "MOERT_SYNC", CHOICE, "auto", "auto|host|device",                                      \
       "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
       "each)")                                                                                     \
+    X(combine, "MOERT_COMBINE", CHOICE, "exact", "exact|presum",                                   \
+      "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
+      "host sums its own first and sends one row a token: repeatable, but other bits)")            \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
       "never")                                                                                     \
@@ -53,11 +56,20 @@
       "~/.cache/moert; 'off' = none")                                                              \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
       "read kernels from this folder instead of the built-in ones")                                \
+    X(node_ranks, "MOERT_NODE_RANKS", UINT, "0", "0-4096",                                         \
+      "for tests: so many consecutive ranks of a host count as a host of their own; 0 = all")      \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
       "how much is logged on stderr; with trace every kernel is waited for")
 
-enum { MOERT_EXCHANGE_AUTO, MOERT_EXCHANGE_LOCAL, MOERT_EXCHANGE_WINDOW, MOERT_EXCHANGE_STAGED };
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
+enum {
+    MOERT_EXCHANGE_AUTO,
+    MOERT_EXCHANGE_LOCAL,
+    MOERT_EXCHANGE_WINDOW,
+    MOERT_EXCHANGE_NODE,
+    MOERT_EXCHANGE_STAGED
+};
+enum { MOERT_COMBINE_EXACT, MOERT_COMBINE_PRESUM };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
@@ -96,7 +108,7 @@ void moert_config_reload(void);
 /* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
 int moert_config_variable(size_t index, moert_variable *variable);
 
-/* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 3). */
+/* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);
 
 #endif

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/config.h"
 #include "base/memory.h"
 
 enum { REPORT_TEXT_BYTES = 1024 };
@@ -90,11 +91,26 @@ static void release(moert_comm *comm) {
     MPI_Comm_free(&comm->handle);
 }
 
-/* Finds who shares this host and tells all ranks. */
-static moert_status discover(moert_comm *comm) {
-    int rank = (int)comm->rank, leader = rank, node_rank, node_size;
+/* The ranks of this host, or the part of them that MOERT_NODE_RANKS calls one. */
+static moert_status find_node(moert_comm *comm) {
+    const size_t together = moert_config_get()->node_ranks;
+    const int rank = (int)comm->rank;
+    MPI_Comm part;
     MOERT_MPI_WAIT(comm, MPI_Comm_split_type(comm->handle, MPI_COMM_TYPE_SHARED, rank,
                                              MPI_INFO_NULL, &comm->node));
+    if (together == 0)
+        return MOERT_OK;
+    MOERT_MPI_WAIT(comm,
+                   MPI_Comm_split(comm->node, (int)(comm->self.origin / together), rank, &part));
+    MPI_Comm_free(&comm->node);
+    comm->node = part;
+    return MOERT_OK;
+}
+
+/* Finds who shares this host and tells all ranks. */
+static moert_status discover(moert_comm *comm) {
+    int leader = (int)comm->rank, node_rank, node_size;
+    MOERT_TRY(find_node(comm));
     MOERT_MPI(comm, MPI_Comm_rank(comm->node, &node_rank));
     MOERT_MPI(comm, MPI_Comm_size(comm->node, &node_size));
     MOERT_MPI_WAIT(comm, MPI_Bcast(&leader, 1, MPI_INT, 0, comm->node));

@@ -1,6 +1,6 @@
 /*
  * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
- * and read by address (moert_memory). No row is copied twice, none is packed.
+ * and read by address (moert_exchange_memory). No row is copied twice, none is packed.
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
  * it. A dispatch and a combine synchronise once each (pass). Either the hosts wait for their
@@ -20,11 +20,11 @@
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 
 typedef struct moert_control {
-    const moert_memory *memory; /* of the windows */
-    moert_storage probe;        /* row r is written by rank r */
-    moert_shared *words;        /* two status words per rank */
-    uint64_t meetings;          /* of the hosts */
-    moert_flags *flags;         /* of the devices; NULL: the hosts wait for them */
+    const moert_exchange_memory *memory; /* of the windows */
+    moert_storage probe;                 /* row r is written by rank r */
+    moert_shared *words;                 /* two status words per rank */
+    uint64_t meetings;                   /* of the hosts */
+    moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -129,7 +129,7 @@ static void close_window(moert_exchange *exchange) {
 }
 
 /* What excludes the engine before anything is made. */
-static void look(const moert_exchange *exchange, const moert_memory *memory,
+static void look(const moert_exchange *exchange, const moert_exchange_memory *memory,
                  char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     if (moert_comm_node_count(exchange->comm) != 1)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on %zu hosts",
@@ -198,7 +198,7 @@ static moert_status open_flags(moert_exchange *exchange) {
 
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_memory *memory = &moert_memory_shared;
+    const moert_exchange_memory *memory = &moert_memory_shared;
     const size_t ranks = moert_comm_size(exchange->comm);
     moert_control *control = NULL;
     look(exchange, memory, reason);

@@ -15,6 +15,7 @@
 static const moert_engine *const engines[] = {
     [MOERT_EXCHANGE_LOCAL] = &moert_engine_local,
     [MOERT_EXCHANGE_WINDOW] = &moert_engine_window,
+    [MOERT_EXCHANGE_NODE] = &moert_engine_node,
     [MOERT_EXCHANGE_STAGED] = &moert_engine_staged,
 };
 enum { ENGINES = sizeof engines / sizeof engines[0] };
@@ -68,6 +69,7 @@ static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
                                                engines[which]->name, reason));
         return MOERT_OK;
     }
+    exchange->automatic = true;
     for (unsigned candidate = MOERT_EXCHANGE_LOCAL; candidate < ENGINES; candidate++) {
         open_engine(exchange, candidate, reason);
         if (reason[0] == '\0') {
@@ -128,6 +130,19 @@ uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange) {
     return exchange->dispatched_bytes;
 }
 
+uint64_t moert_exchange_far_rows(const moert_exchange *exchange) {
+    return exchange->far_rows;
+}
+
+static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *plan) {
+    const moert_comm *comm = exchange->comm;
+    const size_t here = moert_comm_node(comm, moert_comm_rank(comm));
+    for (size_t r = 0; r < plan->plan->ranks; r++)
+        if (moert_comm_node(comm, r) != here)
+            exchange->far_rows +=
+                plan->relay != NULL ? plan->relay->send_rows[r] : plan->plan->send_rows[r];
+}
+
 void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats) {
     for (size_t r = 0; r < plan->ranks; r++)
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
@@ -146,7 +161,7 @@ void moert_exchange_survey(moert_device *device, moert_comm *comm,
     bool taken = false;
     for (unsigned i = 0; i < MOERT_EXCHANGE_ENGINES; i++) {
         moert_exchange_report *report = &reports[i];
-        moert_exchange exchange = {.device = device, .comm = comm};
+        moert_exchange exchange = {.device = device, .comm = comm, .automatic = true};
         open_engine(&exchange, MOERT_EXCHANGE_LOCAL + i, report->reason);
         bool works = report->reason[0] == '\0';
         if (works)
@@ -207,7 +222,9 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
             check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
     if (status == MOERT_OK)
         status = check_slots(&move, slot_source, "the slots of a dispatch");
-    return exchange->engine->dispatch(exchange, &move, status);
+    MOERT_TRY(exchange->engine->dispatch(exchange, &move, status));
+    count_far_rows(exchange, plan);
+    return MOERT_OK;
 }
 
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,

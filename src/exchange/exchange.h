@@ -1,5 +1,5 @@
 /*
- * Moves rows by a plan, forth (dispatch) and back (combine), in one of three engines with the same
+ * Moves rows by a plan, forth (dispatch) and back (combine), in one of four engines with the same
  * bits.
  *
  * A window is one row-major float32 matrix per rank, on the rank's device, that the peers of the
@@ -11,6 +11,8 @@
  *
  *   local   one rank
  *   window  ranks of one host on CPU devices: shared memory, one-sided kernels
+ *   node    ranks of several hosts on CPU devices: windows inside a host; a row goes to each other
+ *           host at most once, and one rank there passes it on (relay.h)
  *   staged  any ranks and devices: host buffers and MPI_Alltoallv
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
@@ -45,17 +47,20 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
                                    moert_exchange **exchange);
 /* Collective. NULL is legal. Windows go first. */
 void moert_exchange_destroy(moert_exchange *exchange);
-/* "local", "window" or "staged". */
+/* "local", "window", "node" or "staged". */
 const char *moert_exchange_engine(const moert_exchange *exchange);
 /* Bytes that this rank's dispatches have stored into windows (staged: have sent) so far, slots
  * included, rows for itself too. */
 uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
+/* Rows that this rank's dispatches have sent to other hosts so far: of the node engine, at most one
+ * for each token and host. */
+uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
 
 /*
  * Whether each engine works among these ranks, in the order in which AUTO tries them: opens and
  * closes each. The same on all ranks. Collective.
  */
-enum { MOERT_EXCHANGE_ENGINES = 3, MOERT_EXCHANGE_REASON_BYTES = 256 };
+enum { MOERT_EXCHANGE_ENGINES = 4, MOERT_EXCHANGE_REASON_BYTES = 256 };
 typedef struct moert_exchange_report {
     const char *name;
     bool automatic;                           /* AUTO takes this one */
@@ -79,7 +84,7 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
 
 /*
  * Plan of index int32 [T,K], whose slots the device counts and places: without slots on the host
- * (moert_plan_create), but for the staged engine. `local` is
+ * (moert_plan_create), but for the staged and the node engine. `local` is
  * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error
  * (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts per rank.
  */
@@ -88,7 +93,8 @@ typedef struct moert_exchange_plan {
     moert_buffer *ends;        /* uint32 [local experts] */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
-    size_t capacity_rows; /* rows that a plan of as many tokens needs at most, on any rank */
+    struct moert_relay *relay; /* node: routes to other hosts; else NULL */
+    size_t capacity_rows;      /* rows that a plan of as many tokens needs at most, on any rank */
 } moert_exchange_plan;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
                                       const moert_buffer *index, size_t tokens, size_t topk,

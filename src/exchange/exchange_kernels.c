@@ -83,3 +83,20 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_mo
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_target), MOERT_ARG(shape.slots));
 }
+
+moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {
+    const char *program =
+        gather->remote
+            ? MOERT_PROGRAM(device, "exchange -DREMOTE=1", gather->width | gather->stride)
+            : MOERT_PROGRAM(device, "exchange -DREMOTE=0", gather->width | gather->stride);
+    int rows, stride;
+    MOERT_TRY(moert_to_int(gather->rows, "rows to gather", &rows));
+    MOERT_TRY(moert_to_int(gather->stride, "width of a window", &stride));
+    moert_profile_work(device, program, 0.0,
+                       2.0 * sizeof(float) * (double)gather->rows * (double)gather->width);
+    return MOERT_RUN(
+        device, program, "gather_rows",
+        ((moert_grid){moert_ceil_div(gather->rows, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1}),
+        MOERT_ARG(gather->reach), MOERT_ARG(gather->from), MOERT_ARG(gather->packed),
+        MOERT_ARG((unsigned)rows), MOERT_ARG((unsigned)gather->width), MOERT_ARG((unsigned)stride));
+}

@@ -10,8 +10,13 @@
 
 enum { CHUNK = 32 }; /* tokens, as in kernels/plan.cl */
 
-/* What a rank tells the others: the header, then counts[E], as words of 64 bits. */
+/* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
+ * slots on each node, as words of 64 bits. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
+
+static size_t count_words(const moert_exchange *exchange, size_t experts) {
+    return HEADER_WORDS + experts + (exchange->rails != NULL ? exchange->rails->nodes : 0);
+}
 
 /* What is planned. */
 typedef struct moert_choice {
@@ -21,8 +26,9 @@ typedef struct moert_choice {
 
 /* The host memory of one make_plan. */
 typedef struct moert_draft {
-    uint64_t *mine;   /* [HEADER_WORDS + E] */
-    uint64_t *all;    /* [ranks, HEADER_WORDS + E] */
+    size_t told;      /* words that each rank tells */
+    uint64_t *mine;   /* [told] */
+    uint64_t *all;    /* [ranks,told] */
     uint64_t *counts; /* [ranks,E] */
     int32_t *index;   /* [T,K], where the host needs it */
     uint32_t *words;  /* [4,E] totals, then lanes */
@@ -38,9 +44,8 @@ static void free_draft(moert_draft *draft) {
 
 /* What the all-gather needs; without it a rank cannot even tell the others. */
 static moert_status allocate_message(moert_draft *draft, size_t experts, size_t ranks) {
-    size_t words = HEADER_WORDS + experts;
-    MOERT_TRY(moert_alloc(&draft->mine, words, sizeof(uint64_t)));
-    MOERT_TRY(moert_alloc(&draft->all, ranks * words, sizeof(uint64_t)));
+    MOERT_TRY(moert_alloc(&draft->mine, draft->told, sizeof(uint64_t)));
+    MOERT_TRY(moert_alloc(&draft->all, ranks * draft->told, sizeof(uint64_t)));
     MOERT_TRY(moert_alloc(&draft->words, 4 * (experts + 1), sizeof(uint32_t)));
     return moert_alloc(&draft->counts, ranks * experts, sizeof(uint64_t));
 }
@@ -52,6 +57,7 @@ void moert_exchange_free_plan(moert_exchange_plan *plan) {
     moert_buffer_destroy(plan->ends);
     moert_buffer_destroy(plan->destination);
     moert_buffer_destroy(plan->packed);
+    moert_relay_destroy(plan->relay);
     free(plan);
 }
 
@@ -92,13 +98,17 @@ static moert_status count(moert_exchange *exchange, const moert_choice *choice,
     for (size_t e = 0; e < experts; e++)
         draft->mine[HEADER_WORDS + e] = draft->words[e];
     const bool wrong = draft->words[experts] > 0;
-    if (!wrong && !exchange->engine->packs)
+    if (!wrong && !exchange->engine->packs && exchange->rails == NULL)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&draft->index, slots, sizeof(int32_t)));
     if (slots > 0)
         MOERT_TRY(moert_buffer_read(choice->index, 0, draft->index, slots * sizeof(int32_t)));
-    return moert_plan_count(draft->index, choice->tokens, choice->topk, experts,
-                            draft->mine + HEADER_WORDS);
+    MOERT_TRY(moert_plan_count(draft->index, choice->tokens, choice->topk, experts,
+                               draft->mine + HEADER_WORDS));
+    if (exchange->rails == NULL)
+        return MOERT_OK;
+    return moert_relay_count(exchange->rails, draft->index, choice->tokens, choice->topk, experts,
+                             draft->mine + HEADER_WORDS + experts);
 }
 
 /* All that needs no other rank. */
@@ -117,9 +127,9 @@ static moert_status prepare(moert_exchange *exchange, const moert_choice *choice
  */
 static moert_status read_counts(const moert_draft *draft, size_t experts, size_t ranks, size_t topk,
                                 size_t *capacity_rows) {
-    size_t words = HEADER_WORDS + experts, tokens = 0, first, largest;
+    size_t tokens = 0, first, largest;
     for (size_t r = 0; r < ranks; r++) {
-        const uint64_t *row = draft->all + r * words;
+        const uint64_t *row = draft->all + r * draft->told;
         if (row[TOPK] != draft->all[TOPK])
             return MOERT_FAIL(ERROR_MISMATCH,
                               "rank %zu plans with %zu experts per token, rank 0 "
@@ -174,15 +184,14 @@ static moert_status place(moert_exchange *exchange, const moert_choice *choice, 
 
 /* Tells this rank's status, tokens and counts, and learns the others'. All ranks fail alike. */
 static moert_status share_counts(moert_comm *comm, moert_status local, size_t tokens, size_t topk,
-                                 size_t experts, const moert_draft *draft) {
-    size_t words = HEADER_WORDS + experts;
+                                 const moert_draft *draft) {
     bool failed = false;
     draft->mine[STATUS] = local;
     draft->mine[TOKENS] = tokens;
     draft->mine[TOPK] = topk;
-    MOERT_TRY(moert_comm_allgather(comm, draft->mine, words * sizeof(uint64_t), draft->all));
+    MOERT_TRY(moert_comm_allgather(comm, draft->mine, draft->told * sizeof(uint64_t), draft->all));
     for (size_t r = 0; r < moert_comm_size(comm); r++)
-        failed = failed || draft->all[r * words + STATUS] != MOERT_OK;
+        failed = failed || draft->all[r * draft->told + STATUS] != MOERT_OK;
     return failed ? moert_comm_agree(comm, local) : MOERT_OK;
 }
 
@@ -191,7 +200,7 @@ moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status loc
                                       size_t experts, moert_exchange_plan **plan) {
     size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
     const moert_choice choice = {index, tokens, topk, experts};
-    moert_draft draft = {.index = NULL};
+    moert_draft draft = {.told = count_words(exchange, experts)};
     moert_exchange_plan *made = NULL;
     moert_status status;
     moert_phase_set("plan");
@@ -201,11 +210,15 @@ moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status loc
         local = prepare(exchange, &choice, &draft, made);
     if (local == MOERT_OK)
         local = moert_exchange_check(exchange);
-    MOERT_TRY_OR(free_all, share_counts(exchange->comm, local, tokens, topk, experts, &draft));
+    MOERT_TRY_OR(free_all, share_counts(exchange->comm, local, tokens, topk, &draft));
     MOERT_TRY_OR(free_all, read_counts(&draft, experts, ranks, topk, &made->capacity_rows));
     MOERT_TRY_OR(free_all, moert_plan_create(draft.index, tokens, topk, experts, ranks, rank,
                                              draft.counts, &made->plan));
     MOERT_TRY_OR(free_all, place(exchange, &choice, &draft, made));
+    if (exchange->rails != NULL)
+        MOERT_TRY_OR(free_all, moert_relay_create(exchange->device, exchange->rails, made->plan,
+                                                  draft.all + HEADER_WORDS + experts, draft.told,
+                                                  &made->relay));
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     *plan = made;
     made = NULL;

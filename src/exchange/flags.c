@@ -41,8 +41,9 @@ static moert_status begin(moert_flags *flags) {
     return moert_device_finish(flags->device);
 }
 
-moert_status moert_flags_create(moert_device *device, moert_comm *comm, const moert_memory *memory,
-                                uint64_t patience_ns, moert_flags **flags) {
+moert_status moert_flags_create(moert_device *device, moert_comm *comm,
+                                const moert_exchange_memory *memory, uint64_t patience_ns,
+                                moert_flags **flags) {
     moert_flags *made = NULL;
     moert_status status = MOERT_NEW(&made);
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));

@@ -12,8 +12,9 @@
 typedef struct moert_flags moert_flags;
 
 /* A meeting waits for `patience_ns` at most. Collective; the status is that of all ranks. */
-moert_status moert_flags_create(moert_device *device, moert_comm *comm, const moert_memory *memory,
-                                uint64_t patience_ns, moert_flags **flags);
+moert_status moert_flags_create(moert_device *device, moert_comm *comm,
+                                const moert_exchange_memory *memory, uint64_t patience_ns,
+                                moert_flags **flags);
 void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is legal. */
 
 /*

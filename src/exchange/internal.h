@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "exchange/exchange.h"
+#include "exchange/relay.h"
 
 /* The memory behind a window on this rank; the last three where kernels reach the other ranks'. */
 typedef struct moert_storage {
@@ -16,7 +17,7 @@ typedef struct moert_storage {
 } moert_storage;
 
 /* Where segments come from that the kernels of all ranks reach by address. */
-typedef struct moert_memory {
+typedef struct moert_exchange_memory {
     const char *name;
     bool reserves_worst_case; /* untouched rows cost nothing */
     /* This rank's reason why it cannot be used, as far as one can tell before making any; or "". */
@@ -26,9 +27,9 @@ typedef struct moert_memory {
      * which may be this rank's alone. Collective. */
     moert_status (*create)(moert_device *device, moert_comm *comm, size_t bytes,
                            moert_storage *storage);
-} moert_memory;
+} moert_exchange_memory;
 
-extern const moert_memory moert_memory_shared;
+extern const moert_exchange_memory moert_memory_shared;
 
 /* storage->addresses = table[ranks] */
 moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,
@@ -72,17 +73,20 @@ typedef struct moert_engine {
     moert_status (*check)(moert_exchange *exchange);
 } moert_engine;
 
-extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_staged;
+extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_node,
+    moert_engine_staged;
 
 struct moert_exchange {
     moert_device *device;
     moert_comm *comm;
     const moert_engine *engine;
     void *state;              /* the engine's */
+    moert_rails *rails;       /* node engine: its plans carry `relay`; else NULL */
+    bool automatic;           /* AUTO asks: an engine that works may still refuse */
     bool reserves_worst_case; /* of its windows: untouched rows cost nothing */
     size_t largest_bytes;     /* largest allocation that every rank's device takes */
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
-    uint64_t dispatched_bytes;
+    uint64_t dispatched_bytes, far_rows;
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
@@ -106,5 +110,14 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        const moert_buffer *destination);
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
+
+/* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
+typedef struct moert_gather {
+    const moert_buffer *reach, *from;
+    bool remote;
+    size_t rows, width, stride;
+    moert_buffer *packed;
+} moert_gather;
+moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather);
 
 #endif

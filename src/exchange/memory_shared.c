@@ -38,7 +38,7 @@ static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
     return status;
 }
 
-const moert_memory moert_memory_shared = {
+const moert_exchange_memory moert_memory_shared = {
     .name = "shared memory",
     .reserves_worst_case = true,
     .look = look,

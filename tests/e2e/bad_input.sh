@@ -135,7 +135,7 @@ bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
 bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run
-bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|staged' MOERT_EXCHANGE=bogus train "${text[@]}"
+bad "1 2 4" 2 'MOERT_EXCHANGE=bogus .*auto\|local\|window\|node\|staged' MOERT_EXCHANGE=bogus train "${text[@]}"
 bad "$both" 2 'MOERT_BACKEND=bogus .*auto\|reference\|portable' MOERT_BACKEND=bogus train "${text[@]}"
 bad 2 1 'MOERT_BACKEND is nvidia, which takes GPUs of compute capability 8\.0 and later, not' MOERT_BACKEND=nvidia train "${text[@]}"
 bad "$both" 2 'MOERT_TIMEOUT_S=abc .*0-86400' MOERT_TIMEOUT_S=abc train "${text[@]}"

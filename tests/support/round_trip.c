@@ -165,6 +165,59 @@ static moert_status write_rows(moert_window *window, trip *t) {
                               t->plan->plan->rows * moert_window_stride(window) * 4);
 }
 
+/* The node of an expert, where nodes sum first. */
+static size_t node_of(const shape *c, const trip *t, int32_t expert) {
+    const size_t ranks = moert_comm_size(t->comm);
+    return t->presummed == NULL
+               ? 0
+               : moert_comm_node(t->presummed, moert_plan_owner(c->experts, ranks, (size_t)expert));
+}
+
+/* An element's terms by slot, and where they are summed. */
+typedef struct {
+    float factor[MAX_EXPERTS], term[MAX_EXPERTS];
+    size_t node[MAX_EXPERTS], home;
+    bool taken[MAX_EXPERTS];
+} terms;
+
+/* The chain of the slots of one node from slot k on, which are then done. */
+static float sum_node(terms *s, size_t k, size_t topk) {
+    const size_t node = s->node[k];
+    float sum = 0.0f;
+    for (; k < topk; k++)
+        if (s->taken[k] && s->node[k] == node) {
+            sum = fmaf(s->factor[k], s->term[k], sum);
+            s->taken[k] = false;
+        }
+    return sum;
+}
+
+static float sum_terms(terms *s, size_t topk) {
+    float sum = 0.0f;
+    for (size_t k = 0; k < topk; k++) {
+        if (s->taken[k] && s->node[k] != s->home)
+            sum = fmaf(1.0f, sum_node(s, k, topk), sum);
+        else if (s->taken[k])
+            sum = fmaf(s->factor[k], s->term[k], sum);
+    }
+    return sum;
+}
+
+static float wanted_sum(const shape *c, const trip *t, size_t token, size_t column,
+                        const int32_t *slot, int weighted) {
+    const size_t me = moert_comm_rank(t->comm);
+    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, me) : 0};
+    for (size_t k = 0; k < c->topk; k++) {
+        s.taken[k] = slot[k] >= 0;
+        if (!s.taken[k])
+            continue;
+        s.factor[k] = weighted ? weight(c, token, k) : 1.0f;
+        s.term[k] = result(payload(c, token, column), (size_t)slot[k]);
+        s.node[k] = node_of(c, t, slot[k]);
+    }
+    return sum_terms(&s, c->topk);
+}
+
 /* target against fmaf in order of k; weighted or plain. */
 static moert_status check_target(const shape *c, trip *t, int weighted) {
     size_t tokens = own_tokens(c, t);
@@ -174,11 +227,7 @@ static moert_status check_target(const shape *c, trip *t, int weighted) {
         size_t token = first_token(c, t) + i;
         choose(c, token, slot);
         for (size_t j = 0; j < c->width; j++) {
-            float sum = 0.0f;
-            for (size_t k = 0; k < c->topk; k++)
-                if (slot[k] >= 0)
-                    sum = fmaf(weighted ? weight(c, token, k) : 1.0f,
-                               result(payload(c, token, j), (size_t)slot[k]), sum);
+            const float sum = wanted_sum(c, t, token, j, slot, weighted);
             t->wrong += memcmp(&sum, &t->host[i * c->width + j], sizeof sum) != 0;
         }
     }

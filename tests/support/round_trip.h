@@ -1,6 +1,7 @@
 /*
  * A dispatch and a combine of any shape, checked against values computed from the global token
- * index: rows, slots and sums, exactly. The sums are the host's chains of fmaf, bit for bit.
+ * index: rows, slots and sums, exactly. The sums are the host's chains of fmaf, bit for bit; of an
+ * exchange that sums by node first, chains of chains.
  */
 #ifndef TESTS_SUPPORT_ROUND_TRIP_H
 #define TESTS_SUPPORT_ROUND_TRIP_H
@@ -27,7 +28,8 @@ typedef struct {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
-    float *host; /* at least as large as any of them */
+    float *host;                 /* at least as large as any of them */
+    const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
     size_t wrong;
 } trip;
 

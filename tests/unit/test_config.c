@@ -76,9 +76,9 @@ static void test_illegal_values_are_named_and_leave_the_default(void **state) {
     static const struct {
         const char *name, *value, *expected;
     } rows[] = {
-        {"MOERT_EXCHANGE", "stage", "auto|local|window|staged"},
-        {"MOERT_EXCHANGE", "staged|auto", "auto|local|window|staged"},
-        {"MOERT_EXCHANGE", "", "auto|local|window|staged"},
+        {"MOERT_EXCHANGE", "stage", "auto|local|window|node|staged"},
+        {"MOERT_EXCHANGE", "staged|auto", "auto|local|window|node|staged"},
+        {"MOERT_EXCHANGE", "", "auto|local|window|node|staged"},
         {"MOERT_BIND", "yes", "0 or 1"},
         {"MOERT_BIND", "", "0 or 1"},
         {"MOERT_BIND", "01", "0 or 1"},

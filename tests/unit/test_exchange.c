@@ -36,22 +36,44 @@ static const shape shapes[] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-/* An engine under test, and who waits for the other ranks. */
-typedef struct {
+/* What is tested: an engine, who waits for the other ranks, and (node) how many ranks count as a
+ * host. */
+typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
-} setting;
+    size_t together;
+} setup;
 
+/* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
+static moert_comm *spread[MAX_RANKS];
+
+static moert_status make_spread(void) {
+    for (size_t together = 0; together < test_ranks; together++) {
+        const char *const counts[MAX_RANKS] = {NULL, "1", "2", "3"};
+        set_variable("MOERT_NODE_RANKS", counts[together]);
+        MOERT_TRY(moert_comm_split(test_comm, 0, &spread[together]));
+    }
+    set_variable("MOERT_NODE_RANKS", NULL);
+    return MOERT_OK;
+}
+
+static void free_spread(void) {
+    for (size_t together = 0; together < test_ranks; together++)
+        moert_comm_destroy(spread[together]);
+}
+
+/* The exchange under test. */
 static moert_exchange *open_exchange(void **state) {
-    const setting *s = *state;
+    const setup *tested = *state;
     moert_exchange *exchange;
-    set_variable("MOERT_SYNC", s->sync);
-    set_variable("MOERT_TIMEOUT_S", s->timeout_s);
-    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, s->engine, &exchange));
+    set_variable("MOERT_SYNC", tested->sync);
+    set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
+    ASSERT_OK_ON_ALL(
+        moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
     set_variable("MOERT_TIMEOUT_S", NULL);
     assert_string_equal(moert_exchange_engine(exchange),
-                        moert_config_choice("MOERT_EXCHANGE", s->engine));
+                        moert_config_choice("MOERT_EXCHANGE", tested->engine));
     return exchange;
 }
 
@@ -287,6 +309,109 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
     ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "is out of reach");
 }
 
+/* ---- nodes ---- */
+
+/* Pairs of a token of this rank and another node where it has an expert, by brute force. */
+static size_t count_far_pairs(const moert_comm *comm, const int32_t *index, size_t tokens,
+                              size_t topk, size_t experts) {
+    const size_t mine = moert_comm_node(comm, test_rank);
+    size_t pairs = 0;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t node = 0; node < moert_comm_node_count(comm); node++) {
+            bool goes = false;
+            for (size_t k = 0; k < topk && node != mine; k++) {
+                const int32_t e = index[t * topk + k];
+                goes |= e >= 0 && moert_comm_node(comm, moert_plan_owner(experts, test_ranks,
+                                                                         (size_t)e)) == node;
+            }
+            pairs += goes;
+        }
+    return pairs;
+}
+
+static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
+    const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
+    const moert_comm *comm = spread[((const setup *)*state)->together];
+    moert_exchange *exchange = open_exchange(state);
+    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
+    int32_t *index = test_alloc((slots + 1) * sizeof *index);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
+    const size_t pairs = count_far_pairs(comm, index, tokens, c.topk, c.experts);
+    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == pairs && (pairs > 0) == (tokens > 0));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == 2 * pairs);
+    free(index);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+static void test_nodes_may_sum_first(void **state) {
+    set_variable("MOERT_COMBINE", "presum");
+    moert_exchange *exchange = open_exchange(state);
+    set_variable("MOERT_COMBINE", NULL);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        trip t;
+        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+        t.presummed = spread[((const setup *)*state)->together];
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    moert_exchange_destroy(exchange);
+}
+
+static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
+    const setup *tested = *state;
+    moert_exchange *exchange;
+    set_variable("MOERT_COMBINE", test_rank == test_ranks - 1 ? "presum" : NULL);
+    const moert_status status = moert_exchange_create(test_device, spread[tested->together],
+                                                      MOERT_EXCHANGE_NODE, &exchange);
+    set_variable("MOERT_COMBINE", NULL);
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "MOERT_COMBINE is presum on rank");
+}
+
+static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    moert_status status = trip_make_buffers(&c, &t);
+    ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, status, t.index, c.tokens[test_rank],
+                                              c.topk, c.experts, &t.plan));
+    ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_USAGE, "before the first dispatch");
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* auto: between hosts the node exchange, if there are windows for it to use. */
+static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
+    const size_t together = ((const setup *)*state)->together;
+    moert_exchange *exchange;
+    moert_exchange_report reports[MOERT_EXCHANGE_ENGINES];
+    ASSERT_OK_ON_ALL(
+        moert_exchange_create(test_device, spread[together], MOERT_EXCHANGE_AUTO, &exchange));
+    ASSERT_ON_ALL(strcmp(moert_exchange_engine(exchange), together > 1 ? "node" : "staged") == 0);
+    moert_exchange_destroy(exchange);
+    moert_exchange_survey(test_device, spread[together], reports);
+    const moert_exchange_report *node = &reports[MOERT_EXCHANGE_NODE - MOERT_EXCHANGE_LOCAL];
+    ASSERT_ON_ALL(node->automatic == (together > 1) && strcmp(node->name, "node") == 0);
+    ASSERT_ON_ALL((strstr(node->reason, "alone on its host") == NULL) == (together > 1));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_create(test_device, spread[0], MOERT_EXCHANGE_NODE, &exchange),
+        MOERT_ERROR_UNSUPPORTED, "the ranks are on one host");
+}
+
 /* X(name): the tests that every engine passes. */
 #define ENGINE_TESTS(X)                                                                            \
     X(test_exchange_moves_rows_exactly)                                                            \
@@ -296,39 +421,64 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
     X(test_the_device_places_slots_as_the_host_does)                                               \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
 
-static setting local = {MOERT_EXCHANGE_LOCAL, NULL, NULL},
-               window = {MOERT_EXCHANGE_WINDOW, "host", NULL},
-               devices = {MOERT_EXCHANGE_WINDOW, "device", NULL},
-               impatient = {MOERT_EXCHANGE_WINDOW, "device", "2"},
-               staged = {MOERT_EXCHANGE_STAGED, NULL, NULL};
+/* And those of the node exchange. */
+#define NODE_TESTS(X)                                                                              \
+    ENGINE_TESTS(X)                                                                                \
+    X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
+    X(test_nodes_may_sum_first)                                                                    \
+    X(test_ranks_must_agree_on_how_nodes_sum)                                                      \
+    X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
+    X(test_hosts_of_several_ranks_take_the_node_exchange)
+
+static setup local = {MOERT_EXCHANGE_LOCAL, NULL, NULL, 0},
+             window = {MOERT_EXCHANGE_WINDOW, "host", NULL, 0},
+             devices = {MOERT_EXCHANGE_WINDOW, "device", NULL, 0},
+             impatient = {MOERT_EXCHANGE_WINDOW, "device", "2", 0},
+             staged = {MOERT_EXCHANGE_STAGED, NULL, NULL, 0},
+             nodes_of_1 = {MOERT_EXCHANGE_NODE, NULL, NULL, 1},
+             nodes_of_2 = {MOERT_EXCHANGE_NODE, NULL, NULL, 2},
+             nodes_of_3 = {MOERT_EXCHANGE_NODE, NULL, NULL, 3};
 
 #define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &local},
 #define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
 #define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &devices},
 #define STAGED_ROW(test)  {#test "[staged]", test, NULL, NULL, &staged},
+#define NODE_1_ROW(test)  {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
+#define NODE_2_ROW(test)  {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
+#define NODE_3_ROW(test)  {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
 
 static const struct CMUnitTest tests[] = {
-    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ENGINE_TESTS(
-        STAGED_ROW){"test_exchange_names_a_late_device_and_stays_usable",
-                    test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW)
+        ENGINE_TESTS(STAGED_ROW) NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(
+            NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
+                        test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
     cmocka_unit_test(test_exchange_chooses_the_best_engine),
     cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };
 
-/* Runs what applies to this device and number of ranks. */
+/* To this device and number of ranks. */
+static bool applies(const setup *tested) {
+    const bool cpu = moert_device_describe(test_device)->is_cpu;
+    switch (tested->engine) {
+    case MOERT_EXCHANGE_LOCAL:
+        return test_ranks == 1;
+    case MOERT_EXCHANGE_WINDOW:
+        return cpu;
+    case MOERT_EXCHANGE_NODE:
+        return cpu && tested->together < test_ranks;
+    default:
+        return true;
+    }
+}
+
+/* Runs what applies. */
 static int run_applicable(void) {
     struct CMUnitTest chosen[TESTS];
     size_t count = 0;
-    for (size_t i = 0; i < TESTS; i++) {
-        const setting *s = tests[i].initial_state;
-        if (s == &local && test_ranks > 1)
-            continue;
-        if (s != NULL && s->engine == MOERT_EXCHANGE_WINDOW &&
-            !moert_device_describe(test_device)->is_cpu)
-            continue;
-        chosen[count++] = tests[i];
-    }
+    for (size_t i = 0; i < TESTS; i++)
+        if (tests[i].initial_state == NULL || applies(tests[i].initial_state))
+            chosen[count++] = tests[i];
     return _cmocka_run_group_tests("exchange", chosen, count, NULL, NULL);
 }
 
@@ -337,7 +487,10 @@ int main(int count, char **arguments) {
         return 1;
     if (open_test_device(NULL) != 0)
         moert_comm_abort(test_comm, 1);
+    if (make_spread() != MOERT_OK)
+        moert_comm_abort(test_comm, 1);
     int failed = run_applicable();
+    free_spread();
     close_test_device(NULL);
     return mpi_tests_end(failed);
 }

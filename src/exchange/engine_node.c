@@ -1,0 +1,379 @@
+/*
+ * Ranks of several hosts on CPU devices: windows among the ranks of a node (engine_window.c), and
+ * messages between nodes, in which a row travels to each other node at most once (relay.h).
+ *
+ *   dispatch  rows for this node go into its windows; a row for another node goes to this rank's
+ *             relay there, which stores it into the windows of its neighbours by the same kernel
+ *   combine   a relay gathers the results of the slots that it has stored, and sends them back
+ *             unsummed; the source sums its slots, near and far, in slot order: the bits of all
+ *             engines. With MOERT_COMBINE=presum it sends one sum a row: fewer bytes, other bits
+ *
+ * Each synchronises twice. What a relay must know of a plan's rows comes before its first dispatch.
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "exchange/internal.h"
+
+/* Memory for messages, which kernels fill and read where it lies; it grows and is kept. */
+typedef struct moert_post {
+    moert_buffer *buffer;
+    void *memory; /* the same, mapped as long as it lives */
+} moert_post;
+
+/* What goes out and what comes in. */
+typedef struct moert_mail {
+    moert_post out, in;
+    moert_buffer *reach; /* combine: uint64 [here + 1], this node's segments and then `in` */
+} moert_mail;
+
+typedef struct moert_node {
+    moert_exchange inside; /* of this node's ranks, for its windows alone */
+    bool presum;
+    moert_mail rows, slots, weights;
+    moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
+} moert_node;
+
+/* ---- messages ---- */
+
+static void free_post(moert_post *post) {
+    if (post->memory != NULL)
+        moert_buffer_unmap(post->buffer, post->memory);
+    moert_buffer_destroy(post->buffer);
+    *post = (moert_post){.buffer = NULL};
+}
+
+static moert_status reserve_post(moert_device *device, size_t floats, moert_post *post) {
+    const size_t bytes = floats * sizeof(float);
+    if (post->memory != NULL && moert_buffer_bytes(post->buffer) >= bytes)
+        return MOERT_OK;
+    free_post(post);
+    MOERT_TRY(moert_buffer_create(device, bytes + bytes / 4, &post->buffer));
+    return moert_buffer_map(post->buffer, &post->memory);
+}
+
+static void free_mail(moert_mail *mail) {
+    free_post(&mail->out);
+    free_post(&mail->in);
+    moert_buffer_destroy(mail->reach);
+}
+
+static moert_status reserve_mail(moert_device *device, size_t rows_out, size_t rows_in,
+                                 size_t width, moert_mail *mail) {
+    MOERT_TRY(reserve_post(device, rows_out * width, &mail->out));
+    return reserve_post(device, rows_in * width, &mail->in);
+}
+
+static moert_status send_mail(moert_exchange *exchange, const moert_mail *mail,
+                              const size_t *send_rows, const size_t *receive_rows, size_t width) {
+    return moert_comm_alltoallv(exchange->comm, mail->out.memory, send_rows, mail->in.memory,
+                                receive_rows, width * sizeof(float));
+}
+
+/*
+ * All ranks of `comm` wait for each other, and fail alike if one has failed. What they wrote before
+ * into memory that they share is there for all after.
+ */
+static moert_status meet(moert_comm *comm, moert_status status) {
+    atomic_thread_fence(memory_order_seq_cst);
+    MOERT_TRY(moert_comm_agree(comm, status));
+    atomic_thread_fence(memory_order_seq_cst);
+    return MOERT_OK;
+}
+
+/* What the device has done, after a status so far. */
+static moert_status finish(moert_exchange *exchange, moert_status status) {
+    const moert_status finished = moert_device_finish(exchange->device);
+    return status != MOERT_OK ? status : finished;
+}
+
+/* ---- dispatch ---- */
+
+/* Packs the rows of source[T,width] that leave the node. */
+static moert_status pack(moert_exchange *exchange, const moert_relay *relay,
+                         const moert_buffer *source, size_t width, moert_mail *mail) {
+    MOERT_TRY(reserve_mail(exchange->device, relay->rows_out, relay->rows_in, width, mail));
+    return moert_kernel_gather(exchange->device, &(moert_gather){.reach = source,
+                                                                 .from = relay->source.buffer,
+                                                                 .rows = relay->rows_out,
+                                                                 .width = width,
+                                                                 .stride = width,
+                                                                 .packed = mail->out.buffer});
+}
+
+/* Tells the relays where their rows belong, once per plan. */
+static moert_status introduce(moert_exchange *exchange, moert_relay *relay, size_t topk) {
+    if (relay->known)
+        return MOERT_OK;
+    return moert_comm_alltoallv(exchange->comm, relay->outgoing.data, relay->send_rows,
+                                relay->incoming.data, relay->receive_rows,
+                                topk * sizeof *relay->incoming.data);
+}
+
+/* Stores the rows that have arrived into this node's windows. */
+static moert_status pass_on(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    moert_relay *relay = move->plan->relay;
+    if (!relay->known)
+        MOERT_TRY(moert_relay_learn(exchange->device, relay));
+    const moert_move relayed = {.plan = &relay->relayed,
+                                .window = move->window,
+                                .slots = move->slots,
+                                .source = node->rows.in.buffer,
+                                .slot_source = node->slots.in.buffer};
+    return moert_kernel_dispatch(exchange, &relayed, true);
+}
+
+static moert_status dispatch_node(moert_exchange *exchange, const moert_move *move,
+                                  moert_status status) {
+    moert_node *node = exchange->state;
+    moert_relay *relay = move->plan->relay;
+    const size_t topk = move->plan->plan->topk, width = move->window->width;
+    const bool slots = move->slots != NULL;
+    if (status == MOERT_OK)
+        status = pack(exchange, relay, move->source, width, &node->rows);
+    if (status == MOERT_OK && slots)
+        status = pack(exchange, relay, move->slot_source, topk, &node->slots);
+    status = finish(exchange, status);
+    moert_move direct = *move;
+    direct.plan = &relay->direct;
+    if (status == MOERT_OK) /* goes on while messages travel */
+        status = moert_kernel_dispatch(exchange, &direct, true);
+    MOERT_TRY(meet(exchange->comm, status));
+    MOERT_TRY(introduce(exchange, relay, topk));
+    if (slots)
+        MOERT_TRY(send_mail(exchange, &node->slots, relay->send_rows, relay->receive_rows, topk));
+    MOERT_TRY(send_mail(exchange, &node->rows, relay->send_rows, relay->receive_rows, width));
+    status = finish(exchange, pass_on(exchange, move));
+    MOERT_TRY(meet(exchange->comm, status));
+    relay->known = true;
+    return MOERT_OK;
+}
+
+/* ---- combine ---- */
+
+/* Gathers the window's results of the slots that this rank has relayed. */
+static moert_status gather_results(moert_exchange *exchange, const moert_relay *relay,
+                                   const moert_window *window, moert_mail *mail) {
+    const size_t stride = window->stride;
+    MOERT_TRY(reserve_mail(exchange->device, relay->slots_in, relay->slots_out, stride, mail));
+    return moert_kernel_gather(exchange->device, &(moert_gather){.reach = window->storage.addresses,
+                                                                 .from = relay->results.buffer,
+                                                                 .remote = true,
+                                                                 .rows = relay->slots_in,
+                                                                 .width = stride,
+                                                                 .stride = stride,
+                                                                 .packed = mail->out.buffer});
+}
+
+/* Sums them by row instead; the padding has a sum, too. */
+static moert_status sum_results(moert_exchange *exchange, const moert_relay *relay,
+                                const moert_window *window, const moert_buffer *weight,
+                                moert_mail *mail) {
+    moert_window whole = *window;
+    whole.width = window->stride;
+    MOERT_TRY(
+        reserve_mail(exchange->device, relay->rows_in, relay->rows_out, window->stride, mail));
+    const moert_move sum = {
+        .plan = &relay->relayed, .window = &whole, .weight = weight, .target = mail->out.buffer};
+    return moert_kernel_combine_rows(exchange, &sum, true, window->storage.addresses,
+                                     relay->relayed.destination);
+}
+
+/* Where slots of this rank find their results: windows of this node, and what has arrived. */
+static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
+                               moert_mail *mail) {
+    const size_t bytes = exchange->rails->here * sizeof(uint64_t);
+    const uint64_t arrived = (uintptr_t)mail->in.memory;
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &mail->reach));
+    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, mail->reach, 0, bytes));
+    return moert_buffer_write(mail->reach, bytes, &arrived, sizeof arrived);
+}
+
+/* *mixed = the weights of near slots, and 1 for the sums of the others. */
+static moert_status mix_weights(moert_exchange *exchange, const moert_move *move,
+                                const moert_buffer **mixed) {
+    moert_node *node = exchange->state;
+    const moert_pairs *sums = &move->plan->relay->sums;
+    const size_t bytes = sums->count * sizeof(float);
+    float *weights;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&weights, sums->count));
+    MOERT_TRY_OR(free_weights, moert_buffer_read(move->weight, 0, weights, bytes));
+    for (size_t s = 0; s < sums->count; s++)
+        if (sums->data[s][0] == exchange->rails->here)
+            weights[s] = 1.0f;
+    MOERT_TRY_OR(free_weights, moert_buffer_reserve(exchange->device, bytes, &node->mixed));
+    MOERT_TRY_OR(free_weights, moert_buffer_write(node->mixed, 0, weights, bytes));
+    *mixed = node->mixed;
+free_weights:
+    free(weights);
+    return status;
+}
+
+/* The last kernels: sums of near and far rows, and the slots' floats. */
+static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const moert_buffer *table = node->presum ? relay->sums.buffer : relay->back.buffer;
+    moert_move sum = *move;
+    MOERT_TRY(make_reach(exchange, move->window, &node->rows));
+    if (node->presum && move->weight != NULL)
+        MOERT_TRY(mix_weights(exchange, move, &sum.weight));
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, table));
+    if (move->slots == NULL)
+        return MOERT_OK;
+    MOERT_TRY(make_reach(exchange, move->slots, &node->slots));
+    moert_window slots = *move->slots;
+    moert_exchange_plan plan = *move->plan;
+    slots.storage.addresses = node->slots.reach;
+    plan.destination = relay->back.buffer;
+    sum.slots = &slots;
+    sum.plan = &plan;
+    return moert_kernel_combine_slots(exchange, &sum, true);
+}
+
+/* What the relays weight their sums by. */
+static moert_status send_weights(moert_exchange *exchange, const moert_move *move,
+                                 moert_status status) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const size_t topk = move->plan->plan->topk;
+    if (status == MOERT_OK)
+        status = pack(exchange, relay, move->weight, topk, &node->weights);
+    MOERT_TRY(meet(exchange->comm, finish(exchange, status)));
+    return send_mail(exchange, &node->weights, relay->send_rows, relay->receive_rows, topk);
+}
+
+/* Results for the ranks that this one serves, ready to be sent. */
+static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const moert_buffer *weight = move->weight != NULL ? node->weights.in.buffer : NULL;
+    if (node->presum)
+        MOERT_TRY(sum_results(exchange, relay, move->window, weight, &node->rows));
+    else
+        MOERT_TRY(gather_results(exchange, relay, move->window, &node->rows));
+    return move->slots != NULL ? gather_results(exchange, relay, move->slots, &node->slots)
+                               : MOERT_OK;
+}
+
+static moert_status combine_node(moert_exchange *exchange, const moert_move *move,
+                                 moert_status status) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const size_t *back = node->presum ? relay->receive_rows : relay->receive_slots;
+    const size_t *here = node->presum ? relay->send_rows : relay->send_slots;
+    if (status == MOERT_OK && !relay->known)
+        status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
+    status = meet(node->inside.comm, finish(exchange, status));
+    if (node->presum && move->weight != NULL)
+        MOERT_TRY(send_weights(exchange, move, status));
+    if (status == MOERT_OK)
+        status = prepare_results(exchange, move);
+    MOERT_TRY(meet(exchange->comm, finish(exchange, status)));
+    if (move->slots != NULL)
+        MOERT_TRY(send_mail(exchange, &node->slots, relay->receive_slots, relay->send_slots,
+                            move->slots->stride));
+    MOERT_TRY(send_mail(exchange, &node->rows, back, here, move->window->stride));
+    return sum_all(exchange, move);
+}
+
+/* ---- the engine ---- */
+
+/* What excludes the engine before anything is made. */
+static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_device_info *info = moert_device_describe(exchange->device);
+    const size_t nodes = moert_comm_node_count(exchange->comm);
+    if (nodes == 1)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on one host");
+    else if (exchange->automatic && nodes == moert_comm_size(exchange->comm))
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "every rank is alone on its host");
+    else if (!info->is_cpu)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
+                 "rank %zu uses %.96s; the node exchange is for CPU devices",
+                 moert_comm_rank(exchange->comm), info->name);
+}
+
+/* The ranks must agree on how results are summed. Collective. */
+static void compare_settings(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const unsigned mine = moert_config_get()->combine;
+    unsigned first = mine;
+    if (moert_comm_broadcast(exchange->comm, 0, &first, sizeof first) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    else if (mine != first)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "MOERT_COMBINE is %s on rank %zu, %s on 0",
+                 moert_config_choice("MOERT_COMBINE", mine), moert_comm_rank(exchange->comm),
+                 moert_config_choice("MOERT_COMBINE", first));
+}
+
+static void close_node(moert_exchange *exchange) {
+    moert_node *node = exchange->state;
+    if (node->inside.engine != NULL)
+        node->inside.engine->close(&node->inside);
+    moert_comm_destroy(node->inside.comm);
+    free_mail(&node->rows);
+    free_mail(&node->slots);
+    free_mail(&node->weights);
+    moert_buffer_destroy(node->mixed);
+    moert_rails_destroy(exchange->rails);
+    free(node);
+    exchange->state = exchange->rails = NULL;
+}
+
+/* The memory of the engine, and the communicator of the node's ranks. */
+static moert_status make_node(moert_exchange *exchange) {
+    moert_node *node;
+    MOERT_TRY(MOERT_NEW(&node));
+    exchange->state = node;
+    node->presum = moert_config_get()->combine == MOERT_COMBINE_PRESUM;
+    node->inside.device = exchange->device;
+    return moert_rails_create(exchange->comm, &exchange->rails);
+}
+
+static void open_windows(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    moert_node *node = exchange->state;
+    if (moert_comm_split(exchange->comm, exchange->rails->node, &node->inside.comm) != MOERT_OK) {
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+        return;
+    }
+    moert_engine_window.open(&node->inside, reason);
+    if (reason[0] == '\0')
+        node->inside.engine = &moert_engine_window;
+    exchange->reserves_worst_case = node->inside.reserves_worst_case;
+}
+
+/* Each step is agreed on before the next collective one. */
+static void open_node(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    compare_settings(exchange, reason);
+    if (reason[0] == '\0')
+        look(exchange, reason);
+    if (reason[0] == '\0' && make_node(exchange) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    moert_exchange_share_reason(exchange->comm, reason);
+    if (reason[0] == '\0') {
+        open_windows(exchange, reason);
+        moert_exchange_share_reason(exchange->comm, reason);
+    }
+    if (reason[0] != '\0' && exchange->state != NULL)
+        close_node(exchange);
+}
+
+static moert_status allocate_node(const moert_window *window, size_t rows, moert_storage *storage) {
+    moert_node *node = window->exchange->state;
+    moert_window inside = *window;
+    inside.exchange = &node->inside;
+    return node->inside.engine->allocate(&inside, rows, storage);
+}
+
+const moert_engine moert_engine_node = {
+    .name = "node",
+    .open = open_node,
+    .close = close_node,
+    .allocate = allocate_node,
+    .dispatch = dispatch_node,
+    .combine = combine_node,
+};
