@@ -24,6 +24,9 @@
       "capability 9.0, by mma.sync on others) or mma, on all")                                     \
     X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|staged",                      \
       "how rows travel between ranks")                                                             \
+    X(waves, "MOERT_WAVES", UINT, "0", "0-8",                                                      \
+      "waves in which the staged exchange sends rows, so that experts compute while others' rows " \
+      "travel; 0 = by the size of the traffic")                                                    \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
       "never")                                                                                     \

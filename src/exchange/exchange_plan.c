@@ -24,7 +24,7 @@ typedef struct moert_draft {
     uint64_t *mine;   /* [HEADER_WORDS + E] */
     uint64_t *all;    /* [ranks, HEADER_WORDS + E] */
     uint64_t *counts; /* [ranks,E] */
-    int32_t *index;   /* [T,K], where the host needs it */
+    int32_t *index;   /* [T,K], if one is wrong */
     uint32_t *words;  /* [4,E] totals, then lanes */
 } moert_draft;
 
@@ -91,8 +91,7 @@ static moert_status count(moert_exchange *exchange, const moert_choice *choice,
         moert_buffer_read(exchange->words, 0, draft->words, (experts + 1) * sizeof *draft->words));
     for (size_t e = 0; e < experts; e++)
         draft->mine[HEADER_WORDS + e] = draft->words[e];
-    const bool wrong = draft->words[experts] > 0;
-    if (!wrong && !exchange->engine->packs)
+    if (draft->words[experts] == 0)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&draft->index, slots, sizeof(int32_t)));
     if (slots > 0)
@@ -201,9 +200,10 @@ moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status loc
         local = prepare(exchange, &choice, &draft, made);
     MOERT_TRY_OR(free_all, share_counts(exchange->comm, local, tokens, topk, experts, &draft));
     MOERT_TRY_OR(free_all, read_counts(&draft, experts, ranks, topk, &made->capacity_rows));
-    MOERT_TRY_OR(free_all, moert_plan_create(draft.index, tokens, topk, experts, ranks, rank,
-                                             draft.counts, &made->plan));
+    MOERT_TRY_OR(free_all, moert_plan_create(NULL, tokens, topk, experts, ranks, rank, draft.counts,
+                                             &made->plan));
     MOERT_TRY_OR(free_all, place(exchange, &choice, &draft, made));
+    made->waves = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     *plan = made;
     made = NULL;
