@@ -7,18 +7,18 @@
  *
  * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. Deterministic.
  *
- * Grid: (groups, shares). A team has every shares-th row of a group (forward, dprob). A work-group has `columns` columns of
- * a group (gradient), which in the GPU form are those of one step: CREW teams take turns at the rows, and their sums are
+ * Grid: (groups, shares). A team has every shares-th row of a group, the first being number `skip` (forward, dprob). A
+ * work-group has `columns` columns of a group (gradient), which in the GPU form are those of one step: CREW teams take turns at the rows, and their sums are
  * added in order. Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
 #include "teams.h"
 
 #define CREW (MOERT_ITEMS == 1 ? 1 : 8)
 
-KERNEL void bias_forward(global const uint *ends, uint n, ulong ldy, global const float *prob, ulong prob_stride,
+KERNEL void bias_forward(global const uint *ends, uint skip, uint n, ulong ldy, global const float *prob, ulong prob_stride,
                          global const float *bias, global float *y)
 {
-    uint g = get_group_id(0);
+    uint g = skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec weight = (vec)(prob[r * prob_stride]);
         global float *row = y + r * ldy;
@@ -33,11 +33,11 @@ KERNEL void bias_forward(global const uint *ends, uint n, ulong ldy, global cons
     }
 }
 
-KERNEL void bias_dprob(global const uint *ends, uint n, ulong ldy, ulong prob_stride, global const float *bias,
+KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ulong prob_stride, global const float *bias,
                        global const float *y, global float *dprob)
 {
     TEAM;
-    uint g = get_group_id(0);
+    uint g = skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec sum = 0.0f;
         for (int c = 0; c < (int)n; c += BATCH * VEC) {

@@ -9,7 +9,8 @@
  * gemm_glu_forward is gemm_forward with a GLU behind it (gemm_glu.h).
  *
  * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A shared weight has G = 1
- * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, the first of the grid.
+ * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, of which the grid leaves out
+ * the first `skip`.
  * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are rounded on the way.
  *
  * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the reduction in blocks of
@@ -41,16 +42,16 @@
 #define TILES (VEC / LINES)                         /* whose lines one vector holds */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
 
-KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint rows, global const code *x, ulong ldx,
-                         WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
+KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *x,
+                         ulong ldx, WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
                          int n, int k, int panels, int depth, uint split, local vec *panel, local element *turned)
 {
-    uint g = start + get_group_id(1);
+    const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
     if (part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, axis, flipped, get_group_id(1), n, k);
+    const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
     x += part.first * ldx;
     y += part.first * ldy + y_column + column;
     for (int p = 0; p < k; p += depth * PER_TERM) {
@@ -62,16 +63,16 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint shared, uint 
     }
 }
 
-KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint rows, global const code *y, ulong ldy,
-                       ulong y_column, WEIGHT_ARGUMENTS, global float *x, ulong ldx, int n, int k, int accumulate,
+KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *y,
+                       ulong ldy, ulong y_column, WEIGHT_ARGUMENTS, global float *x, ulong ldx, int n, int k, int accumulate,
                        int panels, int depth, uint split, local vec *panel, local element *turned)
 {
-    uint g = start + get_group_id(1);
+    const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     if (part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, axis, flipped, get_group_id(1), n, k);
+    const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
     y += part.first * ldy + y_column;
     x += part.first * ldx + column;
     for (int p = 0; p < n; p += depth * PER_TERM) {
@@ -87,13 +88,13 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint shared, uint ro
 #if WIDTH % 2 == 0
 /* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
  * kept, or there is more than one block. Panels hold 16 columns of h. */
-KERNEL void gemm_glu_forward(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
+KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, uint rows, global const code *x, ulong ldx,
                              global const float *w, global const float *bias, global float *v, int keep,
                              global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
                              float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
                              local element *turned, local vec *panel)
 {
-    const uint g = get_group_id(1);
+    const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
     if (part.count == 0)

@@ -4,8 +4,8 @@
  * items makes its tile of LINES x COLUMNS, in gemm_gpu.h.
  *
  * Grid of forward and dgrad: (row tiles, column blocks). Group g, whose first row is r, has the tiles from r / LINES + g on:
- * just enough, or one too many; so a work-group finds its group by halving. Of wgrad: (line blocks, column blocks,
- * groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH * 8 bytes.
+ * just enough, or one too many; so a work-group finds its group by halving. The grid begins with the tiles of group `skip`.
+ * Of wgrad: (line blocks, column blocks, groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH * 8 bytes.
  * Deterministic.
  * Required: BF16, LINES and DEPTH, as in gemm_gpu.h.
  */
@@ -17,11 +17,11 @@ typedef struct row_tile {
     int lines;
 } row_tile;
 
-/* Of `groups` groups from `start` on, or of the one that the `shared` groups make up. */
-static inline row_tile find_rows(global const uint *ends, uint start, uint groups, uint shared, uint rows)
+/* Of the groups from number `skip` to `groups`, counted from `start` on, or of the one that the `shared` groups make up. */
+static inline row_tile find_rows(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows)
 {
-    const uint tile = get_group_id(0) + group_start(ends, start) / LINES;
-    uint g = 0;
+    const uint tile = get_group_id(0) + group_start(ends, start + skip) / LINES + skip;
+    uint g = skip;
     for (uint end = groups; end - g > 1;) {
         const uint middle = (g + end) / 2;
         if (group_start(ends, start + middle) / LINES + middle <= tile)
@@ -35,12 +35,12 @@ static inline row_tile find_rows(global const uint *ends, uint start, uint group
     return (row_tile){g, first, min(left, LINES)};
 }
 
-GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint groups, uint shared, uint rows, global const code *x,
-                             ulong ldx, global const float *w, global const float *bias, global float *y, ulong ldy,
-                             ulong y_column, int n, int k)
+GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows,
+                             global const code *x, ulong ldx, global const float *w, global const float *bias,
+                             global float *y, ulong ldy, ulong y_column, int n, int k)
 {
     BLOCKS;
-    const row_tile tile = find_rows(ends, start, groups, shared, rows);
+    const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
     const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, n - column);
     if (tile.lines <= 0)
         return;
@@ -51,12 +51,12 @@ GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint groups, u
     multiply(a, b, c, lines, columns);
 }
 
-GPU_KERNEL void gemm_dgrad(global const uint *ends, uint start, uint groups, uint shared, uint rows, global const code *y,
-                           ulong ldy, ulong y_column, global const float *w, global float *x, ulong ldx, int n, int k,
-                           int accumulate)
+GPU_KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows,
+                           global const code *y, ulong ldy, ulong y_column, global const float *w, global float *x,
+                           ulong ldx, int n, int k, int accumulate)
 {
     BLOCKS;
-    const row_tile tile = find_rows(ends, start, groups, shared, rows);
+    const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
     const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, k - column);
     if (tile.lines <= 0)
         return;

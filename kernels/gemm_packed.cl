@@ -53,18 +53,18 @@ KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, i
 
 #if !CODED
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
-KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint rows, global const code *a, ulong lda,
-                        ulong a_column, global const vec *panel, global const float *bias, global float *c, ulong ldc,
-                        ulong c_column, int width, int reduction, int accumulate, int height, int panels, int depth,
+KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *a,
+                        ulong lda, ulong a_column, global const vec *panel, global const float *bias, global float *c,
+                        ulong ldc, ulong c_column, int width, int reduction, int accumulate, int height, int panels, int depth,
                         uint split, local element *turned)
 {
-    const uint g = start + get_group_id(1);
+    const uint own = skip + get_group_id(1), g = start + own;
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, width - column);
     const ulong blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
     if (part.count == 0)
         return;
-    panel += (get_group_id(1) * blocks + column / (PACKED * VEC)) * height * PACKED;
+    panel += (own * blocks + column / (PACKED * VEC)) * height * PACKED;
     a += part.first * lda + a_column;
     c += part.first * ldc + c_column + column;
     for (int p = 0; p < reduction; p += depth * PER_TERM, panel += depth * PACKED) {
@@ -77,13 +77,13 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint shared, uint r
 
 #if PACKED % 2 == 0
 /* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of gemm_pack_forward. */
-KERNEL void gemm_packed_glu(global const uint *ends, uint shared, uint rows, global const code *x, ulong ldx,
+KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uint rows, global const code *x, ulong ldx,
                             global const vec *panel, global const float *bias, global float *v, int keep,
                             global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
                             float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
                             local element *turned, int height)
 {
-    const uint g = get_group_id(1);
+    const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
     const ulong pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;

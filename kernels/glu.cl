@@ -12,7 +12,8 @@
  * limits nothing. Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the
  * lanes as a tree. A float32 dv may be v.
  *
- * Required: TYPE of h and dv, 0 (float32) or 2 (bf16, rounded). Grid: (splits of the rows). Local memory: the team's.
+ * Required: TYPE of h and dv, 0 (float32) or 2 (bf16, rounded). Grid: (splits of rows [first_row, rows)). Local memory: the
+ * team's.
  */
 #if !defined(TYPE)
 #error "TYPE must be defined"
@@ -57,11 +58,12 @@ static inline void store_pair(pair x, global void *v, ulong row, int j, int n, i
         store_as(b, v, TYPE, own + PART, left - PART);
 }
 
-KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global void *h, uint rows,
-                        int width, int interleaved, float limit, float alpha, float offset, uint split)
+KERNEL void glu_forward(global const float *v, global const float *prob, ulong prob_stride, global void *h,
+                        uint first_row, uint rows, int width, int interleaved, float limit, float alpha, float offset,
+                        uint split)
 {
     const glu_form form = {interleaved, limit, alpha, offset};
-    uint first = get_group_id(0) * split, end = min(rows, first + split);
+    uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         global const float *row = v + (ulong)m * 2 * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
@@ -86,12 +88,12 @@ static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dpro
 }
 
 KERNEL void glu_backward(global const float *v, global const float *prob, ulong prob_stride, global const float *dh,
-                         global void *dv, global float *dprob, uint rows, int width, int interleaved,
+                         global void *dv, global float *dprob, uint first_row, uint rows, int width, int interleaved,
                          float limit, float alpha, float offset, uint split)
 {
     TEAM;
     const glu_form form = {interleaved, limit, alpha, offset};
-    uint first = get_group_id(0) * split, end = min(rows, first + split);
+    uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         ulong row = (ulong)m * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f, sum = 0.0f;

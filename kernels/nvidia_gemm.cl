@@ -22,7 +22,7 @@
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
  * Lines past the end of a group are computed from whatever is there and not stored, or not computed if they are all of a
  * consumer's. The ends in use begin at number `first_end`: where all groups have one weight, the last end alone makes them
- * one group.
+ * one group. Groups before number `skip` take no part.
  *
  * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then across. If the last round
  * has tiles for less than half of the work-groups, each of them is taken by two, 64 lines each.
@@ -241,13 +241,13 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ulong ldc, ulong first_column,
-                 global const uint *group_ends, uint first_end, uint groups, uint lines, uint columns, uint terms,
+                 global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns, uint terms,
                  global const float *alpha, global const float *beta, global const float *factor, ulong factor_stride,
                  global const uchar *bias, global int *amax, global uchar *v, ulong ldv, float limit, float slope, float offset)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const shape s = {groups, lines, columns, terms};
+    const shape s = {skip, groups, lines, columns, terms};
     const epilogue e = {alpha, beta, factor, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {

@@ -13,7 +13,7 @@ typedef struct walk {
 } walk;
 
 typedef struct shape {
-    uint groups, lines, columns, terms; /* lines only in WGRAD, terms only in the others */
+    uint skip, groups, lines, columns, terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
 } shape;
 
 /* None if the old values stay as they are. */
@@ -46,7 +46,7 @@ static inline bool find_group(const shape *s, local const uint *ends, uint t, wa
  * work-items of the work-group; `total` is 0. */
 static inline uint whole_tiles(const shape *s, local const uint *ends, local uint *total)
 {
-    for (uint g = get_local_id(0); g < s->groups; g += 384) {
+    for (uint g = s->skip + get_local_id(0); g < s->groups; g += 384) {
         const walk w = {g, g > 0 ? ends[g - 1] : 0, ends[g], 0};
         add_local(local_address(total), tiles_down(s, &w) * tiles_across(s));
     }
@@ -112,7 +112,7 @@ static inline void bring_old(const tile *t, int nth, ulong map_c, uint to, uint 
 static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base, local tile *tiles, local const uint *ends,
                            uint whole)
 {
-    walk w = {0, 0, 0, 0};
+    walk w = {s.skip, 0, 0, 0};
     uint step = 0;
     for (uint t = get_group_id(0);; t += get_num_groups(0)) {
         const bool split = t >= whole;

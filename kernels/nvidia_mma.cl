@@ -24,7 +24,7 @@
  *
  * What lies past the last line, column or term of a group is not read; zeros take its place. A work-group finds its tile
  * from the ends: the first row of group g divided by 128, plus g, is a number of tiles that never falls short. The ends in
- * use begin at number `first_end`: where all groups have one weight, the last end alone makes them one group.
+ * use begin at number `first_end`: where all groups have one weight, the last end alone makes them one group. Groups before number `skip` take no part.
  *
  * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: work-groups of 128, one for each of `down`
  * tiles (M / 128 + groups, of WGRAD those of the lines for each group) by those of the columns. Local memory: 48 KiB.
@@ -67,7 +67,7 @@ typedef struct tile {
 #include "nvidia_epilogue.h"
 
 typedef struct shape {
-    uint groups, down, lines, columns, terms; /* lines only in WGRAD, terms only in the others */
+    uint skip, groups, down, lines, columns, terms; /* lines only in WGRAD, terms only in the others */
 } shape;
 
 /* Where this thread's pieces of the next block of a factor are, from the first on, and how many lines (or columns) and terms
@@ -81,9 +81,9 @@ typedef struct factor {
 /* ---- tiles ---- */
 
 /* The group of a tile of rows. */
-static inline uint find_group(uint row, global const uint *ends, uint groups)
+static inline uint find_group(uint row, global const uint *ends, uint skip, uint groups)
 {
-    uint first = 0, past = groups;
+    uint first = skip, past = groups;
     while (past - first > 1) {
         const uint middle = (first + past) / 2;
         if (ends[middle - 1] / LINES + middle <= row)
@@ -99,8 +99,9 @@ static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *fi
 {
     const uint across = (s.columns + RESULTS - 1) / RESULTS, n = get_group_id(0);
     const uint high = n / (GROUP * across) * GROUP, rest = n % (GROUP * across), span = min((uint)GROUP, s.down - high);
-    const uint row = high + rest % span, each = (s.lines + LINES - 1) / LINES;
-    const uint group = ORIENTATION == WGRAD ? row / each : find_group(row, ends, s.groups);
+    const uint begin = s.skip > 0 ? ends[s.skip - 1] / LINES + s.skip : 0; /* of the tiles of groups [skip, groups) */
+    const uint row = begin + high + rest % span, each = (s.lines + LINES - 1) / LINES;
+    const uint group = ORIENTATION == WGRAD ? row / each : find_group(row, ends, s.skip, s.groups);
     *first = group > 0 ? ends[group - 1] : 0;
     t->group = group;
     t->column = rest / span * RESULTS;
@@ -248,7 +249,7 @@ static inline uint places_of_b(void)
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1)))
 void nvidia_mma(global const uchar *a, ulong first_a, ulong lda, global const uchar *b, ulong first_b, ulong ldb, ulong ldg,
                 uint down, global uchar *c, ulong ldc, ulong first_column, global const uint *group_ends, uint first_end,
-                uint groups, uint lines, uint columns, uint terms, global const float *alpha, global const float *beta,
+                uint skip, uint groups, uint lines, uint columns, uint terms, global const float *alpha, global const float *beta,
                 global const float *factors, ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v,
                 ulong ldv, float limit, float slope, float offset)
 {
@@ -256,7 +257,7 @@ void nvidia_mma(global const uchar *a, ulong first_a, ulong lda, global const uc
     const epilogue e = {alpha, beta, factors, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
     tile t;
     uint first;
-    if (!find_tile((shape){groups, down, lines, columns, terms}, group_ends + first_end, &t, &first))
+    if (!find_tile((shape){skip, groups, down, lines, columns, terms}, group_ends + first_end, &t, &first))
         return;
     const uint base = local_address(ring), at_a = base + places_of_a(), at_b = base + places_of_b();
     const uint gate = t.column + ROW_OF(false), place = GLU ? place_of(gate, columns, false) : gate;

@@ -23,6 +23,7 @@ struct moert_profiler {
     bool counting;
     cl_int failure; /* the first one of reading events */
     uint64_t began_ns;
+    uint64_t landed_ns; /* the end of the last flight */
     moert_profile_observer *observer;
     void *context;
     int64_t ahead_ns; /* of the device's clock the host's is, where there is an observer */
@@ -141,9 +142,7 @@ static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
     return code;
 }
 
-static void tell(const struct moert_profiler *profiler, moert_operation operation,
-                 const char *phase, uint64_t start_ns, uint64_t end_ns) {
-    const moert_profile_span span = {operation, phase, start_ns, end_ns};
+static void tell(const struct moert_profiler *profiler, moert_profile_span span) {
     if (profiler->observer != NULL)
         profiler->observer(profiler->context, &span);
 }
@@ -162,8 +161,9 @@ static void read_ring(struct moert_profiler *profiler) {
         clReleaseEvent(command->event);
         row->calls++;
         row->ns += end - start;
-        tell(profiler, command->operation, command->phase, start + (uint64_t)profiler->ahead_ns,
-             end + (uint64_t)profiler->ahead_ns);
+        tell(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
+                                            start + (uint64_t)profiler->ahead_ns,
+                                            end + (uint64_t)profiler->ahead_ns});
     }
     profiler->used = 0;
 }
@@ -189,7 +189,20 @@ static void add_wait(void *context, const char *phase, uint64_t ns) {
     const uint64_t end = moert_clock_ns();
     row->calls++;
     row->ns += ns;
-    tell(profiler, operation, phase, end - ns, end);
+    tell(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
+}
+
+/* A time in which a dispatch and a combine were under way counts once. */
+void moert_profile_flight(moert_device *device, moert_operation operation, uint64_t start_ns,
+                          uint64_t end_ns) {
+    struct moert_profiler *profiler = device->profiler;
+    if (profiler == NULL || !profiler->counting)
+        return;
+    const uint64_t start = start_ns > profiler->landed_ns ? start_ns : profiler->landed_ns;
+    profiler->sums.flight_ns += end_ns > start ? end_ns - start : 0;
+    profiler->landed_ns = end_ns > start ? end_ns : profiler->landed_ns;
+    tell(profiler,
+         (moert_profile_span){MOERT_SPAN_FLIGHT, operation, moert_phase_name(), start_ns, end_ns});
 }
 
 /* ---- spans ---- */

@@ -59,6 +59,7 @@ typedef struct moert_profile_row {
 
 typedef struct moert_profile {
     uint64_t wall_ns;
+    uint64_t flight_ns; /* while rows were under way to ranks or back, whatever else was done */
     moert_profile_row row[MOERT_OPERATIONS];
 } moert_profile;
 
@@ -78,18 +79,23 @@ moert_status moert_profile_end(moert_device *device);
 /* The sums so far; NULL if not enabled. */
 const moert_profile *moert_profile_get(const moert_device *device);
 
-/* When a command ran on the device, or the thread waited in MPI (..._WAIT): in ns of
- * moert_clock_ns(), of devices to within some microseconds. */
+/* When a command ran on the device, the thread waited in MPI (..._WAIT), or rows were under way
+ * (DISPATCH, COMBINE): in ns of moert_clock_ns(), of devices to within some microseconds. */
 typedef struct moert_profile_span {
+    enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_FLIGHT } kind;
     moert_operation operation;
     const char *phase; /* a literal */
     uint64_t start_ns, end_ns;
 } moert_profile_span;
 typedef void moert_profile_observer(void *context, const moert_profile_span *span);
 
-/* `observer` is told of all that counts from the next begin on, some time later, waits and commands
- * each in order; NULL ends it. Needs moert_profile_enable. */
+/* `observer` is told of all that counts from the next begin on, some time later, each kind in the
+ * order of the ends; NULL ends it. Needs moert_profile_enable. */
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
+
+/* Tells when rows were under way; dispatches and combines may overlap. Not counting: nothing. */
+void moert_profile_flight(moert_device *device, moert_operation operation, uint64_t start_ns,
+                          uint64_t end_ns);
 
 /* Tells what the work of a program takes at least: operations on floats, and bytes when every
  * operand is moved once. Not counting: nothing. */

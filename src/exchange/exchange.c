@@ -143,7 +143,9 @@ static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *
                 plan->relay != NULL ? plan->relay->send_rows[r] : plan->plan->send_rows[r];
 }
 
-void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats) {
+void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
+                          const moert_window *window) {
+    const size_t row_floats = exchange->engine->packs ? window->width : window->stride;
     for (size_t r = 0; r < plan->ranks; r++)
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
@@ -201,10 +203,10 @@ static moert_status check_rows(const moert_move *move) {
     return MOERT_OK;
 }
 
-moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     moert_status local, const moert_buffer *source,
-                                     moert_window *window, const moert_buffer *slot_source,
-                                     moert_window *slots) {
+moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
+                                           const moert_exchange_plan *plan, moert_status local,
+                                           const moert_buffer *source, moert_window *window,
+                                           const moert_buffer *slot_source, moert_window *slots) {
     const moert_move move = {
         .plan = plan,
         .window = window,
@@ -227,10 +229,41 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
     return MOERT_OK;
 }
 
-moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_status local, moert_window *window,
-                                    const moert_buffer *weight, moert_buffer *target,
-                                    moert_window *slots, moert_buffer *slot_target) {
+moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave) {
+    moert_phase_set("dispatch");
+    return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, wave) : MOERT_OK;
+}
+
+moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                     moert_status local, const moert_buffer *source,
+                                     moert_window *window, const moert_buffer *slot_source,
+                                     moert_window *slots) {
+    moert_status status = MOERT_OK;
+    MOERT_TRY(
+        moert_exchange_dispatch_start(exchange, plan, local, source, window, slot_source, slots));
+    if (exchange->engine->wait == NULL)
+        return MOERT_OK;
+    for (size_t w = 0; w < plan->waves; w++) {
+        const moert_status waited = moert_exchange_dispatch_wait(exchange, w);
+        status = status != MOERT_OK ? status : waited;
+    }
+    return moert_comm_agree(exchange->comm, status);
+}
+
+moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                         moert_window *window, moert_window *slots, size_t wave) {
+    const moert_move move = {.plan = plan, .window = window, .slots = slots};
+    moert_phase_set("combine");
+    MOERT_TRY(check_rows(&move));
+    return exchange->engine->send != NULL ? exchange->engine->send(exchange, &move, wave)
+                                          : MOERT_OK;
+}
+
+moert_status moert_exchange_combine_finish(moert_exchange *exchange,
+                                           const moert_exchange_plan *plan, moert_status local,
+                                           moert_window *window, const moert_buffer *weight,
+                                           moert_buffer *target, moert_window *slots,
+                                           moert_buffer *slot_target) {
     const moert_move move = {
         .plan = plan,
         .window = window,
@@ -249,4 +282,49 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
     if (status == MOERT_OK)
         status = check_slots(&move, slot_target, "the slots of a combine");
     return exchange->engine->combine(exchange, &move, status);
+}
+
+moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                    moert_status local, moert_window *window,
+                                    const moert_buffer *weight, moert_buffer *target,
+                                    moert_window *slots, moert_buffer *slot_target) {
+    moert_status status = local;
+    for (size_t w = 0; w < plan->waves; w++) {
+        const moert_status sent = moert_exchange_combine_send(
+            exchange, plan, window, slot_target != NULL ? slots : NULL, w);
+        status = status != MOERT_OK ? status : sent;
+    }
+    return moert_exchange_combine_finish(exchange, plan, status, window, weight, target, slots,
+                                         slot_target);
+}
+
+/* ---- waves ---- */
+
+enum { WAVE_BYTES = 256 << 10 }; /* that a rank sends in a wave, at least */
+
+moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave) {
+    const moert_plan *p = plan->plan;
+    const size_t first = moert_exchange_part(p->local_experts, wave, plan->waves);
+    const size_t end = moert_exchange_part(p->local_experts, wave + 1, plan->waves);
+    return (moert_wave){.first = first,
+                        .end = end,
+                        .first_row = first > 0 ? p->ends[first - 1] : 0,
+                        .end_row = end > 0 ? p->ends[end - 1] : 0};
+}
+
+void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves) {
+    const bool cuts = exchange->engine->wait != NULL;
+    plan->waves = cuts ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES)) : 1;
+}
+
+size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes) {
+    const moert_plan *p = plan->plan;
+    const unsigned wanted = moert_config_get()->waves;
+    size_t rows = 0;
+    if (wanted > 0)
+        return wanted;
+    for (size_t e = 0; e < p->experts; e++)
+        rows += p->expert_counts[e];
+    const size_t worth = rows / p->ranks * row_bytes / WAVE_BYTES;
+    return moert_min(moert_min(worth, p->experts / p->ranks), MOERT_EXCHANGE_GOOD_WAVES);
 }

@@ -13,12 +13,23 @@
  *   window  ranks of one host on CPU devices: shared memory, one-sided kernels
  *   node    ranks of several hosts on CPU devices: windows inside a host; a row goes to each other
  *           host at most once, and one rank there passes it on (relay.h)
- *   staged  any ranks and devices: host buffers and MPI_Alltoallv
+ *   staged  any ranks and devices: messages from and into host memory, in waves
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
  * earlier work, so a window may be dispatched to again in the next round. Between a combine and the
  * next dispatch *to the same window* there must be a plan or another dispatch-combine pair (its two
  * synchronisations order the accesses).
+ *
+ * Waves let a rank compute while rows travel. A wave is a part of every rank's experts, consecutive
+ * ones, and so a range of a window's rows:
+ *
+ *   dispatch_start, then for each wave: dispatch_wait, enqueue the work on its rows, combine_send;
+ *   combine_finish
+ *
+ * Between dispatch_start and combine_finish there may be other work on the device and collective
+ * calls on other communicators; a rank on which something fails still goes through all waves and
+ * hands its status to combine_finish. Only the staged engine has more than one wave. dispatch and
+ * combine are the same calls one after the other.
  *
  * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
  * usable. Where the ranks wait for each other on their devices (MOERT_SYNC), a device that does not
@@ -84,9 +95,9 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
 
 /*
  * Plan of index int32 [T,K], whose slots the device counts and places: without slots on the host
- * (moert_plan_create), but for the staged and the node engine. `local` is
- * this rank's status so far: if it or the index is bad on any rank, all ranks get the same error
- * (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts per rank.
+ * (moert_plan_create), but for the node engine. `local` is this rank's status so far: if it or the
+ * index is bad on any rank, all ranks get the same error (ERROR_MISMATCH if the ranks differ in
+ * topk). Collective: one all-gather of E counts per rank.
  */
 typedef struct moert_exchange_plan {
     moert_plan *plan;
@@ -95,6 +106,7 @@ typedef struct moert_exchange_plan {
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */
     size_t capacity_rows;      /* rows that a plan of as many tokens needs at most, on any rank */
+    size_t waves;              /* 1, until moert_exchange_cut */
 } moert_exchange_plan;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
                                       const moert_buffer *index, size_t tokens, size_t topk,
@@ -127,5 +139,47 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
  * have dispatched and combined so far is right. Else ERROR_COMM names the rank that was late.
  * Collective. */
 moert_status moert_exchange_settle(moert_exchange *exchange);
+
+/* ---- waves ---- */
+
+enum { MOERT_EXCHANGE_MOST_WAVES = 8, MOERT_EXCHANGE_GOOD_WAVES = 4 };
+
+/* This rank's experts [first, end), counted from its first one, and rows [first_row, end_row) of
+ * one wave. */
+typedef struct moert_wave {
+    size_t first, end, first_row, end_row;
+} moert_wave;
+moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave);
+
+/* How many waves are worth it for rows of so many bytes, or what MOERT_WAVES says; the same on all
+ * ranks. */
+size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes);
+/* Cuts the plan's later exchanges into so many waves (1..MOST_WAVES, engines without waves: 1),
+ * the same on all ranks; not between a dispatch and its combine. */
+void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves);
+
+/* As moert_exchange_dispatch, but rows may still be on their way on return: source and slot_source
+ * may be changed by work enqueued later, the windows by nothing. Collective. */
+moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
+                                           const moert_exchange_plan *plan, moert_status local,
+                                           const moert_buffer *source, moert_window *window,
+                                           const moert_buffer *slot_source, moert_window *slots);
+/* Waits for a wave's rows; an error is this rank's own. Waves come in order. Not collective. */
+moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave);
+
+/*
+ * Sends a wave's rows (with `slots`, or NULL, its slots too) back to their tokens' owners, once the
+ * work enqueued so far is done; does not wait. The windows have room for the plan, and stay as they
+ * are until the combine is finished. An error is this rank's own. All waves in order. Not
+ * collective.
+ */
+moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                         moert_window *window, moert_window *slots, size_t wave);
+/* The rest of moert_exchange_combine, after its last wave is sent. Collective. */
+moert_status moert_exchange_combine_finish(moert_exchange *exchange,
+                                           const moert_exchange_plan *plan, moert_status local,
+                                           moert_window *window, const moert_buffer *weight,
+                                           moert_buffer *target, moert_window *slots,
+                                           moert_buffer *slot_target);
 
 #endif

@@ -54,10 +54,10 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *m
                         MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
                         MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
                         MOERT_ARG(shape.stride)));
-    moert_exchange_count(exchange, move->plan->plan, move->window->stride);
+    moert_exchange_count(exchange, move->plan->plan, move->window);
     if (move->slots == NULL)
         return MOERT_OK;
-    moert_exchange_count(exchange, move->plan->plan, move->slots->stride);
+    moert_exchange_count(exchange, move->plan->plan, move->slots);
     return MOERT_RUN(exchange->device, shape.program, "dispatch_slots", shape.by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_source), MOERT_ARG(shape.slots));

@@ -97,8 +97,7 @@ static moert_status count(moert_exchange *exchange, const moert_choice *choice,
         moert_buffer_read(exchange->words, 0, draft->words, (experts + 1) * sizeof *draft->words));
     for (size_t e = 0; e < experts; e++)
         draft->mine[HEADER_WORDS + e] = draft->words[e];
-    const bool wrong = draft->words[experts] > 0;
-    if (!wrong && !exchange->engine->packs && exchange->rails == NULL)
+    if (draft->words[experts] == 0 && exchange->rails == NULL)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&draft->index, slots, sizeof(int32_t)));
     if (slots > 0)
@@ -219,6 +218,7 @@ moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status loc
         MOERT_TRY_OR(free_all, moert_relay_create(exchange->device, exchange->rails, made->plan,
                                                   draft.all + HEADER_WORDS + experts, draft.told,
                                                   &made->relay));
+    made->waves = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     *plan = made;
     made = NULL;

@@ -6,13 +6,14 @@
 #include "base/phase.h"
 #include "exchange/internal.h"
 
-enum { ROW_FLOATS = 16 }; /* rows start and end at whole vectors */
+enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* rows start and end at whole vectors */
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
     moert_window *made;
     MOERT_TRY(MOERT_NEW(&made));
     *made = (moert_window){
         .exchange = exchange, .width = width, .stride = moert_round_up(width, ROW_FLOATS)};
+    exchange->widest = moert_max(exchange->widest, made->stride);
     *window = made;
     return MOERT_OK;
 }
@@ -24,7 +25,10 @@ moert_status moert_storage_point(moert_device *device, const uint64_t *table, si
 }
 
 void moert_storage_release(moert_storage *storage) {
-    moert_buffer_destroy(storage->rows);
+    if (storage->staging != NULL)
+        moert_staging_destroy(storage->staging);
+    else
+        moert_buffer_destroy(storage->rows);
     moert_buffer_destroy(storage->addresses);
     if (storage->segments != NULL)
         storage->release(storage->segments);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "device/staging.h"
 #include "exchange/exchange.h"
 #include "exchange/relay.h"
 
@@ -14,6 +15,7 @@ typedef struct moert_storage {
     moert_buffer *addresses; /* uint64 [ranks], where this device finds all ranks' rows */
     void *segments;          /* what the memory's maker keeps of them */
     void (*release)(void *segments);
+    moert_staging *staging; /* staged engine: whose buffer `rows` is */
 } moert_storage;
 
 /* Where segments come from that the kernels of all ranks reach by address. */
@@ -58,6 +60,11 @@ typedef struct moert_move {
  * An engine. open: collective; leaves `reason` empty on all ranks, or the same reason why it cannot
  * work on all ranks. dispatch and combine are given this rank's status so far, take part in all
  * communication whatever it is, and return the same failure on all ranks.
+ *
+ * An engine with waves returns from dispatch with rows still on their way, and has two more
+ * entries, whose failures are this rank's own: `wait` until a wave's rows are in the windows, and
+ * `send`, to be called for one wave after the other once the work on its rows is enqueued. Whatever
+ * has failed, every rank sends all waves, and combine then tells the others.
  */
 typedef struct moert_engine {
     const char *name;
@@ -68,6 +75,9 @@ typedef struct moert_engine {
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
     moert_status (*dispatch)(moert_exchange *exchange, const moert_move *move, moert_status status);
     moert_status (*combine)(moert_exchange *exchange, const moert_move *move, moert_status status);
+    moert_status (*wait)(moert_exchange *exchange, size_t wave); /* or NULL */
+    moert_status (*send)(moert_exchange *exchange, const moert_move *move,
+                         size_t wave); /* or NULL */
     /* What dispatches and combines that returned MOERT_OK have found wrong since; waits for the
      * device. This rank's own status. NULL: they find all before they return. */
     moert_status (*check)(moert_exchange *exchange);
@@ -86,15 +96,25 @@ struct moert_exchange {
     bool reserves_worst_case; /* of its windows: untouched rows cost nothing */
     size_t largest_bytes;     /* largest allocation that every rank's device takes */
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
+    size_t widest;            /* largest stride of all windows so far */
     uint64_t dispatched_bytes, far_rows;
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
+enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
+
+/* The experts before a wave, of `count`. */
+static inline size_t moert_exchange_part(size_t count, size_t wave, size_t waves) {
+    return count * wave / waves;
+}
+
 /* Calls the engine's check. */
 moert_status moert_exchange_check(moert_exchange *exchange);
 
-/* Counts a dispatch of rows of so many floats to all owners. */
-void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size_t row_floats);
+/* Counts a dispatch of a window's rows to all owners, as long as they lie there or, if the engine
+ * packs them, as they are. */
+void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
+                          const moert_window *window);
 
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);

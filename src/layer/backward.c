@@ -6,21 +6,25 @@
 #include "ops/bias.h"
 #include "ops/dense.h"
 
-/* From the received dy: dh, then dv, and the gradients of the routing weights go to `dprob`. */
-static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
+/* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to `dprob`.
+ */
+static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
+                                      const moert_part *part) {
     const moert_layer_options *o = &layer->options;
     const moert_number type = moert_precision_dv_type(layer);
-    size_t rows = layer->plan->plan->rows;
+    const size_t rows = layer->plan->plan->rows;
     moert_buffer *dh;
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, rows * o->intermediate, &dh));
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.part = *part;
     second.x = dh;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
     MOERT_TRY(moert_factor_place(layer->mesh, type, rows * 2 * o->intermediate,
                                  MOERT_SCRATCH_ROUNDED_Y, layer->v, &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
-                                              .rows = rows,
+                                              .first_row = part->first_row,
+                                              .rows = part->end_row,
                                               .width = o->intermediate,
                                               .v = layer->v,
                                               .prob = moert_window_rows(layer->prob),
@@ -33,6 +37,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
         return MOERT_OK;
     return moert_scaled_bias_dprob(
         &(moert_scaled_bias){.groups = second.groups,
+                             .part = *part,
                              .n = o->hidden,
                              .ldy = second.ldy,
                              .prob_stride = moert_window_stride(dprob),
@@ -41,10 +46,12 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob) {
                              .dprob = moert_window_rows(dprob)});
 }
 
-/* Gradients of the rows that the experts received, into `out`. */
-static moert_status differentiate_rows(moert_layer *layer, moert_window *out) {
+/* Gradients of a wave's rows that the experts received, into `out`. */
+static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
+                                       const moert_part *part) {
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
                                      layer->options.hidden);
+    in.part = *part;
     in.x = moert_window_rows(out);
     in.ldx = moert_window_stride(out);
     in.y = layer->dv;
@@ -91,13 +98,32 @@ static moert_status compute_wgrad(moert_layer *layer) {
     return compute_wgrad_out(layer);
 }
 
-/* All that the experts do between the dispatch of dy and the combine of dx. */
+static moert_status differentiate_wave(moert_layer *layer, moert_window *out, moert_window *dprob,
+                                       const moert_part *part) {
+    moert_phase_set("experts backward");
+    MOERT_TRY(differentiate_glu(layer, dprob, part));
+    return differentiate_rows(layer, out, part);
+}
+
+/* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
+ * weights' gradients while dx travels. A rank that fails sends all the same. */
 static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
                                           moert_window *dprob) {
-    moert_phase_set("experts backward");
-    MOERT_TRY(differentiate_glu(layer, dprob));
-    MOERT_TRY(differentiate_rows(layer, out));
-    return layer->owns_dy ? MOERT_OK : compute_wgrad(layer);
+    moert_status status = MOERT_OK;
+    for (size_t w = 0; w < layer->plan->waves; w++) {
+        const moert_part part = moert_layer_part(layer, w);
+        const moert_status come = moert_exchange_dispatch_wait(layer->mesh->exchange, w);
+        status = status != MOERT_OK ? status : come;
+        if (status == MOERT_OK && part.end > part.first)
+            status = differentiate_wave(layer, out, dprob, &part);
+        /* NVFP4, in one wave: before the others learn of it in the combine */
+        if (w + 1 == layer->plan->waves)
+            status = moert_precision_settle(layer, status);
+        const moert_status sent =
+            moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, dprob, w);
+        status = status != MOERT_OK ? status : sent;
+    }
+    return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
 }
 
 moert_status moert_layer_wgrad(moert_layer *layer) {
@@ -190,6 +216,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
                                     &layer->dy));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
+    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
+    MOERT_TRY(moert_window_reserve(*dprob, layer->plan->plan));
     moert_status status =
         moert_block_begin(layer->block[BLOCK_DENSE], mesh->world, &layer->batch, layer->accumulate);
     if (status == MOERT_OK)
@@ -197,10 +225,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
                                     layer->batch.tokens * layer->options.router.topk, dweight);
     if (status == MOERT_OK)
         status = moert_wire_pack(layer, dy, &packed);
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->dy, NULL,
-                                      NULL));
-    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
-    return moert_window_reserve(*dprob, layer->plan->plan);
+    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, status, packed, layer->dy,
+                                         NULL, NULL);
 }
 
 moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
@@ -220,9 +246,9 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
     /* the ranks agree on it in the combine */
-    status = moert_precision_settle(layer, differentiate_experts(layer, out, dprob));
-    MOERT_TRY(
-        moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, dx, dprob, dweight));
+    status = differentiate_experts(layer, out, dprob);
+    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, layer->plan, status, out, NULL, dx,
+                                            dprob, dweight));
     layer->stage = STAGE_BACKWARD;
     moert_phase_set("router backward");
     MOERT_TRY(differentiate_router(layer, losses, dweight, dx));

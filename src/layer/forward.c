@@ -47,18 +47,27 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
                                 layer->correction, &layer->routing);
 }
 
-/* The experts over the received rows: out = W2 (prob * glu(W1 x)). */
-static moert_status compute_experts(moert_layer *layer, moert_window *out) {
+/* Weights, and room for what the experts make of all rows. */
+static moert_status prepare_experts(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
-    size_t rows = layer->plan->plan->rows, prob_stride = moert_window_stride(layer->prob);
-    const moert_number type = moert_precision_h_type(layer);
-    const size_t n = rows * o->intermediate;
+    const size_t rows = layer->plan->plan->rows;
+    const size_t floats =
+        moert_factor_floats(moert_precision_h_type(layer), rows * o->intermediate);
     moert_phase_set("experts");
     MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
-    MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, n), &layer->h));
+    return moert_layer_activation(layer, 1, floats, &layer->h);
+}
+
+/* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). */
+static moert_status compute_wave(moert_layer *layer, moert_window *out, const moert_part *part) {
+    const moert_layer_options *o = &layer->options;
+    const size_t prob_stride = moert_window_stride(layer->prob);
+    const moert_number type = moert_precision_h_type(layer);
+    moert_phase_set("experts");
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
+    in.part = *part;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
     MOERT_TRY(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN,
@@ -73,6 +82,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
                                           }));
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.part = *part;
     second.x = layer->h;
     second.y = moert_window_rows(out);
     second.ldy = moert_window_stride(out);
@@ -82,6 +92,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
         return MOERT_OK;
     return moert_scaled_bias_forward(
         &(moert_scaled_bias){.groups = second.groups,
+                             .part = *part,
                              .n = o->hidden,
                              .ldy = second.ldy,
                              .prob = moert_window_rows(layer->prob),
@@ -90,21 +101,43 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
                              .y = second.y});
 }
 
-/* y += the shared expert, which sees every token where it is. */
-static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x, moert_buffer *y) {
+/* The experts wave by wave, whose results travel while the next are computed. A rank that fails
+ * sends all the same. */
+static moert_status compute_experts(moert_layer *layer, moert_window *out) {
+    moert_status status = MOERT_OK;
+    for (size_t w = 0; w < layer->plan->waves; w++) {
+        const moert_part part = moert_layer_part(layer, w);
+        const moert_status come = moert_exchange_dispatch_wait(layer->mesh->exchange, w);
+        status = status != MOERT_OK ? status : come;
+        if (status == MOERT_OK && w == 0)
+            status = prepare_experts(layer);
+        if (status == MOERT_OK && part.end > part.first)
+            status = compute_wave(layer, out, &part);
+        /* NVFP4, in one wave: before the others learn of it in the combine */
+        if (w + 1 == layer->plan->waves)
+            status = moert_precision_settle(layer, status);
+        const moert_status sent =
+            moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, NULL, w);
+        status = status != MOERT_OK ? status : sent;
+    }
+    return status;
+}
+
+/* result[T,H] = the shared expert, which sees every token where it is. */
+static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer *x,
+                                          moert_buffer **result) {
     const moert_layer_options *o = &layer->options;
     moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_mesh *mesh = layer->mesh;
     const moert_number type = moert_factor_type(o->dense);
-    moert_buffer *result;
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set("shared expert");
     MOERT_TRY(moert_layer_activation(layer, tokens, 2 * width, &layer->shared_v));
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, tokens * width),
                                      &layer->shared_h));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, &result));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, result));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = 2 * width,
                        .k = o->hidden,
@@ -121,12 +154,11 @@ static moert_status add_shared_expert(moert_layer *layer, const moert_buffer *x,
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.x = layer->shared_h;
-    gemm.y = result;
-    MOERT_TRY(moert_block_forward(dense, DENSE_SHARED_W2, &gemm));
-    return moert_add(tokens * o->hidden, result, y);
+    gemm.y = *result;
+    return moert_block_forward(dense, DENSE_SHARED_W2, &gemm);
 }
 
-/* From a status so far to the received rows, and room for their results. All ranks of the EP group
+/* From a status so far to rows on their way, and room for their results. All ranks of the EP group
  * fail alike. */
 static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
                             moert_window **out) {
@@ -136,17 +168,23 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index,
                                        layer->batch.tokens, router->topk, router->experts,
                                        &layer->plan));
-    status = moert_wire_pack(layer, x, &packed);
-    MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->x,
-                                      layer->routing.weight, layer->prob));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
-    return moert_window_reserve(*out, layer->plan->plan);
+    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
+    if (moert_wire_takes_waves(&layer->options))
+        moert_exchange_cut(mesh->exchange, layer->plan,
+                           moert_exchange_choose_waves(
+                               layer->plan, moert_wire_width(&layer->options) * sizeof(float)));
+    status = moert_wire_pack(layer, x, &packed);
+    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, status, packed, layer->x,
+                                         layer->routing.weight, layer->prob);
 }
 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     moert_mesh *mesh = layer->mesh;
+    const bool shared = layer->options.shared_intermediate > 0;
     moert_window *out;
+    moert_buffer *result = NULL; /* of the shared expert, computed while rows travel */
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
     layer->plan = NULL;
@@ -159,10 +197,13 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     status = deliver(layer, status, x, &out);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
+    if (shared)
+        status = compute_shared_expert(layer, x, &result);
+    const moert_status computed = compute_experts(layer, out);
+    status = status != MOERT_OK ? status : computed;
     /* the ranks agree on it in the combine */
-    status = moert_precision_settle(layer, compute_experts(layer, out));
-    MOERT_TRY(
-        moert_exchange_combine(mesh->exchange, layer->plan, status, out, NULL, y, NULL, NULL));
+    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, layer->plan, status, out, NULL, y, NULL,
+                                            NULL));
     layer->stage = batch->forward_only ? STAGE_NOTHING : STAGE_FORWARD;
-    return layer->options.shared_intermediate > 0 ? add_shared_expert(layer, x, y) : MOERT_OK;
+    return shared ? moert_add(batch->tokens * layer->options.hidden, result, y) : MOERT_OK;
 }

@@ -50,6 +50,8 @@ struct moert_layer {
 
 /* The groups of the experts' rows. */
 moert_groups moert_layer_groups(const moert_layer *layer);
+/* The experts and rows of a wave of the layer's exchange. */
+moert_part moert_layer_part(const moert_layer *layer, size_t wave);
 /* W1 or W2 as a GEMM descriptor over the experts' rows, without x and y. */
 moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k);
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */

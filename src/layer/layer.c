@@ -124,6 +124,11 @@ moert_groups moert_layer_groups(const moert_layer *layer) {
     return (moert_groups){layer->plan->ends, layer->local_experts, layer->plan->plan->rows};
 }
 
+moert_part moert_layer_part(const moert_layer *layer, size_t wave) {
+    const moert_wave part = moert_exchange_wave(layer->plan, wave);
+    return (moert_part){part.first, part.end, part.first_row, part.end_row};
+}
+
 moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k) {
     const moert_block *weights = layer->block[block];
     return (moert_gemm){.groups = moert_layer_groups(layer),

@@ -21,6 +21,11 @@ bool moert_wire_has_factors(const moert_layer_options *options) {
            !options->expert_biases;
 }
 
+bool moert_wire_takes_waves(const moert_layer_options *options) {
+    return moert_wire_has_factors(options) ||
+           (options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32);
+}
+
 /* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
 static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t width,
                                   moert_buffer *x, moert_buffer *q) {

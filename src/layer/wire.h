@@ -16,6 +16,9 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
                              const moert_buffer **packed);
 /* Whether rows travel as the bf16 codes that the experts' products take. */
 bool moert_wire_has_factors(const moert_layer_options *options);
+/* Whether the experts' forward and dgrad can take the rows of some experts alone: if nothing is
+ * made of all rows first. */
+bool moert_wire_takes_waves(const moert_layer_options *options);
 /* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
  * buffer until the next unpack. If they are factors: where they are, as codes and `*stride` codes
  * apart. */

@@ -9,6 +9,7 @@
 
 typedef struct moert_scaled_bias {
     moert_groups groups;
+    moert_part part; /* forward, dprob: of the groups; zeros: all */
     size_t n, ldy;
     const moert_buffer *prob; /* [M] at stride prob_stride */
     size_t prob_stride;

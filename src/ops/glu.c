@@ -17,6 +17,8 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
     int narrow;
     MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
     MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
+    if (glu->first_row > glu->rows)
+        return MOERT_FAIL(ERROR_USAGE, "rows [%zu, %zu) of a GLU", glu->first_row, glu->rows);
     if (glu->type != MOERT_NUMBER_F32 && glu->type != MOERT_NUMBER_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU gives f32 or bf16, not type %d",
                           (int)glu->type);
@@ -39,15 +41,15 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
 /* For a profile: per row, so many times I floats, results and weights. */
 static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
     const size_t result = results * glu->width * moert_number_bits(glu->type) / 8;
-    moert_profile_work(
-        moert_buffer_device(glu->v), "glu", 0.0,
-        (double)(glu->rows * (sizeof(float) * (widths * glu->width + weights) + result)));
+    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
+                       (double)((glu->rows - glu->first_row) *
+                                (sizeof(float) * (widths * glu->width + weights) + result)));
 }
 
 moert_status moert_glu_forward(const moert_glu *glu) {
     moert_glu full;
     MOERT_TRY(check_glu(glu, false, &full));
-    if (glu->rows == 0)
+    if (glu->rows == glu->first_row)
         return MOERT_OK;
     tell_glu(glu, 2, 1, 1);
     MOERT_TRY(moert_backend_get(NULL)->glu_forward(&full));
@@ -57,7 +59,7 @@ moert_status moert_glu_forward(const moert_glu *glu) {
 moert_status moert_glu_backward(const moert_glu *glu) {
     moert_glu full;
     MOERT_TRY(check_glu(glu, true, &full));
-    if (glu->rows == 0)
+    if (glu->rows == glu->first_row)
         return MOERT_OK;
     tell_glu(glu, 3, 2, 2);
     MOERT_TRY(moert_backend_get(NULL)->glu_backward(&full));
@@ -66,7 +68,8 @@ moert_status moert_glu_backward(const moert_glu *glu) {
 
 /* For a profile, beside what the product tells: h and the weights, and v only if it is kept. */
 static void tell_fused(const moert_gemm_glu *fused) {
-    const double rows = (double)fused->glu.rows, width = (double)fused->glu.width;
+    const double rows = (double)(fused->glu.rows - fused->glu.first_row),
+                 width = (double)fused->glu.width;
     const double h = width * (double)(moert_number_bits(fused->glu.type) / 8);
     moert_profile_work(moert_buffer_device(fused->glu.h), "gemm", 0.0,
                        rows * (h + sizeof(float) * (1.0 - (fused->drop_v ? 2.0 * width : 0.0))));
@@ -76,7 +79,9 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_gemm_glu full = *fused;
     if (fused->gemm.n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", fused->gemm.n);
-    full.glu.rows = fused->gemm.groups.rows;
+    const moert_part part = moert_part_of(&fused->gemm);
+    full.glu.first_row = part.first_row;
+    full.glu.rows = part.end_row;
     full.glu.width = fused->gemm.n / 2;
     full.glu.v = fused->gemm.y;
     MOERT_TRY(check_glu(&full.glu, false, &full.glu));
@@ -88,7 +93,7 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
                           full.gemm.n, full.gemm.ldy);
     if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
-    if (full.gemm.groups.count == 0 || full.glu.rows == 0)
+    if (full.gemm.groups.count == 0 || full.glu.rows == full.glu.first_row)
         return MOERT_OK;
     tell_fused(&full);
     MOERT_TRY(

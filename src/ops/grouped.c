@@ -161,8 +161,30 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     return MOERT_OK;
 }
 
+/* What takes part: groups in order, and their rows, as far as the host can tell. */
+static moert_status check_part(const moert_gemm *gemm, unsigned needs) {
+    const moert_part part = gemm->part;
+    const unsigned rows_only = NEEDS_X | NEEDS_WEIGHT;
+    if (part.end == 0)
+        return MOERT_OK;
+    if ((needs & rows_only) != rows_only || (needs & FACTOR_X && needs & FACTOR_Y) ||
+        gemm->shared_weight)
+        return MOERT_FAIL(ERROR_USAGE, "a part of the groups is for forward and dgrad, by a weight "
+                                       "for each group");
+    if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
+        part.end_row > gemm->groups.rows)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "groups [%zu, %zu) with rows [%zu, %zu) are no part of %zu groups with "
+                          "%zu rows",
+                          part.first, part.end, part.first_row, part.end_row, gemm->groups.count,
+                          gemm->groups.rows);
+    return MOERT_OK;
+}
+
 static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
+    MOERT_TRY(check_part(gemm, needs));
     *full = *gemm;
+    full->part = moert_part_of(gemm);
     full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
     full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     MOERT_TRY(check_shape(full, needs));
@@ -185,7 +207,9 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
 
 /* For a profile: 2 M N K, and every factor and the result once. */
 static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factors) {
-    const double m = (double)gemm->groups.rows, n = (double)gemm->n, k = (double)gemm->k;
+    const moert_part part = moert_part_of(gemm);
+    const double m = (double)(part.end_row - part.first_row);
+    const double n = (double)gemm->n, k = (double)gemm->k;
     const double factor = (double)moert_number_bits(gemm->type) / 8.0;
     const double weight = gemm->packed != NULL ? factor : sizeof(float);
     const double x = factors & FACTOR_X ? factor : sizeof(float);
@@ -196,6 +220,17 @@ static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factor
 
 static size_t weights_of(const moert_gemm *gemm) {
     return gemm->shared_weight ? 1 : gemm->groups.count;
+}
+
+/* Weights that a product reads. */
+static size_t weights_read(const moert_gemm *gemm) {
+    const moert_part part = moert_part_of(gemm);
+    return gemm->shared_weight ? 1 : part.end - part.first;
+}
+
+static bool has_rows(const moert_gemm *gemm) {
+    const moert_part part = moert_part_of(gemm);
+    return gemm->groups.count > 0 && part.end_row > part.first_row;
 }
 
 static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
@@ -220,8 +255,8 @@ moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, m
     MOERT_TRY(check_packed(gemm, use));
     if (gemm->accumulate)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
-    if (gemm->groups.count > 0 && gemm->groups.rows > 0)
-        tell_product(gemm, weights_of(gemm), FACTOR_X);
+    if (has_rows(gemm))
+        tell_product(gemm, weights_read(gemm), FACTOR_X);
     return MOERT_OK;
 }
 
@@ -232,7 +267,7 @@ static const moert_backend *backend_of(const moert_gemm *gemm) {
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
-    if (gemm->groups.count == 0 || gemm->groups.rows == 0)
+    if (!has_rows(gemm))
         return MOERT_OK;
     MOERT_TRY(backend_of(gemm)->gemm_forward(&full));
     return MOERT_OK;
@@ -242,9 +277,9 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     moert_gemm full;
     MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | FACTOR_Y, &full));
     MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
-    if (gemm->groups.count == 0 || gemm->groups.rows == 0)
+    if (!has_rows(gemm))
         return MOERT_OK;
-    tell_product(gemm, weights_of(gemm), FACTOR_Y);
+    tell_product(gemm, weights_read(gemm), FACTOR_Y);
     MOERT_TRY(backend_of(gemm)->gemm_dgrad(&full));
     return MOERT_OK;
 }

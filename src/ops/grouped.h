@@ -76,10 +76,15 @@ void moert_packed_destroy(moert_packed *packed);
  * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
  * may be flushed to 0.
  */
+typedef struct moert_part {
+    size_t first, end;         /* groups */
+    size_t first_row, end_row; /* theirs */
+} moert_part;
 typedef struct moert_gemm {
     moert_groups groups;
-    size_t n, k;                /* columns of y, columns of x */
-    moert_number type;          /* of the row factors: F32 (0) or BF16 */
+    moert_part part;   /* forward, dgrad, without a shared weight: of the groups; zeros: all */
+    size_t n, k;       /* columns of y, columns of x */
+    moert_number type; /* of the row factors: F32 (0) or BF16 */
     const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad give one for each group all the same */
@@ -133,6 +138,7 @@ moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
  */
 typedef struct moert_glu {
     moert_glu_form form;
+    size_t first_row;         /* rows before it stay as they are */
     size_t rows, width;       /* M, I */
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
@@ -144,14 +150,20 @@ typedef struct moert_glu {
     moert_buffer *dprob;    /* [M] at stride prob_stride: ... and this, or NULL */
 } moert_glu;
 
+/* The part of a product's groups that takes part. */
+static inline moert_part moert_part_of(const moert_gemm *gemm) {
+    return gemm->part.end > 0 ? gemm->part
+                              : (moert_part){0, gemm->groups.count, 0, gemm->groups.rows};
+}
+
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
 
 /*
- * A forward GEMM and the GLU of its result, to the same bits as one after the other, but while the
- * result is at hand. Of `glu` only form, prob, prob_stride, type and h are looked at: v is gemm.y,
- * dense, and I = n / 2; an h of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED). A weight
- * packed for it is packed for moert_packed_for_glu(&form). Rows of y past the last end
+ * A forward GEMM and the GLU of its result, of a part too, to the same bits as one after the other,
+ * but while the result is at hand. Of `glu` only form, prob, prob_stride, type and h are looked at:
+ * v is gemm.y, dense, and I = n / 2; an h of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED).
+ * A weight packed for it is packed for moert_packed_for_glu(&form). Rows of y past the last end
  * stay; those of h may get any values.
  */
 typedef struct moert_gemm_glu {

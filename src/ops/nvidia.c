@@ -146,9 +146,10 @@ static void add_rest(const moert_nvidia_product *p, call *to) {
     const moert_nvidia_rows result = result_of(p);
     const bool forward = orientations[p->kind].number == 0, glu = p->kind == MOERT_OP_GLU;
     const unsigned groups = (unsigned)p->groups.count, used = p->shared ? 1 : groups;
+    const unsigned end = p->part.end > 0 && !p->shared ? (unsigned)p->part.end : used;
     ADD(to, MOERT_ARG(result.buffer), MOERT_ARG(result.stride), MOERT_ARG(result.first),
-        MOERT_ARG(p->groups.ends), MOERT_ARG(groups - used), MOERT_ARG(used),
-        MOERT_ARG((unsigned)p->n),
+        MOERT_ARG(p->groups.ends), MOERT_ARG(groups - used), MOERT_ARG((unsigned)p->part.first),
+        MOERT_ARG(end), MOERT_ARG((unsigned)p->n),
         MOERT_ARG((unsigned)(glu       ? p->n / 2
                              : forward ? p->n
                                        : p->k)),
@@ -187,8 +188,9 @@ static moert_status run_mma(const moert_nvidia_product *p, moert_device *device,
     const moert_nvidia_rows a = factor_of(p, how->a), b = factor_of(p, how->b);
     const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
     const size_t used = p->shared ? 1 : p->groups.count;
-    const size_t down =
-        wgrad ? used * moert_ceil_div(p->n, TILE_MMA) : p->groups.rows / TILE_MMA + used;
+    const size_t rows = p->part.end > 0 ? p->part.end_row - p->part.first_row : p->groups.rows;
+    const size_t down = wgrad ? used * moert_ceil_div(p->n, TILE_MMA)
+                              : rows / TILE_MMA + (p->part.first > 0) + used;
     const size_t across = moert_ceil_div(how->number == 0 ? p->n : p->k, TILE_MMA);
     call to = {.count = 0};
     ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(a.first), MOERT_ARG(a.stride), MOERT_ARG(b.buffer),

@@ -25,7 +25,8 @@ typedef struct moert_nvidia_rows {
 typedef struct moert_nvidia_product {
     moert_op_kind kind;
     moert_groups groups;
-    bool shared; /* not wgrad: one weight and bias for all groups */
+    moert_part part; /* forward, dgrad, GLU, not shared: of the groups; zeros: all */
+    bool shared;     /* not wgrad: one weight and bias for all groups */
     size_t n, k;
     moert_nvidia_rows x, y; /* GLU: y is the result, h, d of the ops */
     moert_buffer *weight;   /* [G,N,K] */

@@ -93,6 +93,7 @@ static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kin
     return (moert_nvidia_product){
         .kind = kind,
         .groups = gemm->groups,
+        .part = gemm->part,
         .shared = gemm->shared_weight,
         .n = gemm->n,
         .k = gemm->k,

@@ -80,13 +80,20 @@ static share choose_share(const moert_device *device, moert_number type, product
 /* The share of forward and dgrad, whose lines are the rows. */
 static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
     const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
-    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t rows = part.end_row - part.first_row;
     const product p = {groups, moert_ceil_div(rows, groups), rows, dgrad ? gemm->k : gemm->n,
                        moert_ceil_div(dgrad ? gemm->n : gemm->k, moert_per_term(gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, operation, start);
     return choose_share(moert_buffer_device(gemm->x), gemm->type, p,
                         gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
+
+/* What the kernels of forward and dgrad call skip, shared and rows. */
+#define MOERT_PART_ARGS(gemm)                                                                      \
+    MOERT_ARG((unsigned)(gemm)->part.first), MOERT_ARG(shared_groups(gemm)),                       \
+        MOERT_ARG((unsigned)moert_part_of(gemm).end_row)
 
 /* The groups that share one weight, or 0. */
 static unsigned shared_groups(const moert_gemm *gemm) {
@@ -119,15 +126,14 @@ static bool has_gpu_form(moert_device *device) {
 static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forward) {
     moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
     moert_device *device = moert_buffer_device(c);
-    const moert_groups *groups = &gemm->groups;
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
     const share s =
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, gemm->packed->tile.width, NULL, &s.tile, spec);
     return MOERT_RUN(
-        device, spec, "gemm_packed", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(a),
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(a),
         MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
         MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
@@ -139,7 +145,6 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
                                          const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->y);
-    const moert_groups *groups = &gemm->groups;
     if (has_gpu_form(device))
         return moert_portable_gpu_forward(gemm, start);
     if (gemm->packed != NULL)
@@ -148,13 +153,13 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
-    return MOERT_RUN(
-        device, spec, "gemm_forward", s.grid, MOERT_ARG(groups->ends), MOERT_ARG((unsigned)start),
-        MOERT_ARG(shared_groups(gemm)), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->x),
-        MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
-        MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG((int)gemm->n),
-        MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels), MOERT_ARG(s.depth), MOERT_ARG(s.split),
-        moert_argument_local(s.local_bytes), moert_argument_local(s.turned_bytes));
+    return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
@@ -164,7 +169,6 @@ moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                                        const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->x);
-    const moert_groups *groups = &gemm->groups;
     if (has_gpu_form(device))
         return moert_portable_gpu_dgrad(gemm, start);
     if (gemm->packed != NULL)
@@ -173,13 +177,12 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
-    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)start), MOERT_ARG(shared_groups(gemm)),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->x),
-                     MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
                      moert_argument_local(s.turned_bytes));
 }
 
@@ -244,11 +247,12 @@ static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
 moert_status moert_portable_glu_forward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
-    const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
+    const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
     char spec[MOERT_SPEC_BYTES];
     name_glu(glu, spec);
     return MOERT_RUN(device, spec, "glu_forward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
-                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h), MOERT_ARG((unsigned)glu->rows),
+                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((unsigned)glu->first_row), MOERT_ARG((unsigned)glu->rows),
                      MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
                      MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
                      MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
@@ -257,20 +261,23 @@ moert_status moert_portable_glu_forward(const moert_glu *glu) {
 moert_status moert_portable_glu_backward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
-    const moert_grid grid = {moert_ceil_div(glu->rows, split), 1, 1};
+    const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
     char spec[MOERT_SPEC_BYTES];
     name_glu(glu, spec);
     return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
                      MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
-                     MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->rows),
-                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
-                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
-                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+                     MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->first_row),
+                     MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((unsigned)split));
 }
 
 /* The share of a product with its GLU: the columns of h, in tiles of an even width. */
 static share choose_gated(const moert_gemm *gemm, size_t width) {
-    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t rows = part.end_row - part.first_row;
     const bool packed = gemm->packed != NULL;
     const moert_tuning_key key = {packed ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
                                   gemm->type, gemm->n, gemm->k, moert_ceil_div(rows, groups)};
@@ -298,8 +305,7 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_gemm_program(device, gemm->type, packed ? gemm->packed->tile.width : 0, NULL, &s.tile,
                        spec);
     return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(shared_groups(gemm)),
-                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->groups.ends), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
                      MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
                      MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),

@@ -1,7 +1,8 @@
 /*
- * The products of the portable backend over a part of the groups: those from number `start` on,
- * gemm->groups.count of them, whose weights begin the buffer gemm->weight. `ends` and `bias` are of
- * all groups, `accumulate` is as in ops/grouped.h. The arguments have been checked.
+ * The products of the portable backend over a batch of the groups: those from number `start` on,
+ * gemm->groups.count of them, whose weights begin the buffer gemm->weight, and of these gemm->part.
+ * `ends` and `bias` are of all groups, `accumulate` is as in ops/grouped.h. The arguments have been
+ * checked.
  */
 #ifndef MOERT_OPS_PORTABLE_H
 #define MOERT_OPS_PORTABLE_H

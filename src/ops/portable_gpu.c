@@ -38,16 +38,22 @@ static void name_program(moert_number type, int lines, int depth, char spec[MOER
 typedef struct row_tiles {
     moert_grid grid;
     char spec[MOERT_SPEC_BYTES];
-    unsigned groups, shared; /* products; groups that are one product, or 0 */
+    unsigned skip, groups; /* products are of groups [skip, groups) */
+    unsigned shared;       /* groups that are one product, or 0 */
 } row_tiles;
 
 static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {
-    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count, rows = gemm->groups.rows;
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t rows = part.end_row - part.first_row;
     const int lines = choose_lines(moert_buffer_device(gemm->groups.ends), groups,
                                    moert_ceil_div(rows, groups), columns);
-    row_tiles tiles = {.grid = {rows / (size_t)lines + groups, moert_ceil_div(columns, COLUMNS), 1},
-                       .groups = (unsigned)groups,
-                       .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0};
+    const size_t partial = part.first > 0; /* tiles before count in whole ones */
+    row_tiles tiles = {
+        .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
+        .skip = (unsigned)part.first,
+        .groups = (unsigned)(gemm->shared_weight ? 1 : part.end),
+        .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0};
     name_program(gemm->type, lines, depth, tiles.spec);
     return tiles;
 }
@@ -56,8 +62,8 @@ moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start) {
     const row_tiles tiles = choose_rows(gemm, gemm->n, DEPTH);
     return MOERT_RUN(moert_buffer_device(gemm->y), tiles.spec, "gemm_forward", tiles.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
-                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->x),
+                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
+                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
                      MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k));
@@ -67,8 +73,8 @@ moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start) {
     const row_tiles tiles = choose_rows(gemm, gemm->k, DGRAD_DEPTH);
     return MOERT_RUN(moert_buffer_device(gemm->x), tiles.spec, "gemm_dgrad", tiles.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
-                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(gemm->y),
+                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
+                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->y),
                      MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight),
                      MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
                      MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate));

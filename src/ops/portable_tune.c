@@ -94,11 +94,12 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
     /* of the result, the one buffer that is there without rows too */
     const moert_device *device =
         moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
+    const moert_part part = moert_part_of(gemm);
     const size_t groups = gemm->shared_weight && operation != MOERT_TUNED_WGRAD
                               ? 1
-                              : moert_max(gemm->groups.count, 1);
+                              : moert_max(part.end - part.first, 1);
     const moert_tuning_key key = {operation, gemm->type, gemm->n, gemm->k,
-                                  moert_ceil_div(gemm->groups.rows, groups)};
+                                  moert_ceil_div(part.end_row - part.first_row, groups)};
     bool measured;
     moert_choices choices = moert_tuning_find(device, &key, &measured);
     if (gemm->packed != NULL)

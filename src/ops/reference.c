@@ -65,7 +65,8 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
-    for (size_t g = 0; g < gemm->groups.count; g++)
+    const moert_part part = moert_part_of(gemm);
+    for (size_t g = part.first; g < part.end; g++)
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t n = 0; n < gemm->n; n++) {
                 const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
@@ -82,7 +83,8 @@ moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
-    for (size_t g = 0; g < gemm->groups.count; g++) {
+    const moert_part part = moert_part_of(gemm);
+    for (size_t g = part.first; g < part.end; g++) {
         const float *weight = at.weight + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t k = 0; k < gemm->k; k++) {
@@ -161,7 +163,7 @@ moert_status moert_reference_glu_forward(const moert_glu *glu) {
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
     const moert_glu_form form = glu->form;
-    for (size_t m = 0; m < glu->rows; m++) {
+    for (size_t m = glu->first_row; m < glu->rows; m++) {
         const float *row = v + m * 2 * glu->width;
         const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
         for (size_t j = 0; j < glu->width; j++) {
@@ -180,7 +182,8 @@ moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_glu glu = fused->glu;
     uint32_t end;
     MOERT_TRY(moert_reference_gemm_forward(&fused->gemm));
-    MOERT_TRY(moert_buffer_read(groups->ends, (groups->count - 1) * sizeof end, &end, sizeof end));
+    MOERT_TRY(
+        moert_buffer_read(groups->ends, (moert_part_of(&fused->gemm).end - 1) * sizeof end, &end, sizeof end));
     glu.rows = end;
     return moert_reference_glu_forward(&glu);
 }
@@ -215,7 +218,7 @@ moert_status moert_reference_glu_backward(const moert_glu *glu) {
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
-    for (size_t m = 0; m < glu->rows; m++) {
+    for (size_t m = glu->first_row; m < glu->rows; m++) {
         const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
         const float sum =
             glu_row_backward(glu, row, v, prob != NULL ? prob[at] : 1.0f, dh + m * glu->width, dv);

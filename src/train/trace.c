@@ -13,8 +13,9 @@
 #include "io/durable.h"
 
 /* Rows of a rank, in this order. */
-enum { ROW_STEPS, ROW_DEVICE, ROW_MESSAGES, ROWS };
-static const char *const row_names[ROWS] = {"steps", "device", "messages"};
+enum { ROW_STEPS, ROW_DEVICE, ROW_MESSAGES, ROW_FORTH, ROW_BACK, ROWS };
+static const char *const row_names[ROWS] = {"steps", "device", "messages", "rows in flight forth",
+                                            "rows in flight back"};
 
 struct moert_trace {
     moert_device *device;
@@ -40,11 +41,20 @@ static void add(moert_trace *t, int row, const char *name, const char *category,
             ((double)start_ns - (double)t->zero_ns) * 1e-3, (double)(end_ns - start_ns) * 1e-3);
 }
 
+static int row_of(const moert_profile_span *span) {
+    switch (span->kind) {
+    case MOERT_SPAN_DEVICE:
+        return ROW_DEVICE;
+    case MOERT_SPAN_WAIT:
+        return ROW_MESSAGES;
+    default: /* a dispatch and a combine may overlap */
+        return span->operation == MOERT_OPERATION_COMBINE ? ROW_BACK : ROW_FORTH;
+    }
+}
+
 static void observe(void *context, const moert_profile_span *span) {
-    const bool waits =
-        span->operation == MOERT_OPERATION_WAIT || span->operation == MOERT_OPERATION_EXCHANGE_WAIT;
-    add(context, waits ? ROW_MESSAGES : ROW_DEVICE, moert_operation_text(span->operation),
-        span->phase, span->start_ns, span->end_ns);
+    add(context, row_of(span), moert_operation_text(span->operation), span->phase, span->start_ns,
+        span->end_ns);
 }
 
 void moert_trace_step(moert_trace *trace, uint64_t step, uint64_t start_ns, uint64_t end_ns) {
