@@ -102,10 +102,64 @@ killed() {
     ends "^moert: rank 1 on node1 is gone.*, $where\$" "a killed rank that is alone on its host is named before mpirun ends all"
 }
 
+# The last of three ranks, each on its own host, is late, or waits in a call of its own (tests/unit/test_watchdog.c).
+late() {
+    export MOERT_TIMEOUT_S=2
+    ! nodes 3 1 -- "${bin%bin}tests/test_watchdog" victim late && [ "$(grep -c '^moert: ' "$log")" -eq 1 ] &&
+        has_lines "^moert: rank 2 on node2 is late \(.*\), at step 12 in phase 'dispatch'; rank 0 on node0 has waited .*\(MOERT_TIMEOUT_S=2\)$"
+    verdict $? "a rank that is late is named by another host"
+    ! nodes 3 1 -- "${bin%bin}tests/test_watchdog" victim mixed && [ "$(grep -c '^moert: ' "$log")" -eq 1 ] &&
+        has_lines "^moert: rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"
+    verdict $? "when all wait, what the others do is said"
+}
+
+# ---- the end, and bad input ----
+
+# An empty TMPDIR and no process that knows of it: namespaces live no longer than their processes.
+nothing_left() {
+    local tries=0
+    while { pgrep -f "$folder/tmp" || ls -A "$folder/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done
+    ! pgrep -f "$folder/tmp" >/dev/null && [ -z "$(ls -A "$folder/tmp")" ]
+}
+
+signals() {
+    local name job status
+    mkdir "$folder/tmp"
+    for name in INT TERM; do
+        TMPDIR=$folder/tmp env --default-signal=INT "$cluster" 2 -- sh -c "echo has begun; sleep 60 # $folder/tmp" >"$log" 2>&1 &
+        job=$!
+        for ((i = 0; i < 200; i++)); do grep -q 'has begun' "$log" && break || sleep 0.1; done
+        kill -$name "$job"
+        wait "$job"
+        status=$?
+        [ $status -gt 128 ] && nothing_left
+        verdict $? "SIG$name ends a cluster, and nothing is left"
+    done
+}
+
+refuses() { # PATTERN ARGUMENT...
+    "$cluster" "${@:2}" >"$log" 2>&1
+    [ $? -eq 2 ] && has_lines "^virtual-cluster: .*$1"
+    verdict $? "virtual-cluster ${*:2}: $1"
+}
+
+bad_input() {
+    refuses "number of nodes is '0'" 0 -- true
+    refuses 'unknown option' 2 --speed 1 -- true
+    refuses "--down '2@1' is not" 2 --down 2@1 -- true
+    refuses "no link of rate '1foo'" 2 --rate 1foo -- true
+    refuses 'is no launch/virtual-cluster' link $$ 1 down
+    nodes 2 1 -- sh -c 'exit 5'
+    [ $? -eq 5 ]
+    verdict $? "the exit status is the command's"
+}
+
 part bits
 part info
 part cut_off
-part stopped
+[ "${TEST_ALL:-0}" -eq 0 ] || part stopped
 part killed
-join
+part late
+part signals
+part bad_input
 finish
