@@ -164,6 +164,63 @@ static void test_a_verdict_is_described_with_step_and_phase(void **state) {
     assert_non_null(strstr(text, "at step 7 in phase 'dispatch'"));
 }
 
+/* Host 1 has told of its rank 3, which was in `verdict` then. */
+static void hear_of(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
+    moert_watch_note note = {.step = 9, .idle_ns = 5 * second, .rank = 3, .verdict = (int)verdict};
+    memcpy(note.phase, "experts", sizeof "experts");
+    moert_watch_keep_note(host, &note, now);
+}
+
+static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
+    (void)state;
+    moert_watch_entry entries[3] = {0};
+    const bool visible[3] = {true, true, true};
+    const size_t ranks[3] = {4, 5, 6};
+    uint64_t now = moert_clock_ns();
+    moert_phase_set_step(7);
+    moert_phase_set("dispatch");
+    for (size_t i = 0; i < 3; i++) {
+        moert_watch_enter(&entries[i], now);
+        atomic_store(&entries[i].waiting, 1);
+        atomic_store(&entries[i].progress_ns, now - (i + 1) * second);
+    }
+    moert_watch_note waits = moert_watch_take_note(entries, visible, ranks, 3, now);
+    assert_int_equal(waits.rank, 6); /* the longest */
+    assert_int_equal(waits.verdict, MOERT_WATCH_FINE);
+    assert_int_equal(waits.idle_ns, 3 * second);
+    assert_int_equal(waits.step, 7);
+    assert_memory_equal(waits.phase, "dispatch", sizeof "dispatch");
+    atomic_store(&entries[1].waiting, 0);
+    moert_watch_note late = moert_watch_take_note(entries, visible, ranks, 3, now);
+    assert_int_equal(late.rank, 5);
+    assert_int_equal(late.verdict, MOERT_WATCH_LATE);
+}
+
+static void test_a_host_is_blamed_by_what_it_said_or_for_its_silence(void **state) {
+    (void)state;
+    moert_watch_host hosts[2] = {0};
+    moert_watch_verdict verdict;
+    char text[256];
+    uint64_t now = moert_clock_ns();
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* never heard of */
+    hear_of(&hosts[1], MOERT_WATCH_FINE, now);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
+    hear_of(&hosts[1], MOERT_WATCH_LATE, now);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_LATE);
+    moert_watch_describe(&hosts[1].entry, verdict, now, text, sizeof text);
+    assert_non_null(strstr(text, "no progress for 5 s), at step 9 in phase 'experts'"));
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now + 8 * second, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_SILENT);
+    moert_watch_describe(&hosts[1].entry, verdict, now + 8 * second, text, sizeof text);
+    assert_non_null(strstr(text, "is out of reach"));
+    assert_non_null(strstr(text, "for 8 s), at step 9 in phase 'experts'"));
+    hear_of(&hosts[1], MOERT_WATCH_REFUSED, now);
+    hear_of(&hosts[0], MOERT_WATCH_LATE, now + 7 * second);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now + 8 * second, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_REFUSED);
+}
+
 static void test_a_watchdog_starts_and_stops(void **state) {
     (void)state;
     moert_watchdog *watchdog = NULL;
@@ -233,6 +290,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_another_process_of_the_same_number_is_not_the_old_one),
         cmocka_unit_test(test_the_gravest_and_then_the_longest_idle_is_blamed),
         cmocka_unit_test(test_a_verdict_is_described_with_step_and_phase),
+        cmocka_unit_test(test_a_note_tells_of_the_rank_to_wait_for),
+        cmocka_unit_test(test_a_host_is_blamed_by_what_it_said_or_for_its_silence),
         cmocka_unit_test(test_a_watchdog_starts_and_stops),
         cmocka_unit_test(test_a_rank_that_only_computes_is_left_alone),
     };

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# Several hosts, as launch/virtual-cluster makes them: the bits of one host; a host that is cut off, killed or late ends the
+# job in time, named with rank, host and phase; a link that comes back is nothing; and of the hosts nothing is left.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+cluster=launch/virtual-cluster
+if ! "$cluster" 1 --head -- true 2>"$log"; then
+    verdict 0 "cannot be tested here # SKIP $(tail -n 1 "$log")"
+    finish
+fi
+all=$folder # the runs of all parts
+model=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7
+    --hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8 --batch 8)
+some_steps=(--steps 10 --save-every 10 --eval-every 10)
+many_steps=(--steps 100000 --save-every 100000 --eval-every 0)
+
+nodes() { # N RANKS [OPTION...] -- COMMAND...
+    timeout -k 5 120 "$cluster" "$1" --ranks-per-node "$2" "${@:3}" >"$log" 2>&1
+}
+
+has_lines() { # PATTERN...
+    local pattern
+    for pattern in "$@"; do
+        grep -Eq -e "$pattern" "$log" || { echo "no line like: $pattern" >>"$log"; return 1; }
+    done
+}
+
+# ---- the same bits ----
+
+digits() { sed 's/, "tokens_per_s": [^,}]*//' "$all/$1/metrics.jsonl"; }
+
+same() { # NAME NAME: the runs agree bit for bit
+    [ -s "$all/$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
+        diff -r "$all/$1/checkpoints" "$all/$2/checkpoints" >>"$log" 2>&1 &&
+        diff -r "$all/$1/model" "$all/$2/model" >>"$log" 2>&1
+}
+
+bits() {
+    ranks 4 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/one"
+    verdict $? "4 ranks on one host run: $(tail -n 1 "$all/one/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
+    nodes 2 2 --rate 1gbit --down 1@2-3 -- "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/two" &&
+        has_lines '^moert-train: 4 ranks, .*, exchange [a-z]+$' && same one two
+    verdict $? "2 hosts of 2 ranks give the same bits: $(grep -o 'exchange [a-z]*' "$log" | head -n 1)"
+    printf '%s\n' 'node0 slots=2 # two ranks' node1 >"$all/hosts"
+    nodes 2 2 --head -- launch/train --hosts "$all/hosts" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
+        --out "$all/three" && has_lines '^moert-train: 3 ranks' && same one three
+    verdict $? "launch/train --hosts: 3 ranks give them, too"
+}
+
+info() {
+    nodes 2 2 -- "$bin/moert-info" &&
+        has_lines '^ +node0 +2 ' '^ +node1 +2 ' '^ +1 +node0 ' '^ +2 +node1 ' ' window +no +the ranks are on 2 hosts'
+    verdict $? "moert-info sees 2 hosts of 2 ranks"
+}
+
+# ---- faults ----
+
+begin() { # N RANKS: a long training in the background; sets `job`
+    MOERT_TIMEOUT_S=3 timeout -k 5 100 "$cluster" "$1" --ranks-per-node "$2" -- "$bin/moert-train" "${model[@]}" "${many_steps[@]}" --out "$folder/run" \
+        >"$log" 2>&1 &
+    job=$!
+    local tries=0
+    while [ "$(wc -l 2>/dev/null <"$folder/run/metrics.jsonl" || echo 0)" -lt 10 ] && [ $((tries++)) -lt 600 ]; do sleep 0.1; done
+}
+
+rank_pids() { # [RANK...]: the processes of these, or of all, ranks of the run
+    local pid
+    for pid in $(pgrep -f "^[^ ]*moert-train .*--out $folder/run"); do
+        [ $# -eq 0 ] || grep -zEqx "OMPI_COMM_WORLD_RANK=($(IFS='|' && echo "$*"))" "/proc/$pid/environ" 2>/dev/null && echo "$pid"
+    done
+}
+
+# ends PATTERN TITLE: soon no rank is left, wherever it was, then the cluster ends with an error, and one line says why
+ends() {
+    local from=$SECONDS status
+    while [ -n "$(rank_pids)" ] && [ $((SECONDS - from)) -lt 30 ]; do sleep 0.2; done
+    local seconds=$((SECONDS - from))
+    echo "ranks have ended after $seconds s" >>"$log"
+    wait "$job"
+    status=$?
+    [ $seconds -lt 20 ] && [ $status -ne 0 ] && [ $status -ne 124 ] && [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && has_lines "$1"
+    verdict $? "$2"
+}
+
+where="at step [0-9]+ in phase '[a-z -]+'; rank [0-9] on node[0-9] has waited for it for [0-9]+ s in '[a-z -]+'; ending the job"
+cut_off() {
+    begin 2 2
+    "$cluster" link "$(pgrep -P "$job")" 1 down
+    ends "^moert: rank [23] on node1 is out of reach \(.*\), $where" "a host whose link goes down is named, with rank and phase"
+}
+
+stopped() {
+    begin 3 1
+    kill -STOP "$(rank_pids 1)"
+    ends "^moert: rank 1 on node1 is out of reach \(.*\), $where" "a stopped rank that is alone on its host is named"
+}
+
+killed() {
+    begin 2 1
+    kill -KILL "$(rank_pids 1)"
+    ends "^moert: rank 1 on node1 is gone.*, $where\$" "a killed rank that is alone on its host is named before mpirun ends all"
+}
+
+# The last of three ranks, each on its own host, is late, or waits in a call of its own (tests/unit/test_watchdog.c).
+late() {
+    export MOERT_TIMEOUT_S=2
+    ! nodes 3 1 -- "${bin%bin}tests/test_watchdog" victim late && [ "$(grep -c '^moert: ' "$log")" -eq 1 ] &&
+        has_lines "^moert: rank 2 on node2 is late \(.*\), at step 12 in phase 'dispatch'; rank 0 on node0 has waited .*\(MOERT_TIMEOUT_S=2\)$"
+    verdict $? "a rank that is late is named by another host"
+    ! nodes 3 1 -- "${bin%bin}tests/test_watchdog" victim mixed && [ "$(grep -c '^moert: ' "$log")" -eq 1 ] &&
+        has_lines "^moert: rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)"
+    verdict $? "when all wait, what the others do is said"
+}
+
+# ---- the end, and bad input ----
+
+# An empty TMPDIR and no process that knows of it: namespaces live no longer than their processes.
+nothing_left() {
+    local tries=0
+    while { pgrep -f "$folder/tmp" || ls -A "$folder/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done
+    ! pgrep -f "$folder/tmp" >/dev/null && [ -z "$(ls -A "$folder/tmp")" ]
+}
+
+signals() {
+    local name job status
+    mkdir "$folder/tmp"
+    for name in INT TERM; do
+        TMPDIR=$folder/tmp env --default-signal=INT "$cluster" 2 -- sh -c "echo has begun; sleep 60 # $folder/tmp" >"$log" 2>&1 &
+        job=$!
+        for ((i = 0; i < 200; i++)); do grep -q 'has begun' "$log" && break || sleep 0.1; done
+        kill -$name "$job"
+        wait "$job"
+        status=$?
+        [ $status -gt 128 ] && nothing_left
+        verdict $? "SIG$name ends a cluster, and nothing is left"
+    done
+}
+
+refuses() { # PATTERN ARGUMENT...
+    "$cluster" "${@:2}" >"$log" 2>&1
+    [ $? -eq 2 ] && has_lines "^virtual-cluster: .*$1"
+    verdict $? "virtual-cluster ${*:2}: $1"
+}
+
+bad_input() {
+    refuses "number of nodes is '0'" 0 -- true
+    refuses 'unknown option' 2 --speed 1 -- true
+    refuses "--down '2@1' is not" 2 --down 2@1 -- true
+    refuses "no link of rate '1foo'" 2 --rate 1foo -- true
+    refuses 'is no launch/virtual-cluster' link $$ 1 down
+    nodes 2 1 -- sh -c 'exit 5'
+    [ $? -eq 5 ]
+    verdict $? "the exit status is the command's"
+}
+
+part bits
+part info
+part cut_off
+[ "${TEST_ALL:-0}" -eq 0 ] || part stopped
+part killed
+part late
+part signals
+part bad_input
+finish
