@@ -10,7 +10,8 @@
  * as one float per row.
  *
  *   local   one rank
- *   window  ranks of one host on CPU devices: shared memory, one-sided kernels
+ *   window  ranks of one host, all on CPU devices (shared memory) or all on NVIDIA GPUs that reach
+ *           each other (exported memory): one-sided kernels
  *   staged  any ranks and devices: host buffers and MPI_Alltoallv
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's

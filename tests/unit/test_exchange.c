@@ -42,6 +42,11 @@ typedef struct {
     const char *sync, *timeout_s;
 } setting;
 
+static bool has_windows(void) {
+    const moert_device_info *info = moert_device_describe(test_device);
+    return info->is_cpu || info->nvidia > 0;
+}
+
 static moert_exchange *open_exchange(void **state) {
     const setting *s = *state;
     moert_exchange *exchange;
@@ -233,7 +238,7 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     char text[64];
     snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
     ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, &moert_memory_shared, busy_ns, &busy));
+        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
@@ -257,10 +262,9 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
 static void test_exchange_chooses_the_best_engine(void **state) {
     (void)state;
     moert_exchange *exchange;
-    const bool cpu = moert_device_describe(test_device)->is_cpu;
     ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange));
     const char *engine = moert_exchange_engine(exchange);
-    assert_string_equal(engine, test_ranks == 1 ? "local" : cpu ? "window" : "staged");
+    assert_string_equal(engine, test_ranks == 1 ? "local" : has_windows() ? "window" : "staged");
     moert_exchange_destroy(exchange);
     if (test_ranks > 1)
         ASSERT_FAILS_ON_ALL(
@@ -324,8 +328,7 @@ static int run_applicable(void) {
         const setting *s = tests[i].initial_state;
         if (s == &local && test_ranks > 1)
             continue;
-        if (s != NULL && s->engine == MOERT_EXCHANGE_WINDOW &&
-            !moert_device_describe(test_device)->is_cpu)
+        if (s != NULL && s->engine == MOERT_EXCHANGE_WINDOW && !has_windows())
             continue;
         chosen[count++] = tests[i];
     }
