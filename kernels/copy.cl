@@ -1,8 +1,10 @@
 /*
- * What src/device needs of buffers: *address = where one lies in the device's memory; to[n] = 0; to[n] = from[n].
+ * What src/device needs of buffers: *address = where one lies in the device's memory; to[n] = 0; to[n] = from[n];
+ * to[rows, width] = from[rows, 0..width) of rows `stride` apart.
  *
  * clear and copy have no alignment but a float's. A team takes SHARE floats. No local memory. Deterministic for a buffer
- * that stays. Grids: one work-group; (n / SHARE).
+ * that stays. Grids: one work-group; (n / SHARE);
+ * (rows).
  */
 enum { SHARE = 65536 };
 
@@ -26,5 +28,14 @@ KERNEL void copy(global const float *from, ulong from_first, global float *to, u
         vec part[BATCH];
         load_batch(part, from + from_first + i, (int)(end - i));
         store_batch(part, to + to_first + i, (int)(end - i));
+    }
+}
+
+KERNEL void copy_rows(global const float *from, ulong stride, global float *to, ulong width)
+{
+    const ulong row = get_group_id(0);
+    for (ulong i = 0; i < width; i += VEC) {
+        const int n = (int)min((ulong)VEC, width - i);
+        store_part(load_part(from + row * stride + i, n), to + row * width + i, n);
     }
 }

@@ -8,8 +8,8 @@
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
  * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes.
  *
- * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (CPU devices only, where a kernel
- * may follow any address of its process); REMOTE = 0: one plain buffer, the rank is not looked at.
+ * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may
+ * follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the rank is not looked at.
  * A team moves TOKENS tokens or SLOTS slots. No local memory. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that

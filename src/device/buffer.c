@@ -49,6 +49,14 @@ moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
 }
 
+/* Of several pieces only kernels, reads and writes see one buffer. */
+static moert_status check_whole(const moert_buffer *buffer, const char *what) {
+    if (buffer->piece_count > 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of imported memory of %zu pieces", what,
+                          buffer->piece_count);
+    return MOERT_OK;
+}
+
 moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, size_t bytes,
                                moert_buffer **buffer) {
     if (offset_bytes % VIEW_ALIGNMENT_BYTES != 0 || offset_bytes > parent->bytes ||
@@ -58,6 +66,7 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             "view [%zu, +%zu) of a buffer of %zu bytes; the offset must be a multiple of %d",
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
     cl_int code;
+    MOERT_TRY(check_whole(parent, "a view"));
     /* OpenCL has no empty views: some byte of the parent stands in, which nobody may touch */
     cl_buffer_region region = {bytes > 0 ? offset_bytes : 0, bytes > 0 ? bytes : 1};
     cl_mem memory = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
@@ -70,7 +79,12 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
 void moert_buffer_destroy(moert_buffer *buffer) {
     if (buffer == NULL)
         return;
-    clReleaseMemObject(buffer->memory);
+    for (size_t i = 0; i < buffer->piece_count && buffer->pieces != NULL; i++)
+        if (buffer->pieces[i] != NULL)
+            clReleaseMemObject(buffer->pieces[i]);
+    if (buffer->pieces == NULL)
+        clReleaseMemObject(buffer->memory);
+    free(buffer->pieces);
     free(buffer);
 }
 
@@ -92,13 +106,13 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer->device;
 }
 
-/* Past 2 GiB NVIDIA's driver fills without end, or somewhere else: such ranges of whole floats are
- * left to kernels of ours. */
+/* Past 2 GiB NVIDIA's driver fills without end, or somewhere else, and its commands end where a
+ * piece does: such ranges of whole floats are left to kernels of ours. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 enum { SLOW_BYTES = 1 << 20, SHARE = 65536 }; /* SHARE: floats of a team, as in kernels/copy.cl */
 
-static bool is_wide(size_t end_bytes, size_t places) {
-    return end_bytes > NARROW_BYTES && places % sizeof(float) == 0;
+static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t places) {
+    return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && places % sizeof(float) == 0;
 }
 
 /* And it fills at a tenth of the memory's rate. */
@@ -123,23 +137,41 @@ static cl_event *copied(const moert_buffer *buffer, size_t bytes) {
     return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
 }
 
+/* The part of a range that one command reaches: where it begins, and its bytes. */
+static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
+    if (buffer->pieces == NULL)
+        return buffer->memory;
+    const size_t piece = *offset_bytes / buffer->piece_bytes;
+    *offset_bytes %= buffer->piece_bytes;
+    *bytes = moert_min(*bytes, buffer->piece_bytes - *offset_bytes);
+    return buffer->pieces[piece];
+}
+
 moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const void *source,
                                 size_t bytes) {
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (bytes > 0)
+    for (size_t done = 0, part; done < bytes; done += part) {
+        size_t start = offset_bytes + done;
+        part = bytes - done;
+        cl_mem memory = part_of(buffer, &start, &part);
         MOERT_CL(buffer->device,
-                 clEnqueueWriteBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset_bytes,
-                                      bytes, source, 0, NULL, copied(buffer, bytes)));
+                 clEnqueueWriteBuffer(buffer->device->queue, memory, CL_TRUE, start, part,
+                                      (const char *)source + done, 0, NULL, copied(buffer, part)));
+    }
     return MOERT_OK;
 }
 
 moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, void *target,
                                size_t bytes) {
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (bytes > 0)
+    for (size_t done = 0, part; done < bytes; done += part) {
+        size_t start = offset_bytes + done;
+        part = bytes - done;
+        cl_mem memory = part_of(buffer, &start, &part);
         MOERT_CL(buffer->device,
-                 clEnqueueReadBuffer(buffer->device->queue, buffer->memory, CL_TRUE, offset_bytes,
-                                     bytes, target, 0, NULL, copied(buffer, bytes)));
+                 clEnqueueReadBuffer(buffer->device->queue, memory, CL_TRUE, start, part,
+                                     (char *)target + done, 0, NULL, copied(buffer, part)));
+    }
     return MOERT_OK;
 }
 
@@ -148,7 +180,8 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
     const size_t ends = moert_max(source_offset_bytes, target_offset_bytes) + bytes;
-    if (is_wide(ends, source_offset_bytes | target_offset_bytes | bytes)) {
+    const size_t places = source_offset_bytes | target_offset_bytes | bytes;
+    if (is_wide(source, ends, places) || is_wide(target, ends, places)) {
         moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0, 2.0 * (double)bytes);
         return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy", shares_of(bytes),
                          MOERT_ARG(source), MOERT_ARG(source_offset_bytes / sizeof(float)),
@@ -163,6 +196,18 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     return MOERT_OK;
 }
 
+static moert_status copy_rows_by_kernel(const moert_buffer *source, size_t source_row_bytes,
+                                        moert_buffer *target, size_t target_row_bytes,
+                                        size_t rows) {
+    if ((source_row_bytes | target_row_bytes) % sizeof(float) != 0)
+        return check_whole(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
+    moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0,
+                       2.0 * (double)(rows * target_row_bytes));
+    return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy_rows", ((moert_grid){rows, 1, 1}),
+                     MOERT_ARG(source), MOERT_ARG(source_row_bytes / sizeof(float)),
+                     MOERT_ARG(target), MOERT_ARG(target_row_bytes / sizeof(float)));
+}
+
 moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
                                     moert_buffer *target, size_t target_row_bytes, size_t rows) {
     const size_t origin[3] = {0, 0, 0}, region[3] = {target_row_bytes, rows, 1};
@@ -170,6 +215,8 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
         return MOERT_OK;
     MOERT_TRY(check_range(source, 0, (rows - 1) * source_row_bytes + target_row_bytes));
     MOERT_TRY(check_range(target, 0, rows * target_row_bytes));
+    if (source->piece_count > 1 || target->piece_count > 1)
+        return copy_rows_by_kernel(source, source_row_bytes, target, target_row_bytes, rows);
     MOERT_CL(source->device,
              clEnqueueCopyBufferRect(source->device->queue, source->memory, target->memory, origin,
                                      origin, region, source_row_bytes, 0, target_row_bytes, 0, 0,
@@ -180,7 +227,7 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (is_wide(offset_bytes + bytes, offset_bytes | bytes) ||
+    if (is_wide(buffer, offset_bytes + bytes, offset_bytes | bytes) ||
         is_slow_to_fill(buffer, offset_bytes | bytes, bytes)) {
         moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
         return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", shares_of(bytes),
@@ -196,6 +243,7 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
 
 moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
     cl_int code;
+    MOERT_TRY(check_whole(buffer, "a map"));
     void *pointer = clEnqueueMapBuffer(
         buffer->device->queue, buffer->memory, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
         buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, copied(buffer, 0), &code);

@@ -25,9 +25,10 @@ typedef struct moert_device_info {
     unsigned compute_units;
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
-    bool has_bf16_dot; /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
-    bool gpu_form;     /* of its kernels: 32 work-items share a row (kernels/common.h) */
-    unsigned nvidia;   /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
+    bool imports_files; /* cl_khr_external_memory_opaque_fd */
+    bool has_bf16_dot;  /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
+    bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/common.h) */
+    unsigned nvidia;    /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
 } moert_device_info;
@@ -164,6 +165,39 @@ moert_status moert_tensor_map_ready(const moert_device *device);
 /* Blocks once per buffer, for its address. Errors: ERROR_UNSUPPORTED, ERROR_DEVICE. */
 moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
                                    moert_tensor_map *map);
+
+/* ---- memory that devices of other processes reach: NVIDIA GPUs ---- */
+
+/* Whether the device's memory can be given to other processes, and whether it reaches the GPU at
+ * `pci`. ERROR_UNSUPPORTED says why not. */
+moert_status moert_export_ready(const moert_device *device);
+moert_status moert_export_reaches(const moert_device *device, const char *pci);
+
+/* Cuts memory for a buffer of `bytes` into equal pieces of about most_piece_bytes at most. */
+moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t most_piece_bytes,
+                              size_t *count, size_t *piece_bytes);
+
+/*
+ * Pieces of memory on the device, not cleared, and a file to import each from: files[count], the
+ * caller's to close. Destroying gives up this process's hold on them; buffers imported from them
+ * stay. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
+ */
+typedef struct moert_export moert_export;
+moert_status moert_export_create(moert_device *device, size_t count, size_t piece_bytes, int *files,
+                                 moert_export **export);
+void moert_export_destroy(moert_export *export); /* NULL is legal. */
+/* Closes those that are not -1, and makes them -1. */
+void moert_close_files(int *files, size_t count);
+
+/*
+ * A buffer over the pieces of any process, in kernels one range of addresses. The files it has
+ * taken over become -1. Errors: ERROR_UNSUPPORTED (they do not lie side by side), ERROR_DEVICE.
+ */
+moert_status moert_buffer_import(moert_device *device, int *files, size_t count, size_t piece_bytes,
+                                 moert_buffer **buffer);
+
+/* The address of a buffer in kernels on its device; blocks for the first time. */
+moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* ---- recorded launches ---- */
 

@@ -44,10 +44,11 @@ struct moert_buffer {
     cl_mem memory;
     size_t bytes;
     uint64_t address; /* on the device, or 0 if nobody has asked */
+    /* Imported: lie side by side, `memory` is the first. Kernels see one buffer, commands do not.
+     */
+    cl_mem *pieces; /* [piece_count], or NULL */
+    size_t piece_count, piece_bytes;
 };
-
-/* The address of a buffer in kernels on its device; blocks for the first time. */
-moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);

@@ -72,6 +72,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
     info->local_bytes = local;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
+    info->imports_files = strstr(extensions, "cl_khr_external_memory_opaque_fd") != NULL;
     info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
                          ? moert_config_get()->form == MOERT_FORM_GPU
                          : !info->is_cpu;

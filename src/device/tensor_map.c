@@ -1,53 +1,23 @@
 /* TMA's tensor maps, encoded by NVIDIA's driver library, which is opened when the first is made. */
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stdlib.h>
-
+#include "device/cuda.h"
 #include "device/internal.h"
 
-/* Of the CUDA driver API, declared here so that nothing of it is needed to build. */
+/* Of the CUDA driver API. */
 enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };
 enum { SWIZZLE_32_BYTES = 1, SWIZZLE_64_BYTES, SWIZZLE_128_BYTES, PROMOTION_256_BYTES = 3 };
-typedef int encode_tiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
-                         const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
-                         int interleave, int swizzle, int promotion, int fill);
 
-static struct {
-    const char *pci; /* of the GPU */
-    encode_tiled *encode;
-    int (*set_current)(void *context);
-    void *context;
-    const char *missing; /* why there is none of it */
-} driver;
-static pthread_once_t opened = PTHREAD_ONCE_INIT;
-
-static void open_driver(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        driver.missing = "libcuda.so.1 cannot be opened";
-        return;
-    }
-    int (*initialise)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
-    int (*find)(int *, const char *) =
-        (int (*)(int *, const char *))dlsym(library, "cuDeviceGetByPCIBusId");
-    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
-    driver.set_current = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
-    driver.encode = (encode_tiled *)dlsym(library, "cuTensorMapEncodeTiled");
-    int device = 0;
-    if (initialise == NULL || find == NULL || retain == NULL || driver.set_current == NULL ||
-        driver.encode == NULL)
-        driver.missing = "libcuda.so.1 is older than CUDA 12";
-    else if (initialise(0) != 0 || find(&device, driver.pci) != 0 ||
-             retain(&driver.context, device) != 0)
-        driver.missing = "CUDA has no context on the GPU";
+static moert_status open_encoder(const moert_device *device, const moert_cuda **cuda) {
+    if (moert_cuda_open(device, cuda) != MOERT_OK)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "no tensor maps for TMA: %s", moert_last_error());
+    if ((*cuda)->encode_tiled == NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "no tensor maps for TMA: libcuda.so.1 is older than CUDA 12");
+    return MOERT_OK;
 }
 
 moert_status moert_tensor_map_ready(const moert_device *device) {
-    driver.pci = device->info.pci;
-    pthread_once(&opened, open_driver);
-    if (driver.missing != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "no tensor maps for TMA: %s", driver.missing);
-    return MOERT_OK;
+    const moert_cuda *cuda;
+    return open_encoder(device, &cuda);
 }
 
 /* The dimensions of a map, innermost first, and of its boxes. */
@@ -85,14 +55,14 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
     const int swizzle = tensor->box_bytes == 32   ? SWIZZLE_32_BYTES
                         : tensor->box_bytes == 64 ? SWIZZLE_64_BYTES
                                                   : SWIZZLE_128_BYTES;
+    const moert_cuda *cuda;
     uint64_t address;
-    MOERT_TRY(moert_tensor_map_ready(buffer->device));
+    MOERT_TRY(open_encoder(buffer->device, &cuda));
     MOERT_TRY(moert_buffer_address(buffer, &address));
     address += tensor->first * (tensor->bytes ? 1 : 2);
-    int code = driver.set_current(driver.context);
-    if (code == 0)
-        code = driver.encode(map, type, d.rank, (void *)(uintptr_t)address, d.sizes, d.strides,
-                             d.box, steps, 0, swizzle, PROMOTION_256_BYTES, 0);
+    const int code =
+        cuda->encode_tiled(map, type, d.rank, (void *)(uintptr_t)address, d.sizes, d.strides, d.box,
+                           steps, 0, swizzle, PROMOTION_256_BYTES, 0);
     if (code != 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "cuTensorMapEncodeTiled: error %d for [%zu, %zu, %zu] at stride %zu, "

@@ -128,12 +128,20 @@ static void close_window(moert_exchange *exchange) {
     exchange->state = NULL;
 }
 
-/* What excludes the engine before anything is made. */
+/* What excludes the engine before anything is made. Collective. */
 static void look(const moert_exchange *exchange, const moert_exchange_memory *memory,
                  char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    if (moert_comm_node_count(exchange->comm) != 1)
+    const bool cpu = moert_device_describe(exchange->device)->is_cpu;
+    bool all_cpus = cpu;
+    if (moert_exchange_everyone(exchange->comm, cpu, &all_cpus) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    else if (moert_comm_node_count(exchange->comm) != 1)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on %zu hosts",
                  moert_comm_node_count(exchange->comm));
+    else if (cpu != all_cpus)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
+                 "rank %zu uses a CPU device, which others do not",
+                 moert_comm_rank(exchange->comm));
     else
         memory->look(exchange->device, exchange->comm, reason);
 }
@@ -198,7 +206,7 @@ static moert_status open_flags(moert_exchange *exchange) {
 
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_exchange_memory *memory = &moert_memory_shared;
+    const moert_exchange_memory *memory = moert_memory_of(exchange->device);
     const size_t ranks = moert_comm_size(exchange->comm);
     moert_control *control = NULL;
     look(exchange, memory, reason);

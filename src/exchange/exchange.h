@@ -10,7 +10,8 @@
  * as one float per row.
  *
  *   local   one rank
- *   window  ranks of one host on CPU devices: shared memory, one-sided kernels
+ *   window  ranks of one host, all on CPU devices (shared memory) or all on NVIDIA GPUs that reach
+ *           each other (exported memory): one-sided kernels
  *   node    ranks of several hosts on CPU devices: windows inside a host; a row goes to each other
  *           host at most once, and one rank there passes it on (relay.h)
  *   staged  any ranks and devices: messages from and into host memory, in waves

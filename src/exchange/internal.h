@@ -31,7 +31,11 @@ typedef struct moert_exchange_memory {
                            moert_storage *storage);
 } moert_exchange_memory;
 
-extern const moert_exchange_memory moert_memory_shared;
+extern const moert_exchange_memory moert_memory_shared, moert_memory_nvidia;
+/* The one for this kind of device. */
+static inline const moert_exchange_memory *moert_memory_of(const moert_device *device) {
+    return moert_device_describe(device)->is_cpu ? &moert_memory_shared : &moert_memory_nvidia;
+}
 
 /* storage->addresses = table[ranks] */
 moert_status moert_storage_point(moert_device *device, const uint64_t *table, size_t ranks,

@@ -1,6 +1,5 @@
 /* Segments in memory that the processes of a host share, which CPU devices read and write in place.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -8,11 +7,7 @@
 
 static void look(const moert_device *device, moert_comm *comm,
                  char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_device_info *info = moert_device_describe(device);
-    if (!info->is_cpu)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
-                 moert_comm_rank(comm), info->name);
+    (void)device, (void)comm, (void)reason; /* what it takes is seen when it is made */
 }
 
 static void release(void *segments) {

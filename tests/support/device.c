@@ -14,7 +14,10 @@ static bool had_hopper; /* the last one */
 
 int open_test_device(void **state) {
     (void)state;
-    if (moert_device_open(moert_config_get()->device, "", 0, &test_device) != MOERT_OK) {
+    const char *rank =
+        getenv("OMPI_COMM_WORLD_LOCAL_RANK"); /* so that each takes a GPU of its own */
+    const unsigned number = rank != NULL ? (unsigned)strtoul(rank, NULL, 10) : 0;
+    if (moert_device_open(moert_config_get()->device, "", number, &test_device) != MOERT_OK) {
         print_error("%s\n", moert_last_error());
         return -1;
     }

@@ -3,7 +3,7 @@
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
-#   engine NAME              how rows travel: NAME, or staged where it is window and MOERT_DEVICE is gpu: GPUs have no windows
+#   engine NAME              how rows travel: NAME, or staged where it is window and MOERT_DEVICE is gpu, which not all GPUs have
 #   part COMMAND...          COMMAND while the script goes on, with a $folder and a $log of its own; as many at a time as there
 #                            are cores
 #   join                     waits for all parts and prints their lines in order

@@ -1,12 +1,11 @@
 // run: np=1 sanitize=1
 /* Choosing, opening and adopting devices, buffers and launches. Programs are in test_program.c. */
-#define CL_TARGET_OPENCL_VERSION 300
-#include <CL/cl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "device/internal.h"
 #include "support/test.h"
 
 /* A kernel for buffers to go through: x[n] += x[n]. */
@@ -285,6 +284,72 @@ static void test_a_view_is_a_part_of_its_parent(void **state) {
     moert_buffer_destroy(parent);
 }
 
+/* As imported memory is, here of views that lie side by side. */
+enum { PIECE_BYTES = 4096, PIECES = 3 };
+static moert_buffer *join_pieces(const moert_buffer *parent) {
+    moert_buffer *buffer = test_alloc(sizeof *buffer);
+    cl_int code = CL_SUCCESS;
+    *buffer = (moert_buffer){.device = test_device,
+                             .bytes = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES,
+                             .pieces = test_alloc(PIECES * sizeof(cl_mem)),
+                             .piece_count = PIECES,
+                             .piece_bytes = PIECE_BYTES};
+    for (size_t i = 0; i < PIECES; i++) {
+        const cl_buffer_region region = {i * PIECE_BYTES, PIECE_BYTES};
+        buffer->pieces[i] = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
+                                              CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+        assert_int_equal(code, CL_SUCCESS);
+    }
+    buffer->memory = buffer->pieces[0];
+    return buffer;
+}
+
+static void test_a_buffer_of_several_pieces_is_used_as_one(void **state) {
+    (void)state;
+    enum { BYTES = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES, WIDTH = 10, STRIDE = 12 };
+    enum { ROWS = BYTES / 4 / STRIDE };
+    static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
+    moert_buffer *parent, *other, *view = NULL;
+    void *mapped;
+    for (size_t i = 0; i < BYTES / 4; i++)
+        source[i] = (float)i;
+    ASSERT_OK(moert_buffer_create(test_device, PIECES * PIECE_BYTES, &parent));
+    ASSERT_OK(moert_buffer_create(test_device, BYTES, &other));
+    moert_buffer *buffer = join_pieces(parent);
+
+    ASSERT_OK(moert_buffer_write(buffer, 0, source, BYTES));
+    ASSERT_OK(moert_buffer_read(parent, 0, got, BYTES));
+    assert_memory_equal(got, source, BYTES);
+    ASSERT_OK(moert_buffer_read(buffer, PIECE_BYTES - 4, got, PIECE_BYTES + 8));
+    assert_memory_equal(got, source + PIECE_BYTES / 4 - 1, PIECE_BYTES + 8);
+    ASSERT_OK(moert_buffer_copy(buffer, 4, other, 0, BYTES - 4));
+    ASSERT_OK(moert_buffer_read(other, 0, got, BYTES - 4));
+    assert_memory_equal(got, source + 1, BYTES - 4);
+    ASSERT_OK(moert_buffer_copy_rows(buffer, STRIDE * 4, other, WIDTH * 4, ROWS));
+    ASSERT_OK(moert_buffer_read(other, 0, rows, sizeof rows));
+    for (size_t i = 0; i < ROWS * WIDTH; i++)
+        assert_true(rows[i] == source[i / WIDTH * STRIDE + i % WIDTH]);
+    ASSERT_OK(moert_buffer_clear(buffer, PIECE_BYTES - 8, PIECE_BYTES + 16));
+    ASSERT_OK(moert_buffer_read(parent, 0, got, BYTES));
+    for (size_t i = 0; i < BYTES / 4; i++) {
+        const bool kept = i < PIECE_BYTES / 4 - 2 || i >= PIECE_BYTES / 2 + 2;
+        assert_true(got[i] == (kept ? source[i] : 0.0f));
+    }
+    ASSERT_FAILS(moert_buffer_write(buffer, BYTES - 3, got, 4), MOERT_ERROR_USAGE, "outside");
+    ASSERT_FAILS(moert_buffer_view(buffer, 512, 8, &view), MOERT_ERROR_UNSUPPORTED, "3 pieces");
+    ASSERT_FAILS(moert_buffer_map(buffer, &mapped), MOERT_ERROR_UNSUPPORTED, "3 pieces");
+    moert_buffer_destroy(buffer);
+    moert_buffer_destroy(other);
+    moert_buffer_destroy(parent);
+}
+
+static void test_memory_of_cpus_is_not_exported(void **state) {
+    (void)state;
+    if (moert_device_describe(test_device)->nvidia == 0)
+        ASSERT_FAILS(moert_export_ready(test_device), MOERT_ERROR_UNSUPPORTED,
+                     "cl_khr_external_memory_opaque_fd");
+}
+
 static void test_wrapped_memory_is_used_as_it_is(void **state) {
     (void)state;
     enum { N = 1024 };
@@ -371,6 +436,8 @@ int main(void) {
         cmocka_unit_test(test_copies_and_fills_keep_to_their_range),
         cmocka_unit_test(test_copies_and_fills_of_large_buffers_keep_to_their_range),
         cmocka_unit_test(test_a_view_is_a_part_of_its_parent),
+        cmocka_unit_test(test_a_buffer_of_several_pieces_is_used_as_one),
+        cmocka_unit_test(test_memory_of_cpus_is_not_exported),
         cmocka_unit_test(test_wrapped_memory_is_used_as_it_is),
         cmocka_unit_test(test_reserve_keeps_what_is_large_enough),
         cmocka_unit_test(test_launches_say_what_is_wrong_with_them),

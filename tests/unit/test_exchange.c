@@ -62,6 +62,11 @@ static void free_spread(void) {
         moert_comm_destroy(spread[together]);
 }
 
+static bool has_windows(void) {
+    const moert_device_info *info = moert_device_describe(test_device);
+    return info->is_cpu || info->nvidia > 0;
+}
+
 /* The exchange under test. */
 static moert_exchange *open_exchange(void **state) {
     const setup *tested = *state;
@@ -255,7 +260,7 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     char text[64];
     snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
     ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, &moert_memory_shared, busy_ns, &busy));
+        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
@@ -279,10 +284,9 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
 static void test_exchange_chooses_the_best_engine(void **state) {
     (void)state;
     moert_exchange *exchange;
-    const bool cpu = moert_device_describe(test_device)->is_cpu;
     ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange));
     const char *engine = moert_exchange_engine(exchange);
-    assert_string_equal(engine, test_ranks == 1 ? "local" : cpu ? "window" : "staged");
+    assert_string_equal(engine, test_ranks == 1 ? "local" : has_windows() ? "window" : "staged");
     moert_exchange_destroy(exchange);
     if (test_ranks > 1)
         ASSERT_FAILS_ON_ALL(
@@ -464,7 +468,7 @@ static bool applies(const setup *tested) {
     case MOERT_EXCHANGE_LOCAL:
         return test_ranks == 1;
     case MOERT_EXCHANGE_WINDOW:
-        return cpu;
+        return has_windows();
     case MOERT_EXCHANGE_NODE:
         return cpu && tested->together < test_ranks;
     default:

@@ -44,9 +44,9 @@ static void test_devices_see_what_the_others_did_before_a_meeting(void **state) 
     moert_storage rows = {.rows = NULL};
     moert_flags *flags;
     uint32_t count = 0, all = 0;
-    ASSERT_OK_ON_ALL(moert_memory_shared.create(test_device, test_comm, test_ranks * 64, &rows));
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, &moert_memory_shared, PATIENCE_NS, &flags));
+    const moert_memory *memory = moert_memory_of(test_device);
+    ASSERT_OK_ON_ALL(memory->create(test_device, test_comm, test_ranks * 64, &rows));
+    ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, memory, PATIENCE_NS, &flags));
     moert_status status = MOERT_OK;
     for (unsigned round = 0; round < ROUNDS; round++) {
         const moert_status enqueued = enqueue_round(&rows, flags, round, &wrong[round]);
@@ -75,8 +75,8 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
     if (test_ranks == 1)
         return;
     snprintf(text, sizeof text, "the device of rank %zu (", late);
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, &moert_memory_shared, patience_ns, &flags));
+    ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
+                                        patience_ns, &flags));
     moert_phase_set("some phase");
     moert_status met = test_rank != late ? moert_flags_meet(flags) : MOERT_OK;
     moert_phase_set("another phase");
@@ -85,9 +85,8 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
     const moert_status found = test_rank != late ? moert_flags_check(flags) : MOERT_ERROR_COMM;
     bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
     if (test_rank != late)
-        right =
-            right && strstr(moert_last_error(), text) != NULL &&
-            strstr(moert_last_error(), "meeting 1, in phase 'some phase', within 1 s") != NULL;
+        right = right && strstr(moert_last_error(), text) != NULL &&
+                strstr(moert_last_error(), "meeting 1, in phase 'some phase', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
     for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
         met = moert_flags_meet(flags);

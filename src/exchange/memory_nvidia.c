@@ -1,0 +1,132 @@
+/*
+ * Segments on the GPUs of NVIDIA's on one host: every rank makes its own, and takes those of the
+ * others into its OpenCL context from open files (device/device.h, "memory that devices of other
+ * processes reach"). Kernels then read and write them over NVLink or PCIe.
+ *
+ * Large segments come in pieces, which the driver takes more readily; where pieces do not lie side
+ * by side on every rank, each segment is made in one.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "exchange/internal.h"
+
+static const size_t PIECE_BYTES = (size_t)256 << 20;
+
+/* What a rank holds beside its own rows. */
+typedef struct segments {
+    moert_export *own;
+    size_t ranks;
+    moert_buffer *others[]; /* [ranks], NULL for this rank */
+} segments;
+
+static void look(const moert_device *device, moert_comm *comm,
+                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_device_info *info = moert_device_describe(device);
+    if (info->nvidia == 0)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
+                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
+                 moert_comm_rank(comm), info->name);
+    else if (moert_export_ready(device) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "rank %zu: %s", moert_comm_rank(comm),
+                 moert_last_error());
+}
+
+static void release(void *memory) {
+    segments *s = memory;
+    for (size_t r = 0; r < s->ranks; r++)
+        moert_buffer_destroy(s->others[r]);
+    moert_export_destroy(s->own);
+    free(s);
+}
+
+/* Whether this rank's GPU reaches those of all others. */
+static moert_status check_peers(moert_device *device, moert_comm *comm) {
+    enum { BYTES = sizeof((moert_device_info *)0)->pci };
+    const size_t ranks = moert_comm_size(comm);
+    char(*places)[BYTES];
+    moert_status status;
+    MOERT_TRY(moert_alloc(&places, ranks, BYTES));
+    MOERT_TRY_OR(done,
+                 moert_comm_allgather(comm, moert_device_describe(device)->pci, BYTES, places));
+    for (size_t r = 0; r < ranks && status == MOERT_OK; r++)
+        status = moert_export_reaches(device, places[r]);
+done:
+    free(places);
+    return moert_comm_agree(comm, status);
+}
+
+/* The segments of all ranks from their files[ranks][count], and where they lie. */
+static moert_status take(moert_device *device, moert_comm *comm, int *files, size_t count,
+                         size_t piece_bytes, moert_storage *storage) {
+    segments *s = storage->segments;
+    uint64_t *table;
+    moert_status status = MOERT_OK;
+    MOERT_TRY(moert_alloc(&table, s->ranks, sizeof *table));
+    for (size_t r = 0; r < s->ranks && status == MOERT_OK; r++) {
+        moert_buffer **segment = r == moert_comm_rank(comm) ? &storage->rows : &s->others[r];
+        status = moert_buffer_import(device, files + r * count, count, piece_bytes, segment);
+        if (status == MOERT_OK)
+            status = moert_buffer_address(*segment, &table[r]);
+    }
+    if (status == MOERT_OK)
+        status = moert_storage_point(device, table, s->ranks, storage);
+    free(table);
+    return status;
+}
+
+/* Makes this rank's segment, and exchanges it for those of the others. All ranks fail alike. */
+static moert_status create_in_pieces(moert_device *device, moert_comm *comm, size_t count,
+                                     size_t piece_bytes, moert_storage *storage) {
+    const size_t ranks = moert_comm_size(comm);
+    segments *s = NULL;
+    int *mine = NULL, *all = NULL;
+    moert_status status = moert_alloc(&s, 1, sizeof *s + ranks * sizeof *s->others);
+    if (status == MOERT_OK) {
+        s->ranks = ranks;
+        storage->segments = s;
+        storage->release = release;
+        status = moert_alloc(&mine, count, sizeof *mine);
+    }
+    if (status == MOERT_OK)
+        status = moert_alloc(&all, ranks * count, sizeof *all);
+    if (status == MOERT_OK)
+        status = moert_export_create(device, count, piece_bytes, mine, &s->own);
+    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    status = moert_comm_share_files(comm, mine, count, all);
+    moert_close_files(mine, count);
+    MOERT_TRY_OR(done, status);
+    status = take(device, comm, all, count, piece_bytes, storage);
+    moert_close_files(all, ranks * count);
+    status = moert_comm_agree(comm, status);
+done:
+    free(mine);
+    free(all);
+    return status;
+}
+
+static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
+                           moert_storage *storage) {
+    size_t count, piece_bytes;
+    MOERT_TRY(check_peers(device, comm));
+    MOERT_TRY(
+        moert_comm_agree(comm, moert_export_cut(device, bytes, PIECE_BYTES, &count, &piece_bytes)));
+    moert_status status = create_in_pieces(device, comm, count, piece_bytes, storage);
+    if (status != MOERT_ERROR_UNSUPPORTED || count == 1)
+        return status;
+    MOERT_DEBUG("segments of %zu bytes in one piece: %s", bytes, moert_last_error());
+    moert_storage_release(storage);
+    MOERT_TRY(moert_comm_agree(
+        comm, moert_export_cut(device, bytes, bytes + PIECE_BYTES, &count, &piece_bytes)));
+    return create_in_pieces(device, comm, count, piece_bytes, storage);
+}
+
+const moert_exchange_memory moert_memory_nvidia = {
+    .name = "memory of NVIDIA GPUs",
+    .reserves_worst_case = false,
+    .look = look,
+    .create = create,
+};
