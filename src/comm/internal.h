@@ -29,6 +29,8 @@ struct moert_comm {
 
 /* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
 extern size_t moert_comm_piece_bytes;
+/* Most bytes of a message of comm/mail.h. Tests lower it. */
+extern size_t moert_mail_piece_bytes;
 
 /*
  * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`; the

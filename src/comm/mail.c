@@ -1,0 +1,198 @@
+/* Rows as non-blocking messages: MPI gathers and scatters the runs itself, by a type that lists
+ * them. */
+#include "comm/mail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/internal.h"
+
+size_t moert_mail_piece_bytes = (size_t)4 << 20;
+
+struct moert_mail {
+    moert_comm *comm;
+    size_t count, room;    /* messages under way; what the next three have room for */
+    MPI_Request *requests; /* [room] */
+    size_t *part;          /* [room] */
+    int *done;             /* [room] scratch */
+    size_t runs;           /* what the next two have room for */
+    int *lengths, *places; /* [runs] of one message */
+    size_t left[MOERT_MAIL_PARTS];
+};
+
+moert_status moert_mail_create(moert_comm *comm, moert_mail **mail) {
+    moert_mail *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->comm = comm;
+    *mail = made;
+    return MOERT_OK;
+}
+
+void moert_mail_destroy(moert_mail *mail) {
+    if (mail == NULL)
+        return;
+    for (size_t i = 0; i < mail->count; i++)
+        MPI_Request_free(&mail->requests[i]);
+    free(mail->requests);
+    free(mail->part);
+    free(mail->done);
+    free(mail->lengths);
+    free(mail->places);
+    free(mail);
+}
+
+/* Makes *array hold `room` objects, of which the first `used` stay. */
+static moert_status grow(void *array, size_t used, size_t room, size_t bytes) {
+    void *made, *old;
+    memcpy(&old, array, sizeof old);
+    MOERT_TRY(moert_alloc(&made, room, bytes));
+    if (used > 0)
+        memcpy(made, old, used * bytes);
+    free(old);
+    memcpy(array, &made, sizeof made);
+    return MOERT_OK;
+}
+
+static moert_status reserve_messages(moert_mail *mail) {
+    const size_t room = 2 * mail->room + 16;
+    if (mail->count < mail->room)
+        return MOERT_OK;
+    MOERT_TRY(grow(&mail->requests, mail->count, room, sizeof *mail->requests));
+    MOERT_TRY(grow(&mail->part, mail->count, room, sizeof *mail->part));
+    MOERT_TRY(grow(&mail->done, 0, room, sizeof *mail->done));
+    mail->room = room;
+    return MOERT_OK;
+}
+
+static moert_status reserve_runs(moert_mail *mail, size_t runs) {
+    if (runs <= mail->runs)
+        return MOERT_OK;
+    MOERT_TRY(grow(&mail->lengths, 0, runs, sizeof *mail->lengths));
+    MOERT_TRY(grow(&mail->places, 0, runs, sizeof *mail->places));
+    mail->runs = runs;
+    return MOERT_OK;
+}
+
+/* The type of the runs that lengths and places list. */
+static moert_status describe(const moert_mail *mail, const moert_mail_rows *rows, int runs,
+                             MPI_Datatype *type) {
+    MPI_Datatype bytes, row;
+    int row_bytes;
+    MOERT_TRY(moert_to_int(rows->row_bytes, "bytes of a row", &row_bytes));
+    MOERT_MPI(mail->comm, MPI_Type_contiguous(row_bytes, MPI_BYTE, &bytes));
+    int code = MPI_Type_create_resized(bytes, 0, (MPI_Aint)rows->stride_bytes, &row);
+    MPI_Type_free(&bytes);
+    MOERT_MPI(mail->comm, code);
+    code = MPI_Type_indexed(runs, mail->lengths, mail->places, row, type);
+    MPI_Type_free(&row);
+    MOERT_MPI(mail->comm, code);
+    MOERT_MPI(mail->comm, MPI_Type_commit(type));
+    return MOERT_OK;
+}
+
+/* Posts one message: of bytes if they lie together, so that most messages need no type. */
+static moert_status post_piece(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
+                               size_t first, size_t runs) {
+    char *data = (char *)rows->data + first * rows->stride_bytes;
+    const bool together = runs == 1 && rows->row_bytes == rows->stride_bytes;
+    MPI_Datatype type = MPI_BYTE;
+    int count = 1, peer = (int)to.peer;
+    MOERT_TRY(reserve_messages(mail));
+    if (together)
+        MOERT_TRY(
+            moert_to_int((size_t)mail->lengths[0] * rows->row_bytes, "bytes of a message", &count));
+    else
+        MOERT_TRY(describe(mail, rows, (int)runs, &type));
+    MPI_Request *request = &mail->requests[mail->count];
+    const int code = to.send
+                         ? MPI_Isend(data, count, type, peer, to.tag, mail->comm->handle, request)
+                         : MPI_Irecv(data, count, type, peer, to.tag, mail->comm->handle, request);
+    if (!together)
+        MPI_Type_free(&type);
+    MOERT_MPI(mail->comm, code);
+    mail->part[mail->count++] = to.part;
+    mail->left[to.part]++;
+    return MOERT_OK;
+}
+
+/* Where the next row to be posted is. */
+typedef struct moert_mail_cursor {
+    const moert_mail_run *run, *end;
+    size_t used; /* rows of *run */
+} moert_mail_cursor;
+
+/* Lists runs of up to `most` rows from the cursor on, as places after row *first. */
+static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t most, size_t *first,
+                               size_t *runs) {
+    size_t rows = 0;
+    *runs = 0;
+    while (at->run < at->end && rows < most) {
+        const size_t take = moert_min(at->run->count - at->used, most - rows);
+        const size_t row = at->run->first + at->used;
+        if (take > 0) {
+            *first = *runs == 0 ? row : *first;
+            MOERT_TRY(moert_to_int(take, "rows of a message", &mail->lengths[*runs]));
+            MOERT_TRY(moert_to_int(row - *first, "rows of a message", &mail->places[*runs]));
+            ++*runs;
+        }
+        rows += take;
+        at->used += take;
+        if (at->used == at->run->count) {
+            at->run++;
+            at->used = 0;
+        }
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
+                             const moert_mail_run *runs, size_t count) {
+    const size_t most = moert_max(moert_mail_piece_bytes / moert_max(rows->row_bytes, 1), 1);
+    moert_mail_cursor at = {runs, runs + count, 0};
+    MOERT_TRY(reserve_runs(mail, count));
+    while (at.run < at.end) {
+        size_t first = 0, listed;
+        MOERT_TRY(take_piece(mail, &at, most, &first, &listed));
+        if (listed > 0)
+            MOERT_TRY(post_piece(mail, to, rows, first, listed));
+    }
+    return MOERT_OK;
+}
+
+/* Forgets the messages that MPI has done. */
+static void drop_done(moert_mail *mail, int done) {
+    size_t kept = 0;
+    for (int i = 0; i < done; i++)
+        mail->left[mail->part[mail->done[i]]]--;
+    for (size_t i = 0; i < mail->count; i++)
+        if (mail->requests[i] != MPI_REQUEST_NULL) {
+            mail->requests[kept] = mail->requests[i];
+            mail->part[kept++] = mail->part[i];
+        }
+    mail->count = kept;
+}
+
+moert_status moert_mail_progress(moert_mail *mail, bool wait) {
+    int done = 0, count;
+    if (mail->count == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_to_int(mail->count, "messages under way", &count));
+    if (wait)
+        MOERT_MPI(mail->comm,
+                  MPI_Waitsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
+    else
+        MOERT_MPI(mail->comm,
+                  MPI_Testsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
+    if (done > 0)
+        drop_done(mail, done);
+    return MOERT_OK;
+}
+
+size_t moert_mail_left(const moert_mail *mail, size_t part) {
+    return mail->left[part];
+}
+
+size_t moert_mail_left_of_all(const moert_mail *mail) {
+    return mail->count;
+}

@@ -1,0 +1,155 @@
+/* Memory of host and device, and marks in a device's queue. */
+#include "device/staging.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/internal.h"
+#include "device/profile.h"
+
+enum { PAGE_BYTES = 4096 };
+
+struct moert_staging {
+    moert_buffer *buffer;
+    void *host;
+    cl_mem locked; /* where `host` is mapped from; NULL: it is the buffer's memory */
+};
+
+/* Page-locked memory, which stays mapped. */
+static moert_status lock_memory(moert_device *device, size_t bytes, moert_staging *made) {
+    cl_int code;
+    made->locked = clCreateBuffer(device->context, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR, bytes,
+                                  NULL, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_FAIL(ERROR_MEMORY, "%s has no room for %zu page-locked bytes (%s)",
+                          device->info.name, bytes, moert_cl_error_name(code));
+    made->host = clEnqueueMapBuffer(device->queue, made->locked, CL_TRUE,
+                                    CL_MAP_READ | CL_MAP_WRITE, 0, bytes, 0, NULL, NULL, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clEnqueueMapBuffer");
+    memset(made->host, 0, bytes);
+    return moert_buffer_create(device, bytes, &made->buffer);
+}
+
+/* Kernels may read a tail, as of other buffers. */
+static moert_status share_memory(moert_device *device, size_t bytes, moert_staging *made) {
+    const size_t pages = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
+    made->host = aligned_alloc(PAGE_BYTES, pages);
+    if (made->host == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu bytes", pages);
+    memset(made->host, 0, pages);
+    return moert_buffer_wrap(device, made->host, bytes, &made->buffer);
+}
+
+moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging) {
+    moert_staging *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    bytes = moert_max(bytes, 1);
+    MOERT_TRY_OR(destroy, (device->info.is_cpu ? share_memory : lock_memory)(device, bytes, made));
+    *staging = made;
+    return MOERT_OK;
+destroy:
+    moert_staging_destroy(made);
+    return status;
+}
+
+moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging) {
+    moert_staging *made;
+    if (*staging != NULL && moert_buffer_bytes((*staging)->buffer) >= bytes)
+        return MOERT_OK;
+    MOERT_TRY(moert_staging_create(device, bytes + bytes / 4, &made));
+    moert_staging_destroy(*staging);
+    *staging = made;
+    return MOERT_OK;
+}
+
+void moert_staging_destroy(moert_staging *staging) {
+    if (staging == NULL)
+        return;
+    if (staging->buffer != NULL)
+        moert_device_finish(moert_buffer_device(staging->buffer));
+    moert_buffer_destroy(staging->buffer);
+    if (staging->locked != NULL)
+        clReleaseMemObject(staging->locked);
+    else
+        free(staging->host);
+    free(staging);
+}
+
+moert_buffer *moert_staging_buffer(const moert_staging *staging) {
+    return staging->buffer;
+}
+
+void *moert_staging_host(const moert_staging *staging) {
+    return staging->host;
+}
+
+static moert_status check_range(const moert_staging *staging, size_t offset_bytes, size_t bytes) {
+    const size_t all = moert_buffer_bytes(staging->buffer);
+    if (offset_bytes > all || bytes > all - offset_bytes)
+        return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside %zu bytes of staging",
+                          offset_bytes, bytes, all);
+    return MOERT_OK;
+}
+
+moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, size_t bytes) {
+    moert_device *device = staging->buffer->device;
+    MOERT_TRY(check_range(staging, offset_bytes, bytes));
+    if (staging->locked != NULL && bytes > 0)
+        MOERT_CL(device,
+                 clEnqueueReadBuffer(device->queue, staging->buffer->memory, CL_FALSE, offset_bytes,
+                                     bytes, (char *)staging->host + offset_bytes, 0, NULL,
+                                     moert_profile_event(device, MOERT_FAMILY_COPY)));
+    return MOERT_OK;
+}
+
+moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes) {
+    moert_device *device = staging->buffer->device;
+    MOERT_TRY(check_range(staging, offset_bytes, bytes));
+    if (staging->locked != NULL && bytes > 0)
+        MOERT_CL(device,
+                 clEnqueueWriteBuffer(device->queue, staging->buffer->memory, CL_FALSE,
+                                      offset_bytes, bytes, (char *)staging->host + offset_bytes, 0,
+                                      NULL, moert_profile_event(device, MOERT_FAMILY_COPY)));
+    return MOERT_OK;
+}
+
+/* ---- marks ---- */
+
+struct moert_mark {
+    const moert_device *device;
+    cl_event event;
+};
+
+moert_status moert_mark_set(moert_device *device, moert_mark **mark) {
+    moert_mark *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->event);
+    if (code == CL_SUCCESS)
+        code = clFlush(device->queue);
+    if (code != CL_SUCCESS) {
+        moert_mark_free(made);
+        return MOERT_CL_FAIL(device, code, "clEnqueueMarkerWithWaitList");
+    }
+    *mark = made;
+    return MOERT_OK;
+}
+
+moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
+    cl_int state;
+    MOERT_CL(mark->device, clGetEventInfo(mark->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
+                                          sizeof state, &state, NULL));
+    *passed = state <= CL_COMPLETE;
+    return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
+}
+
+void moert_mark_free(moert_mark *mark) {
+    if (mark == NULL)
+        return;
+    if (mark->event != NULL)
+        clReleaseEvent(mark->event);
+    free(mark);
+}

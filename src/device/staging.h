@@ -1,0 +1,37 @@
+/*
+ * Device memory beside which the host has memory of its own that other processes or hosts can be
+ * sent from and received into: on CPU devices the same memory, which kernels and the host use in
+ * turns; on others page-locked memory, between which and the device ranges are copied by commands.
+ *
+ * Marks tell the host, without waiting, that a device has come so far.
+ */
+#ifndef MOERT_DEVICE_STAGING_H
+#define MOERT_DEVICE_STAGING_H
+
+#include "device/device.h"
+
+typedef struct moert_staging moert_staging;
+
+/* `bytes` of zeros, on the host. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
+/* The same if *staging, NULL at first, holds less; its content is then lost, and nothing enqueued
+ * may use it any more. */
+moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging);
+void moert_staging_destroy(moert_staging *staging); /* NULL is legal */
+
+moert_buffer *moert_staging_buffer(const moert_staging *staging);
+void *moert_staging_host(const moert_staging *staging);
+
+/* Enqueues that the host's memory gets the device's bytes, or the device the host's, which must
+ * stay until then. Errors: ERROR_USAGE (outside of it), ERROR_DEVICE. */
+moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, size_t bytes);
+moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes);
+
+/* The end of what has been enqueued so far. */
+typedef struct moert_mark moert_mark;
+moert_status moert_mark_set(moert_device *device, moert_mark **mark);
+/* *passed: all of that is done; ERROR_DEVICE if it has failed. */
+moert_status moert_mark_look(const moert_mark *mark, bool *passed);
+void moert_mark_free(moert_mark *mark); /* NULL is legal */
+
+#endif
