@@ -16,61 +16,73 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/phase.h"
+#include "comm/mail.h"
+#include "device/staging.h"
 #include "exchange/internal.h"
 
-/* Memory for messages, which kernels fill and read where it lies; it grows and is kept. */
-typedef struct moert_post {
-    moert_buffer *buffer;
-    void *memory; /* the same, mapped as long as it lives */
-} moert_post;
+/* Kinds of messages, which are their tags. */
+enum { TABLES = 1, ROWS, SLOTS, WEIGHTS };
 
-/* What goes out and what comes in. */
-typedef struct moert_mail {
-    moert_post out, in;
+/* What goes out and what comes in; kernels fill and read it where it lies. */
+typedef struct moert_cargo {
+    moert_staging *out, *in;
     moert_buffer *reach; /* combine: uint64 [here + 1], this node's segments and then `in` */
-} moert_mail;
+} moert_cargo;
 
 typedef struct moert_node {
     moert_exchange inside; /* of this node's ranks, for its windows alone */
-    bool presum;
-    moert_mail rows, slots, weights;
+    moert_mail *mail;
+    moert_cargo rows, slots, weights;
     moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
 } moert_node;
 
 /* ---- messages ---- */
 
-static void free_post(moert_post *post) {
-    if (post->memory != NULL)
-        moert_buffer_unmap(post->buffer, post->memory);
-    moert_buffer_destroy(post->buffer);
-    *post = (moert_post){.buffer = NULL};
+static moert_status reserve_cargo(moert_device *device, size_t rows_out, size_t rows_in,
+                                  size_t width, moert_cargo *cargo) {
+    MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &cargo->out));
+    return moert_staging_reserve(device, rows_in * width * sizeof(float), &cargo->in);
 }
 
-static moert_status reserve_post(moert_device *device, size_t floats, moert_post *post) {
-    const size_t bytes = floats * sizeof(float);
-    if (post->memory != NULL && moert_buffer_bytes(post->buffer) >= bytes)
-        return MOERT_OK;
-    free_post(post);
-    MOERT_TRY(moert_buffer_create(device, bytes + bytes / 4, &post->buffer));
-    return moert_buffer_map(post->buffer, &post->memory);
+static void free_cargo(moert_cargo *cargo) {
+    moert_staging_destroy(cargo->out);
+    moert_staging_destroy(cargo->in);
+    moert_buffer_destroy(cargo->reach);
 }
 
-static void free_mail(moert_mail *mail) {
-    free_post(&mail->out);
-    free_post(&mail->in);
-    moert_buffer_destroy(mail->reach);
+/* Posts rows to and from all ranks, sorted by rank. */
+static moert_status post(moert_exchange *exchange, int tag, void *out, const size_t *send_rows,
+                         void *in, const size_t *receive_rows, size_t row_bytes) {
+    const moert_node *node = exchange->state;
+    const moert_mail_rows from = {out, row_bytes, row_bytes}, to = {in, row_bytes, row_bytes};
+    moert_mail_run sent = {0, 0}, received = {0, 0};
+    for (size_t r = 0; r < exchange->rails->ranks; r++) {
+        received = (moert_mail_run){received.first + received.count, receive_rows[r]};
+        sent = (moert_mail_run){sent.first + sent.count, send_rows[r]};
+        MOERT_TRY(
+            moert_mail_post(node->mail, (moert_mail_address){false, r, tag, 0}, &to, &received, 1));
+        MOERT_TRY(
+            moert_mail_post(node->mail, (moert_mail_address){true, r, tag, 0}, &from, &sent, 1));
+    }
+    return MOERT_OK;
 }
 
-static moert_status reserve_mail(moert_device *device, size_t rows_out, size_t rows_in,
-                                 size_t width, moert_mail *mail) {
-    MOERT_TRY(reserve_post(device, rows_out * width, &mail->out));
-    return reserve_post(device, rows_in * width, &mail->in);
+static moert_status post_cargo(moert_exchange *exchange, int tag, const moert_cargo *cargo,
+                               const size_t *send_rows, const size_t *receive_rows, size_t width) {
+    return post(exchange, tag, moert_staging_host(cargo->out), send_rows,
+                moert_staging_host(cargo->in), receive_rows, width * sizeof(float));
 }
 
-static moert_status send_mail(moert_exchange *exchange, const moert_mail *mail,
-                              const size_t *send_rows, const size_t *receive_rows, size_t width) {
-    return moert_comm_alltoallv(exchange->comm, mail->out.memory, send_rows, mail->in.memory,
-                                receive_rows, width * sizeof(float));
+/* Until all that is posted has come and gone. */
+static moert_status await_mail(moert_exchange *exchange) {
+    const moert_node *node = exchange->state;
+    moert_status status = MOERT_OK;
+    moert_phase_wait_begin();
+    while (status == MOERT_OK && moert_mail_left_of_all(node->mail) > 0)
+        status = moert_mail_progress(node->mail, true);
+    moert_phase_wait_end();
+    return status;
 }
 
 /*
@@ -94,23 +106,23 @@ static moert_status finish(moert_exchange *exchange, moert_status status) {
 
 /* Packs the rows of source[T,width] that leave the node. */
 static moert_status pack(moert_exchange *exchange, const moert_relay *relay,
-                         const moert_buffer *source, size_t width, moert_mail *mail) {
-    MOERT_TRY(reserve_mail(exchange->device, relay->rows_out, relay->rows_in, width, mail));
-    return moert_kernel_gather(exchange->device, &(moert_gather){.reach = source,
-                                                                 .from = relay->source.buffer,
-                                                                 .rows = relay->rows_out,
-                                                                 .width = width,
-                                                                 .stride = width,
-                                                                 .packed = mail->out.buffer});
+                         const moert_buffer *source, size_t width, moert_cargo *cargo) {
+    MOERT_TRY(reserve_cargo(exchange->device, relay->rows_out, relay->rows_in, width, cargo));
+    return moert_kernel_gather(exchange->device,
+                               &(moert_gather){.reach = source,
+                                               .from = relay->source.buffer,
+                                               .rows = relay->rows_out,
+                                               .width = width,
+                                               .stride = width,
+                                               .packed = moert_staging_buffer(cargo->out)});
 }
 
 /* Tells the relays where their rows belong, once per plan. */
-static moert_status introduce(moert_exchange *exchange, moert_relay *relay, size_t topk) {
+static moert_status introduce(moert_exchange *exchange, const moert_relay *relay, size_t topk) {
     if (relay->known)
         return MOERT_OK;
-    return moert_comm_alltoallv(exchange->comm, relay->outgoing.data, relay->send_rows,
-                                relay->incoming.data, relay->receive_rows,
-                                topk * sizeof *relay->incoming.data);
+    return post(exchange, TABLES, relay->outgoing.data, relay->send_rows, relay->incoming.data,
+                relay->receive_rows, topk * sizeof *relay->incoming.data);
 }
 
 /* Stores the rows that have arrived into this node's windows. */
@@ -118,12 +130,13 @@ static moert_status pass_on(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
     moert_relay *relay = move->plan->relay;
     if (!relay->known)
-        MOERT_TRY(moert_relay_learn(exchange->device, relay));
-    const moert_move relayed = {.plan = &relay->relayed,
-                                .window = move->window,
-                                .slots = move->slots,
-                                .source = node->rows.in.buffer,
-                                .slot_source = node->slots.in.buffer};
+        MOERT_TRY(moert_relay_learn(exchange->device, exchange->rails->ranks, relay));
+    const moert_move relayed = {
+        .plan = &relay->relayed,
+        .window = move->window,
+        .slots = move->slots,
+        .source = moert_staging_buffer(node->rows.in),
+        .slot_source = move->slots != NULL ? moert_staging_buffer(node->slots.in) : NULL};
     return moert_kernel_dispatch(exchange, &relayed, true);
 }
 
@@ -145,8 +158,11 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_move *mo
     MOERT_TRY(meet(exchange->comm, status));
     MOERT_TRY(introduce(exchange, relay, topk));
     if (slots)
-        MOERT_TRY(send_mail(exchange, &node->slots, relay->send_rows, relay->receive_rows, topk));
-    MOERT_TRY(send_mail(exchange, &node->rows, relay->send_rows, relay->receive_rows, width));
+        MOERT_TRY(post_cargo(exchange, SLOTS, &node->slots, relay->send_rows, relay->receive_rows,
+                             topk));
+    MOERT_TRY(
+        post_cargo(exchange, ROWS, &node->rows, relay->send_rows, relay->receive_rows, width));
+    MOERT_TRY(await_mail(exchange));
     status = finish(exchange, pass_on(exchange, move));
     MOERT_TRY(meet(exchange->comm, status));
     relay->known = true;
@@ -155,49 +171,53 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_move *mo
 
 /* ---- combine ---- */
 
-/* Gathers the window's results of the slots that this rank has relayed. */
-static moert_status gather_results(moert_exchange *exchange, const moert_relay *relay,
-                                   const moert_window *window, moert_mail *mail) {
+/* Gathers a window's results one by one. */
+static moert_status gather_results(moert_exchange *exchange, const moert_returns *returns,
+                                   const moert_window *window, moert_cargo *cargo) {
     const size_t stride = window->stride;
-    MOERT_TRY(reserve_mail(exchange->device, relay->slots_in, relay->slots_out, stride, mail));
-    return moert_kernel_gather(exchange->device, &(moert_gather){.reach = window->storage.addresses,
-                                                                 .from = relay->results.buffer,
-                                                                 .remote = true,
-                                                                 .rows = relay->slots_in,
-                                                                 .width = stride,
-                                                                 .stride = stride,
-                                                                 .packed = mail->out.buffer});
+    MOERT_TRY(reserve_cargo(exchange->device, returns->rows_out, returns->rows_in, stride, cargo));
+    return moert_kernel_gather(exchange->device,
+                               &(moert_gather){.reach = window->storage.addresses,
+                                               .from = returns->from.buffer,
+                                               .remote = true,
+                                               .rows = returns->rows_out,
+                                               .width = stride,
+                                               .stride = stride,
+                                               .packed = moert_staging_buffer(cargo->out)});
 }
 
-/* Sums them by row instead; the padding has a sum, too. */
+/* Sums those that are to be summed; the padding has a sum, too. */
 static moert_status sum_results(moert_exchange *exchange, const moert_relay *relay,
                                 const moert_window *window, const moert_buffer *weight,
-                                moert_mail *mail) {
+                                moert_cargo *cargo) {
+    const moert_returns *returns = &relay->sums;
     moert_window whole = *window;
     whole.width = window->stride;
-    MOERT_TRY(
-        reserve_mail(exchange->device, relay->rows_in, relay->rows_out, window->stride, mail));
-    const moert_move sum = {
-        .plan = &relay->relayed, .window = &whole, .weight = weight, .target = mail->out.buffer};
+    MOERT_TRY(reserve_cargo(exchange->device, returns->rows_out, returns->rows_in, window->stride,
+                            cargo));
+    const moert_move sum = {.plan = &relay->summed,
+                            .window = &whole,
+                            .weight = weight,
+                            .target = moert_staging_buffer(cargo->out)};
     return moert_kernel_combine_rows(exchange, &sum, true, window->storage.addresses,
-                                     relay->relayed.destination);
+                                     relay->summed.destination);
 }
 
 /* Where slots of this rank find their results: windows of this node, and what has arrived. */
 static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
-                               moert_mail *mail) {
+                               moert_cargo *cargo) {
     const size_t bytes = exchange->rails->here * sizeof(uint64_t);
-    const uint64_t arrived = (uintptr_t)mail->in.memory;
-    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &mail->reach));
-    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, mail->reach, 0, bytes));
-    return moert_buffer_write(mail->reach, bytes, &arrived, sizeof arrived);
+    const uint64_t arrived = (uintptr_t)moert_staging_host(cargo->in);
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &cargo->reach));
+    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, cargo->reach, 0, bytes));
+    return moert_buffer_write(cargo->reach, bytes, &arrived, sizeof arrived);
 }
 
 /* *mixed = the weights of near slots, and 1 for the sums of the others. */
 static moert_status mix_weights(moert_exchange *exchange, const moert_move *move,
                                 const moert_buffer **mixed) {
     moert_node *node = exchange->state;
-    const moert_pairs *sums = &move->plan->relay->sums;
+    const moert_pairs *sums = &move->plan->relay->sums.to;
     const size_t bytes = sums->count * sizeof(float);
     float *weights;
     moert_status status;
@@ -214,23 +234,28 @@ free_weights:
     return status;
 }
 
+/* Results that come one by one, or as sums. */
+static const moert_returns *returns_of(const moert_exchange *exchange, const moert_move *move) {
+    const moert_relay *relay = move->plan->relay;
+    return exchange->rails->presum || move->weight == NULL ? &relay->sums : &relay->each;
+}
+
 /* The last kernels: sums of near and far rows, and the slots' floats. */
 static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = move->plan->relay;
-    const moert_buffer *table = node->presum ? relay->sums.buffer : relay->back.buffer;
     moert_move sum = *move;
     MOERT_TRY(make_reach(exchange, move->window, &node->rows));
-    if (node->presum && move->weight != NULL)
+    if (exchange->rails->presum && move->weight != NULL)
         MOERT_TRY(mix_weights(exchange, move, &sum.weight));
-    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, table));
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach,
+                                        returns_of(exchange, move)->to.buffer));
     if (move->slots == NULL)
         return MOERT_OK;
     MOERT_TRY(make_reach(exchange, move->slots, &node->slots));
     moert_window slots = *move->slots;
     moert_exchange_plan plan = *move->plan;
     slots.storage.addresses = node->slots.reach;
-    plan.destination = relay->back.buffer;
+    plan.destination = move->plan->relay->each.to.buffer;
     sum.slots = &slots;
     sum.plan = &plan;
     return moert_kernel_combine_slots(exchange, &sum, true);
@@ -245,19 +270,22 @@ static moert_status send_weights(moert_exchange *exchange, const moert_move *mov
     if (status == MOERT_OK)
         status = pack(exchange, relay, move->weight, topk, &node->weights);
     MOERT_TRY(meet(exchange->comm, finish(exchange, status)));
-    return send_mail(exchange, &node->weights, relay->send_rows, relay->receive_rows, topk);
+    MOERT_TRY(
+        post_cargo(exchange, WEIGHTS, &node->weights, relay->send_rows, relay->receive_rows, topk));
+    return await_mail(exchange);
 }
 
 /* Results for the ranks that this one serves, ready to be sent. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
     const moert_relay *relay = move->plan->relay;
-    const moert_buffer *weight = move->weight != NULL ? node->weights.in.buffer : NULL;
-    if (node->presum)
+    const bool weighted = exchange->rails->presum && move->weight != NULL;
+    const moert_buffer *weight = weighted ? moert_staging_buffer(node->weights.in) : NULL;
+    if (returns_of(exchange, move) == &relay->sums)
         MOERT_TRY(sum_results(exchange, relay, move->window, weight, &node->rows));
     else
-        MOERT_TRY(gather_results(exchange, relay, move->window, &node->rows));
-    return move->slots != NULL ? gather_results(exchange, relay, move->slots, &node->slots)
+        MOERT_TRY(gather_results(exchange, &relay->each, move->window, &node->rows));
+    return move->slots != NULL ? gather_results(exchange, &relay->each, move->slots, &node->slots)
                                : MOERT_OK;
 }
 
@@ -265,20 +293,21 @@ static moert_status combine_node(moert_exchange *exchange, const moert_move *mov
                                  moert_status status) {
     moert_node *node = exchange->state;
     const moert_relay *relay = move->plan->relay;
-    const size_t *back = node->presum ? relay->receive_rows : relay->receive_slots;
-    const size_t *here = node->presum ? relay->send_rows : relay->send_slots;
+    const moert_returns *rows = returns_of(exchange, move);
     if (status == MOERT_OK && !relay->known)
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
     status = meet(node->inside.comm, finish(exchange, status));
-    if (node->presum && move->weight != NULL)
+    if (exchange->rails->presum && move->weight != NULL)
         MOERT_TRY(send_weights(exchange, move, status));
     if (status == MOERT_OK)
         status = prepare_results(exchange, move);
     MOERT_TRY(meet(exchange->comm, finish(exchange, status)));
     if (move->slots != NULL)
-        MOERT_TRY(send_mail(exchange, &node->slots, relay->receive_slots, relay->send_slots,
-                            move->slots->stride));
-    MOERT_TRY(send_mail(exchange, &node->rows, back, here, move->window->stride));
+        MOERT_TRY(post_cargo(exchange, SLOTS, &node->slots, relay->each.send, relay->each.receive,
+                             move->slots->stride));
+    MOERT_TRY(
+        post_cargo(exchange, ROWS, &node->rows, rows->send, rows->receive, move->window->stride));
+    MOERT_TRY(await_mail(exchange));
     return sum_all(exchange, move);
 }
 
@@ -288,7 +317,7 @@ static moert_status combine_node(moert_exchange *exchange, const moert_move *mov
 static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     const moert_device_info *info = moert_device_describe(exchange->device);
     const size_t nodes = moert_comm_node_count(exchange->comm);
-    if (nodes == 1)
+    if (exchange->automatic && nodes == 1)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on one host");
     else if (exchange->automatic && nodes == moert_comm_size(exchange->comm))
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "every rank is alone on its host");
@@ -315,9 +344,10 @@ static void close_node(moert_exchange *exchange) {
     if (node->inside.engine != NULL)
         node->inside.engine->close(&node->inside);
     moert_comm_destroy(node->inside.comm);
-    free_mail(&node->rows);
-    free_mail(&node->slots);
-    free_mail(&node->weights);
+    moert_mail_destroy(node->mail);
+    free_cargo(&node->rows);
+    free_cargo(&node->slots);
+    free_cargo(&node->weights);
     moert_buffer_destroy(node->mixed);
     moert_rails_destroy(exchange->rails);
     free(node);
@@ -329,9 +359,10 @@ static moert_status make_node(moert_exchange *exchange) {
     moert_node *node;
     MOERT_TRY(MOERT_NEW(&node));
     exchange->state = node;
-    node->presum = moert_config_get()->combine == MOERT_COMBINE_PRESUM;
     node->inside.device = exchange->device;
-    return moert_rails_create(exchange->comm, &exchange->rails);
+    MOERT_TRY(moert_mail_create(exchange->comm, &node->mail));
+    return moert_rails_create(exchange->comm, moert_config_get()->combine == MOERT_COMBINE_PRESUM,
+                              &exchange->rails);
 }
 
 static void open_windows(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {

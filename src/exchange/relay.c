@@ -22,7 +22,7 @@ static size_t rank_at(const moert_rails *rails, size_t node, size_t place) {
     return r;
 }
 
-moert_status moert_rails_create(const moert_comm *comm, moert_rails **rails) {
+moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails **rails) {
     const size_t me = moert_comm_rank(comm);
     moert_rails *made = NULL;
     size_t *sizes = NULL;
@@ -31,6 +31,7 @@ moert_status moert_rails_create(const moert_comm *comm, moert_rails **rails) {
     made->ranks = moert_comm_size(comm);
     made->nodes = moert_comm_node_count(comm);
     made->node = moert_comm_node(comm, me);
+    made->presum = presum;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&sizes, made->nodes));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node_of, made->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->place, made->ranks));
@@ -109,9 +110,14 @@ static void set_pair(moert_pairs *pairs, size_t at, size_t rank, size_t row) {
 
 /* ---- the routes of a plan ---- */
 
-/* What goes to another node: where its next row and slot lie among what this rank sends. */
+/* Marks, in `outgoing`, the rank of a slot that is summed with the one before it. */
+#define JOINS 0x80000000u
+
+/* What goes to another node: where its next row and slot lie among all that this rank sends, and
+ * the sums that come back. */
 typedef struct lane {
     size_t row, slot;       /* next */
+    size_t first_sum, sums; /* place of the first, and how many so far */
     size_t token, last_row; /* 1 + the token whose row was last, and its place */
 } lane;
 
@@ -129,86 +135,123 @@ static void size_up(const moert_rails *rails, const moert_plan *plan, const uint
                     size_t stride, lane *lanes, moert_relay *relay) {
     for (size_t r = 0; r < plan->ranks; r++) {
         const size_t node = rails->node_of[r];
-        relay->send_slots[rails->relay[node]] += node != rails->node ? plan->send_rows[r] : 0;
-        relay->slots_here += node == rails->node ? plan->send_rows[r] : 0;
+        if (node == rails->node)
+            relay->slots_here += plan->send_rows[r];
+        else
+            relay->each.receive[rails->relay[node]] += plan->send_rows[r];
         if (node != rails->node && rails->relay[node] == r)
             relay->send_rows[r] = told[plan->rank * stride + node];
         if (rails->serves[r]) {
             relay->receive_rows[r] = told[r * stride + rails->node];
-            relay->receive_slots[r] = slots_for_node(rails, plan, r);
+            relay->each.send[r] = slots_for_node(rails, plan, r);
         }
         relay->rows_in += relay->receive_rows[r];
-        relay->slots_in += relay->receive_slots[r];
+        relay->each.rows_out += relay->each.send[r];
     }
     for (size_t r = 0; r < plan->ranks; r++) {
         if (relay->send_rows[r] > 0)
-            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out, .slot = relay->slots_out};
+            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out, .slot = relay->each.rows_in};
         relay->rows_out += relay->send_rows[r];
-        relay->slots_out += relay->send_slots[r];
+        relay->each.rows_in += relay->each.receive[r];
     }
 }
 
 /* Gives a slot of another node its place: with the row of its token, the first there or not. */
-static void route_away(lane *to, size_t slot, size_t topk, size_t place, size_t row, size_t here,
-                       moert_relay *relay) {
-    const size_t token = slot / topk;
+static void route_away(lane *to, const moert_plan *plan, size_t slot, const uint32_t place,
+                       size_t here, bool joins, moert_relay *relay) {
+    const size_t token = slot / plan->topk, row = plan->slot_row[slot];
     if (to->token != token + 1) {
         to->token = token + 1;
         to->last_row = to->row++;
         set_pair(&relay->source, to->last_row, 0, token);
-        set_pair(&relay->sums, slot, here, to->last_row);
+        joins = false;
     }
-    set_pair(&relay->outgoing, to->last_row * topk + slot % topk, place, row);
-    set_pair(&relay->back, slot, here, to->slot++);
+    set_pair(&relay->outgoing, to->last_row * plan->topk + slot % plan->topk,
+             joins ? place | JOINS : place, row);
+    set_pair(&relay->each.to, slot, here, to->slot++);
+    if (!joins)
+        set_pair(&relay->sums.to, slot, here, to->sums++);
 }
+
+/* A token's head is the node of all its slots so far, if it is one. */
+enum { NO_SLOT = -1, NO_HEAD = -2 };
 
 static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
                   moert_relay *relay) {
+    int64_t head = NO_SLOT;
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
         const size_t rank = plan->slot_rank[s], row = plan->slot_row[s];
+        if (s % plan->topk == 0)
+            head = NO_SLOT;
         if (rank == MOERT_PLAN_DROPPED)
             continue;
         const size_t node = rails->node_of[rank], place = rails->place[rank];
+        head = head == NO_SLOT || head == (int64_t)node ? (int64_t)node : NO_HEAD;
         if (node != rails->node) {
-            route_away(&lanes[node], s, plan->topk, place, row, rails->here, relay);
+            route_away(&lanes[node], plan, s, (uint32_t)place, rails->here,
+                       rails->presum || head == (int64_t)node, relay);
             continue;
         }
         set_pair(&relay->near, s, place, row);
-        set_pair(&relay->back, s, place, row);
-        set_pair(&relay->sums, s, place, row);
+        set_pair(&relay->each.to, s, place, row);
+        set_pair(&relay->sums.to, s, place, row);
     }
 }
 
-static moert_status allocate(const moert_plan *plan, moert_relay *relay) {
-    const size_t slots = plan->tokens * plan->topk;
-    MOERT_TRY(make_pairs(relay->rows_out, &relay->source));
-    MOERT_TRY(make_pairs(relay->rows_out * plan->topk, &relay->outgoing));
-    MOERT_TRY(make_pairs(relay->rows_in * plan->topk, &relay->incoming));
-    MOERT_TRY(make_pairs(relay->slots_in, &relay->results));
-    MOERT_TRY(make_pairs(slots, &relay->near));
-    MOERT_TRY(make_pairs(slots, &relay->back));
-    return make_pairs(slots, &relay->sums);
+/* Sums come back sorted by relay, too. */
+static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *lanes,
+                       moert_relay *relay) {
+    for (size_t r = 0; r < plan->ranks; r++) {
+        lane *from = &lanes[rails->node_of[r]];
+        if (relay->send_rows[r] == 0)
+            continue;
+        from->first_sum = relay->sums.rows_in;
+        relay->sums.receive[r] = from->sums;
+        relay->sums.rows_in += from->sums;
+    }
+    for (size_t s = 0; s < relay->sums.to.count; s++)
+        if (relay->sums.to.data[s][0] == rails->here)
+            relay->sums.to.data[s][1] +=
+                (uint32_t)lanes[rails->node_of[plan->slot_rank[s]]].first_sum;
 }
 
-static moert_status allocate_sizes(const moert_rails *rails, moert_relay *relay, lane **lanes) {
+static moert_status make_returns(size_t ranks, moert_returns *returns) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&returns->send, ranks));
+    return MOERT_NEW_ARRAY(&returns->receive, ranks);
+}
+
+static moert_status make_sizes(const moert_rails *rails, moert_relay *relay, lane **lanes) {
     MOERT_TRY(MOERT_NEW_ARRAY(lanes, rails->nodes));
     MOERT_TRY(MOERT_NEW_ARRAY(&relay->send_rows, rails->ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&relay->receive_rows, rails->ranks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&relay->send_slots, rails->ranks));
-    return MOERT_NEW_ARRAY(&relay->receive_slots, rails->ranks);
+    MOERT_TRY(make_returns(rails->ranks, &relay->each));
+    return make_returns(rails->ranks, &relay->sums);
+}
+
+static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
+    const size_t slots = plan->tokens * plan->topk;
+    MOERT_TRY(make_pairs(relay->rows_out, &relay->source));
+    MOERT_TRY(make_pairs(slots, &relay->near));
+    MOERT_TRY(make_pairs(relay->rows_out * plan->topk, &relay->outgoing));
+    MOERT_TRY(make_pairs(relay->rows_in * plan->topk, &relay->incoming));
+    MOERT_TRY(make_pairs(relay->each.rows_out, &relay->each.from));
+    MOERT_TRY(make_pairs(slots, &relay->each.to));
+    return make_pairs(slots, &relay->sums.to);
 }
 
 static moert_status show(moert_device *device, const moert_plan *plan, moert_relay *relay) {
     MOERT_TRY(show_pairs(device, &relay->source));
     MOERT_TRY(show_pairs(device, &relay->near));
-    MOERT_TRY(show_pairs(device, &relay->back));
-    MOERT_TRY(show_pairs(device, &relay->sums));
+    MOERT_TRY(show_pairs(device, &relay->each.to));
+    MOERT_TRY(show_pairs(device, &relay->sums.to));
     relay->direct_slots = (moert_plan){
         .tokens = plan->tokens, .topk = plan->topk, .ranks = 1, .send_rows = &relay->slots_here};
+    relay->relayed_slots = (moert_plan){.tokens = relay->rows_in,
+                                        .topk = plan->topk,
+                                        .ranks = 1,
+                                        .send_rows = &relay->each.rows_out};
     relay->direct =
         (moert_exchange_plan){.plan = &relay->direct_slots, .destination = relay->near.buffer};
-    relay->relayed_slots = (moert_plan){
-        .tokens = relay->rows_in, .topk = plan->topk, .ranks = 1, .send_rows = &relay->slots_in};
     return MOERT_OK;
 }
 
@@ -219,10 +262,11 @@ moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
     lane *lanes = NULL;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, allocate_sizes(rails, made, &lanes));
+    MOERT_TRY_OR(fail, make_sizes(rails, made, &lanes));
     size_up(rails, plan, told, stride, lanes, made);
-    MOERT_TRY_OR(fail, allocate(plan, made));
+    MOERT_TRY_OR(fail, make_tables(plan, made));
     route(rails, plan, lanes, made);
+    place_sums(rails, plan, lanes, made);
     MOERT_TRY_OR(fail, show(device, plan, made));
     *relay = made;
     made = NULL;
@@ -232,33 +276,75 @@ fail:
     return status;
 }
 
-moert_status moert_relay_learn(moert_device *device, moert_relay *relay) {
-    size_t results = 0;
-    for (size_t s = 0; s < relay->incoming.count; s++) {
-        const uint32_t *to = relay->incoming.data[s];
-        if (to[0] != MOERT_PLAN_DROPPED && results < relay->slots_in)
-            set_pair(&relay->results, results++, to[0], to[1]);
+/* Walks the slots that have come: results one by one, and which of them make up each sum. */
+static void find_results(moert_relay *relay, size_t ranks) {
+    const size_t topk = relay->relayed_slots.topk;
+    size_t row = 0, results = 0, sums = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        const size_t before = sums;
+        for (const size_t end = row + relay->receive_rows[r]; row < end; row++)
+            for (size_t k = 0; k < topk; k++) {
+                const uint32_t *slot = relay->incoming.data[row * topk + k];
+                if (slot[0] == MOERT_PLAN_DROPPED)
+                    continue;
+                const uint32_t place = slot[0] & ~JOINS;
+                sums += (slot[0] & JOINS) == 0;
+                set_pair(&relay->each.from, results++, place, slot[1]);
+                set_pair(&relay->sums.from, (sums - 1) * topk + k, place, slot[1]);
+                set_pair(&relay->incoming, row * topk + k, place, slot[1]);
+            }
+        relay->sums.send[r] = sums - before;
     }
-    if (results != relay->slots_in)
+}
+
+/* Results among the slots that have come, and sums of them. */
+static void count_results(const moert_pairs *incoming, size_t *results, size_t *sums) {
+    *results = *sums = 0;
+    for (size_t s = 0; s < incoming->count; s++) {
+        *results += incoming->data[s][0] != MOERT_PLAN_DROPPED;
+        *sums += (incoming->data[s][0] & JOINS) == 0;
+    }
+}
+
+moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay) {
+    const size_t topk = relay->relayed_slots.topk;
+    size_t results;
+    count_results(&relay->incoming, &results, &relay->sums.rows_out);
+    if (results != relay->each.rows_out)
         return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have come, counts told of %zu",
-                          results, relay->slots_in);
+                          results, relay->each.rows_out);
+    free(relay->sums.from.data);
+    relay->sums.from.data = NULL;
+    MOERT_TRY(make_pairs(relay->sums.rows_out * topk, &relay->sums.from));
+    find_results(relay, ranks);
     MOERT_TRY(show_pairs(device, &relay->incoming));
-    MOERT_TRY(show_pairs(device, &relay->results));
+    MOERT_TRY(show_pairs(device, &relay->each.from));
+    MOERT_TRY(show_pairs(device, &relay->sums.from));
+    relay->summed_slots = (moert_plan){.tokens = relay->sums.rows_out, .topk = topk};
     relay->relayed =
         (moert_exchange_plan){.plan = &relay->relayed_slots, .destination = relay->incoming.buffer};
+    relay->summed =
+        (moert_exchange_plan){.plan = &relay->summed_slots, .destination = relay->sums.from.buffer};
     return MOERT_OK;
+}
+
+static void free_returns(moert_returns *returns) {
+    free(returns->send);
+    free(returns->receive);
+    free_pairs(&returns->from);
+    free_pairs(&returns->to);
 }
 
 void moert_relay_destroy(moert_relay *relay) {
     if (relay == NULL)
         return;
-    moert_pairs *const tables[] = {&relay->source, &relay->outgoing, &relay->near,   &relay->back,
-                                   &relay->sums,   &relay->incoming, &relay->results};
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
-        free_pairs(tables[i]);
+    free_pairs(&relay->source);
+    free_pairs(&relay->near);
+    free_pairs(&relay->outgoing);
+    free_pairs(&relay->incoming);
+    free_returns(&relay->each);
+    free_returns(&relay->sums);
     free(relay->send_rows);
     free(relay->receive_rows);
-    free(relay->send_slots);
-    free(relay->receive_slots);
     free(relay);
 }

@@ -22,8 +22,9 @@ typedef struct moert_rails {
     size_t *place;     /* [ranks] number of a rank on its node */
     size_t *relay; /* [nodes] the rank that takes this rank's rows there; of the own node itself */
     bool *serves;  /* [ranks] whether this rank takes that rank's rows */
+    bool presum;   /* a node sums all its results of a token */
 } moert_rails;
-moert_status moert_rails_create(const moert_comm *comm, moert_rails **rails);
+moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails **rails);
 void moert_rails_destroy(moert_rails *rails); /* NULL is legal. */
 
 /* Pairs (rank or number, row), as the tables of kernels/exchange.cl. */
@@ -33,22 +34,29 @@ typedef struct moert_pairs {
     moert_buffer *buffer; /* a copy on the device; NULL: none yet */
 } moert_pairs;
 
+/* Results on their way back: a row of each slot, or one that is the sum of several. */
+typedef struct moert_returns {
+    size_t *send, *receive;   /* [ranks] rows to the ranks served, and from the relays */
+    size_t rows_out, rows_in; /* of all of them */
+    moert_pairs from; /* [rows_out] the slot's row in a window, or [rows_out,K] those of a sum */
+    moert_pairs to;   /* [T,K] of slots on this node their rows, of others (here, place among
+                         rows_in);   DROPPED: of a slot that is part of a sum before it, too */
+} moert_returns;
+
 /* The routes of one plan. Ranks in tables of windows are numbered on this node, 0..here-1. */
 typedef struct moert_relay {
-    size_t *send_rows, *receive_rows;   /* [ranks] rows to relays, and from the ranks served */
-    size_t *send_slots, *receive_slots; /* [ranks] the slots that they stand for */
-    size_t rows_out, rows_in, slots_out, slots_in, slots_here;
+    size_t *send_rows, *receive_rows; /* [ranks] rows to the relays, and from the ranks served */
+    size_t rows_out, rows_in, slots_here;
     moert_pairs source;   /* [rows_out] (0, token) */
-    moert_pairs outgoing; /* [rows_out,K] where the relay stores the row; DROPPED: not there */
     moert_pairs near;     /* [T,K] of slots on this node; else DROPPED */
-    moert_pairs back;     /* [T,K] the same, and (here, place among slots_out) of the others */
-    moert_pairs sums;     /* [T,K] the same, and (here, place among rows_out) of each row's first */
-    bool known;           /* what follows is there, on every rank */
+    moert_pairs outgoing; /* [rows_out,K] where the relay stores the row; DROPPED: not there */
+    moert_returns each, sums;
+    bool known; /* on every rank, what the relay learns: `from`, what it sends of sums, and */
     moert_pairs incoming; /* [rows_in,K] the others' outgoing */
-    moert_pairs results;  /* [slots_in] those that are not DROPPED */
-    /* as plans of their own: the slots that this rank stores itself, and those it relays */
-    moert_plan direct_slots, relayed_slots;
-    moert_exchange_plan direct, relayed;
+    /* as plans of their own: the slots that this rank stores itself, those that it relays, and the
+     * sums of results that it makes */
+    moert_plan direct_slots, relayed_slots, summed_slots;
+    moert_exchange_plan direct, relayed, summed;
 } moert_relay;
 
 /* rows[nodes] = how many of a rank's tokens have slots on each node; index int32 [T,K]. */
@@ -56,13 +64,14 @@ moert_status moert_relay_count(const moert_rails *rails, const int32_t *index, s
                                size_t topk, size_t experts, uint64_t *rows);
 /*
  * The routes of a plan that has its slots on the host; rank r told its rows[nodes] at
- * told + r * stride.
+ * told + r * stride. Sums are of all slots of a token on a node if rails->presum; else of those
+ * with which the token's sum begins, which has the same bits without weights.
  */
 moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
                                 const moert_plan *plan, const uint64_t *told, size_t stride,
                                 moert_relay **relay);
 /* Once `incoming` has arrived. */
-moert_status moert_relay_learn(moert_device *device, moert_relay *relay);
+moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay);
 void moert_relay_destroy(moert_relay *relay); /* NULL is legal. */
 
 #endif

@@ -14,7 +14,7 @@ layer() {
     [[ $title != *"--dense bf16" ]] || tolerance=2e-2 kind=bf16
     local output=$folder/output.safetensors first=$folder/$1.$kind.safetensors
     shift 4
-    MOERT_EXCHANGE=$(engine "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
+    MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
         --input "$golden/$case/input.safetensors" --output "$output" "$@" &&
         "$compare" tensors --expected "$golden/$case/expected.safetensors" --actual "$output" --tolerance $tolerance \
             >>"$log" 2>&1
@@ -36,6 +36,8 @@ all_of() { # CASE
     layer "$1" 2 window reference
     layer "$1" 4 window portable --ep 2
     layer "$1" 3 staged portable --ep 1
+    layer "$1" 3 node portable
+    layer "$1" 4 node portable
     for engine in window staged; do
         for count in 1 2 3 4; do
             layer "$1" "$count" "$engine" portable
@@ -59,6 +61,8 @@ some_of() { # CASE
     deepseek_v3-a)
         layer "$case" 1 local portable
         layer "$case" 4 window portable
+        layer "$case" 3 node portable
+        layer "$case" 4 node portable
         layer "$case" 3 staged portable
         for run in "1 local" "2 window" "3 staged"; do
             # shellcheck disable=SC2086

@@ -14,7 +14,7 @@ train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
     [[ " $* " != *" --model "* ]] || sizes=()
-    MOERT_EXCHANGE=$(engine "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
+    MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
 # what must agree of a run: metrics without times, checkpoints, and the model
@@ -59,10 +59,10 @@ losses_near() { # NAME NAME: every step's losses within 1e-5
             END { printf "worst %.2g of %d steps\n", worst, n; exit !(n > 0 && worst <= 1e-5) }' >>"$log"
 }
 
-part invariant mixtral 30 "1 local" "2 window" "4 window" "2 staged" "3 staged" -- --batch 8
+part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
 MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
-part invariant uneven 10 "1 local" "4 window" -- --batch 6
+part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
 part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
 part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 
@@ -74,7 +74,7 @@ for precision in f32 bf16; do
     part invariant dense-$precision 4 "1 local" "2 window" "3 staged" -- --batch 6 --micro-batches 2 --form qwen3-moe --kv-heads 2 \
         --dense bf16 --dispatch bf16 --precision $precision
 done
-part invariant mxfp8-dispatch 4 "1 local" "2 window" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
+part invariant mxfp8-dispatch 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
 
 join # what follows starts from these runs
 

@@ -3,7 +3,9 @@
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
-#   engine NAME              how rows travel: NAME, or staged where it is window and MOERT_DEVICE is gpu, which not all GPUs have
+#   engine NAME              how rows travel: NAME, or staged where it is window or node and MOERT_DEVICE is gpu, which not all
+#                            GPUs have
+#   node_ranks NAME          ranks that count as a host for that engine: 2 of node, else 0 (all)
 #   part COMMAND...          COMMAND while the script goes on, with a $folder and a $log of its own; as many at a time as there
 #                            are cores
 #   join                     waits for all parts and prints their lines in order
@@ -40,7 +42,14 @@ alone() {
 }
 
 engine() {
-    if [ "$1-${MOERT_DEVICE:-}" = window-gpu ]; then echo staged; else echo "$1"; fi
+    case $1-${MOERT_DEVICE:-} in
+    window-gpu | node-gpu) echo staged ;;
+    *) echo "$1" ;;
+    esac
+}
+
+node_ranks() {
+    if [ "$1" = node ]; then echo 2; else echo 0; fi
 }
 
 part() {

@@ -163,6 +163,27 @@ static void test_ranks_of_one_host_are_counted(void **state) {
     ASSERT_ON_ALL(right);
 }
 
+/* Every three ranks as a host, also in parts of them all. */
+static void test_ranks_of_one_host_may_count_as_several(void **state) {
+    (void)state;
+    moert_comm *whole = NULL, *odd = NULL;
+    set_variable("MOERT_NODE_RANKS", "3");
+    bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
+                 moert_comm_split(test_comm, test_rank % 2, &odd) == MOERT_OK;
+    set_variable("MOERT_NODE_RANKS", NULL);
+    right = right && moert_comm_node_count(whole) == (test_ranks + 2) / 3 &&
+            moert_comm_node_rank(whole) == test_rank % 3;
+    for (size_t r = 0; right && r < test_ranks; r++)
+        right = moert_comm_node(whole, r) == r / 3;
+    for (size_t r = 0; right && r < moert_comm_size(odd); r++) {
+        const size_t origin = 2 * r + test_rank % 2, first = test_rank % 2;
+        right = moert_comm_node(odd, r) == origin / 3 - first / 3;
+    }
+    moert_comm_destroy(whole);
+    moert_comm_destroy(odd);
+    ASSERT_ON_ALL(right);
+}
+
 /* ---- tree sums ---- */
 
 static float leaf(size_t leaf_index, size_t i) {
@@ -506,6 +527,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_agreement_gives_all_ranks_the_lowest_failure),
         cmocka_unit_test(test_split_keeps_the_order_and_names_ranks_of_the_whole),
         cmocka_unit_test(test_ranks_of_one_host_are_counted),
+        cmocka_unit_test(test_ranks_of_one_host_may_count_as_several),
         cmocka_unit_test(test_tree_sum_has_the_bits_of_one_rank_for_all_spans),
         cmocka_unit_test(test_tree_sum_goes_in_rounds_over_many_columns),
         cmocka_unit_test(test_tree_sum_without_leaves_is_zero),

@@ -33,6 +33,9 @@ static void compute(const oracle_layer *oracle, moert_context *context, const ch
     moert_mesh *mesh;
     layer_run run;
     set_variable("MOERT_EXCHANGE", engine);
+    set_variable("MOERT_NODE_RANKS", strcmp(engine, "node") != 0 ? NULL
+                                     : test_ranks > 2            ? "2"
+                                                                 : "1");
     ASSERT_OK(moert_mesh_create(context, 0, &mesh));
     ASSERT_OK(layer_run_create(context, mesh, oracle, deferred, &run));
     ASSERT_OK(layer_run_step(&run, 0, 1));
@@ -59,13 +62,13 @@ static bool same_gradients(const oracle_layer *oracle, const layer_results *a,
 }
 
 /* The engines for the ranks and devices of this job. */
-static const char *const engines[] = {"local", "window", "staged"};
-enum { LOCAL, WINDOW, STAGED, ENGINES };
+static const char *const engines[] = {"local", "window", "node", "staged"};
+enum { LOCAL, WINDOW, NODE, STAGED, ENGINES };
 
 static bool works(size_t engine) {
     const moert_device *device = moert_context_device(test_context);
     return engine == LOCAL    ? test_ranks == 1
-           : engine == WINDOW ? test_ranks > 1 && moert_device_describe(device)->is_cpu
+           : engine != STAGED ? test_ranks > 1 && moert_device_describe(device)->is_cpu
                               : true;
 }
 
