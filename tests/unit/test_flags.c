@@ -44,7 +44,7 @@ static void test_devices_see_what_the_others_did_before_a_meeting(void **state) 
     moert_storage rows = {.rows = NULL};
     moert_flags *flags;
     uint32_t count = 0, all = 0;
-    const moert_memory *memory = moert_memory_of(test_device);
+    const moert_exchange_memory *memory = moert_memory_of(test_device);
     ASSERT_OK_ON_ALL(memory->create(test_device, test_comm, test_ranks * 64, &rows));
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, memory, PATIENCE_NS, &flags));
     moert_status status = MOERT_OK;
