@@ -12,7 +12,8 @@
  * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
  * read what was received. A wave's messages are posted once a mark behind the work that makes its
  * rows has passed. That mark also says that no earlier work uses the memory to receive into, so
- * the first wave's posts all receives. Who waits lets messages move and marks pass meanwhile.
+ * the first wave's posts all receives. A dispatch sends its waves one after the other, so that the
+ * first comes first. Who waits lets messages move and marks pass meanwhile.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -174,9 +175,13 @@ static void post_next(moert_stage *stage, moert_flight *flight) {
     flight->posted++;
 }
 
+/* Posts the waves whose marks have passed; of a dispatch one at a time, since messages that are
+ * under way together share the link, and the first wave would come no earlier than the last. */
 static void post_marked(moert_stage *stage, moert_flight *flight) {
     while (flight->posted < flight->marked) {
         bool passed = true;
+        if (!flight->back && moert_mail_left(stage->mail, PART_SENT) > 0)
+            return;
         if (flight->mark[flight->posted] != NULL)
             note(stage, moert_mark_look(flight->mark[flight->posted], &passed));
         if (!passed)
@@ -220,12 +225,15 @@ static bool is_posted(const moert_flight *flight) {
     return flight->posted == flight->marked;
 }
 
-/* Whether the rows of a wave have come, or ALL messages are done. */
+/* Whether the rows of a wave have come, with the last one all of this rank's are sent off, or ALL
+ * messages are done. */
 static bool is_done(const moert_stage *stage, int wave) {
-    if (!is_posted(&stage->out) || (wave == ALL && !is_posted(&stage->back)))
-        return false;
-    return (wave == ALL ? moert_mail_left_of_all(stage->mail)
-                        : moert_mail_left(stage->mail, (size_t)wave)) == 0;
+    const moert_flight *out = &stage->out;
+    if (wave == ALL)
+        return is_posted(out) && is_posted(&stage->back) &&
+               moert_mail_left_of_all(stage->mail) == 0;
+    const size_t needed = (size_t)wave + 1 == out->plan->waves ? out->marked : 1;
+    return out->posted >= needed && moert_mail_left(stage->mail, (size_t)wave) == 0;
 }
 
 /*
@@ -240,14 +248,14 @@ static moert_status await(moert_stage *stage, int wave) {
     if (status == MOERT_OK && !is_done(stage, wave))
         note(stage, moert_mark_set(stage->exchange->device, &end));
     while (status == MOERT_OK && !is_done(stage, wave)) {
-        if (!idle && (end == NULL || moert_mark_look(end, &idle) != MOERT_OK))
+        if (!idle && end != NULL && moert_mark_look(end, &idle) != MOERT_OK)
             idle = true;
         if (idle && !waiting)
             moert_phase_wait_begin();
         waiting = idle;
         if (!idle)
             nanosleep(&nap, NULL);
-        status = advance(stage, idle && is_posted(&stage->out) && is_posted(&stage->back));
+        status = advance(stage, idle); /* then no mark holds up a message */
     }
     if (waiting)
         moert_phase_wait_end();

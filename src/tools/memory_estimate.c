@@ -12,7 +12,7 @@
 #include "model/model.h"
 #include "moert/plan.h"
 
-/* A quarter of room to grow: windows, and reserve_block of engine_staged.c. */
+/* A quarter of room to grow: windows, and moert_staging_reserve. */
 static size_t with_room(size_t count) {
     return count + count / 4;
 }
@@ -203,13 +203,14 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
     }
 }
 
-/* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
-static size_t count_staging(const moert_memory_shape *s, size_t *arrived) {
-    const size_t slots = s->tokens * s->config->router.topk, rows = moert_max(slots, s->rows);
-    const size_t width = s->config->hidden, wide = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
-    *arrived = slots * wide;
-    return 2 * with_room(rows * width) + with_room(rows * wide) + 2 * with_room(rows) +
-           with_room(rows * MOERT_WINDOW_ROW_FLOATS);
+/* Packed rows and slots of engine_staged.c, forth and back, as the host sees them. */
+static size_t count_staging(const moert_memory_shape *s) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const size_t slots = s->tokens * s->config->router.topk;
+    const size_t forth = moert_round_up(moert_wire_width(&options), MOERT_WINDOW_ROW_FLOATS);
+    const size_t back = moert_round_up(s->config->hidden, MOERT_WINDOW_ROW_FLOATS);
+    return with_room(slots * forth) + with_room(slots * back) +
+           2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
@@ -217,11 +218,11 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     MOERT_TRY(check(setting));
     const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
-    size_t replicated, owned, used, reserved, staging = 0, arrived = 0;
+    size_t replicated, owned, used, reserved, staging = 0;
     count_parameters(&s, &replicated, &owned);
     count_windows(setting, &s, &used, &reserved);
     if (staged)
-        staging = count_staging(&s, &arrived);
+        staging = count_staging(&s);
     const size_t parameters = (replicated + owned) * sizeof(float);
     *memory = (moert_memory){
         .weights = parameters,
@@ -231,7 +232,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .sums = count_nodes(&s, setting->ranks) * replicated * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
-        .scratch = (count_scratch(setting, &s) + arrived) * sizeof(float),
+        .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),

@@ -29,7 +29,7 @@ typedef struct sums {
 } sums;
 
 typedef struct totals {
-    sums row[MOERT_OPERATIONS], host, gemm, step;
+    sums row[MOERT_OPERATIONS], host, gemm, step, flight;
     moert_roof roof;
     uint64_t steps;
     size_t ranks;
@@ -76,6 +76,7 @@ static moert_status sum_up(const moert_device *device, moert_comm *world,
         t->roof.gflops += all[r].roof.gflops / ranks;
         t->roof.gbps += all[r].roof.gbps / ranks;
         t->step.ns += (double)all[r].profile.wall_ns * part;
+        t->flight.ns += (double)all[r].profile.flight_ns * part;
         for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
             const moert_profile_row *row = &all[r].profile.row[i];
             add(&t->row[i], (sums){(double)row->calls * part, (double)row->ns * part,
@@ -161,6 +162,9 @@ static void print(FILE *file, const totals *t) {
     if (gemm.gflops >= 0.0)
         fprintf(file, ", at %.1f GFLOP/s, %.1f %% of the peak", gemm.gflops,
                 gemm.peak_share * 100.0);
+    if (t->flight.ns > 0.0)
+        fprintf(file, "\n  rows in flight: %.3f ms a step, of which ranks waited %.3f ms",
+                t->flight.ns * 1e-6, t->row[MOERT_OPERATION_EXCHANGE_WAIT].ns * 1e-6);
     fputs("\n\n", file);
     fflush(file);
 }
@@ -194,6 +198,7 @@ static moert_status write_json(const char *path, const totals *t) {
     json_object_set_new(root, "copy_roof_gbps", json_real(t->roof.gbps));
     json_object_set_new(root, "ms_per_step", json_real(t->step.ns * 1e-6));
     json_object_set_new(root, "gemm_share", json_real(line_of(t, "", &t->gemm).share));
+    json_object_set_new(root, "flight_ms_per_step", json_real(t->flight.ns * 1e-6));
     for (size_t i = 0; i < count; i++)
         json_array_append_new(rows, json_of(&lines[i]));
     json_object_set_new(root, "rows", rows);

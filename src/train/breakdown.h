@@ -33,9 +33,10 @@ moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
  * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
- * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}]}, shares as parts of 1,
- * rates null where they say nothing. Without steps: nothing. Collective. Errors: ERROR_IO,
- * ERROR_MEMORY.
+ * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"},
+ * shares as parts of 1, rates null where they say nothing; "flight" is the time in which rows were
+ * under way in the staged exchange, hidden behind other rows of the table or waited for. Without
+ * steps: nothing. Collective. Errors: ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,
                                     const moert_breakdown *breakdown, FILE *console,

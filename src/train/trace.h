@@ -1,6 +1,7 @@
 /*
- * A trace of some steps for chrome://tracing or Perfetto: what every rank's device did and when its
- * thread waited in MPI, one row each, and the steps. Times are microseconds since a barrier that
+ * A trace of some steps for chrome://tracing or Perfetto: what every rank's device did, when its
+ * thread waited in MPI, and when rows of the staged exchange were in flight, to their experts and
+ * back, one row each, and the steps. Times are microseconds since a barrier that
  * all ranks left together, so that ranks of several hosts compare to within its length.
  */
 #ifndef MOERT_TRAIN_TRACE_H

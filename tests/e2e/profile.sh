@@ -76,15 +76,18 @@ traced() {
     python3 - "$folder/traced-$1/trace" "$2" <<'END'
 import json, sys
 events, ranks = json.load(open(sys.argv[1]))["traceEvents"], int(sys.argv[2])
+names = "steps", "device", "messages", "rows in flight forth", "rows in flight back"
 rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-assert rows == {(r, i): name for r in range(ranks) for i, name in enumerate(("steps", "device", "messages"))}, rows
+assert rows == {(r, i): name for r in range(ranks) for i, name in enumerate(names)}, rows
 for r in range(ranks):
-    steps, device, messages = (sorted((e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (r, i)), key=lambda e: e["ts"])
-                               for i in range(3))
+    steps, device, messages, forth, back = (sorted((e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (r, i)), key=lambda e: e["ts"])
+                                            for i in range(5))
     assert [s["name"] for s in steps] == [f"step {n}" for n in range(2, 7)], steps
     assert len(device) > 100 and {e["name"] for e in device} >= {"experts fprop", "dispatch", "combine", "optimizer"}
     assert len(messages) > 10, len(messages)
-    for row in (steps, device, messages):
+    assert len(forth) == len(back) and (len(forth) > 0) == (ranks > 1), (len(forth), len(back)) # two a layer and step
+    assert all(there["ts"] <= home["ts"] + home["dur"] for there, home in zip(forth, back)), "rows came back before they left"
+    for row in (steps, device, messages, forth, back):
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in zip(row, row[1:])), "overlap"
     inside = sum(any(s["ts"] <= e["ts"] + 500 and e["ts"] + e["dur"] <= s["ts"] + s["dur"] + 500 for s in steps) for e in device)
     assert inside == len(device), (inside, len(device))

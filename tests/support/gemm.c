@@ -104,6 +104,12 @@ static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
     return packed;
 }
 
+/* The groups from `first` on, two of them if there are. */
+static moert_part part_of(const problem *p, size_t first) {
+    const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
+    return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
+}
+
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
@@ -131,7 +137,10 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
             : NULL;
     gemm.packed = packed;
-    ASSERT_OK(calls[op](&gemm));
+    for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
+        gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
+        ASSERT_OK(calls[op](&gemm));
+    }
     download_codes(gemm.x, a->x, a->x_count, x_type);
     download_codes(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
@@ -177,9 +186,11 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
         packed =
             pack(&run.gemm, how->fused ? moert_packed_for_glu(&how->form) : MOERT_PACKED_FORWARD);
     run.gemm.packed = packed;
-    if (how->fused) {
+    for (size_t g = 0; g < (by->parts ? p->groups : 1) && how->fused; g += 2) {
+        run.gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(moert_gemm_glu_forward(&run));
-    } else {
+    }
+    if (!how->fused) {
         run.glu.rows = used;
         run.glu.width = p->n / 2;
         run.glu.v = run.gemm.y;

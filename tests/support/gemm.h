@@ -27,6 +27,7 @@ typedef struct way {
     moert_number type;
     bool packed;
     bool widened; /* bf16 without the CPU's own instruction */
+    bool parts;   /* forward, dgrad and gated: two groups after the other */
 } way;
 
 /* All ways; those of a type begin with the reference, and its next is the plain portable one. */

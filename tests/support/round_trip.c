@@ -264,16 +264,60 @@ static moert_status poison(moert_window *window, trip *t) {
     return write_rows(window, t);
 }
 
+/* The waves are this rank's experts and rows, one after the other. */
+static moert_status check_waves(trip *t) {
+    const moert_plan *plan = t->plan->plan;
+    size_t expert = 0, row = 0;
+    for (size_t w = 0; w < t->plan->waves; w++) {
+        const moert_wave wave = moert_exchange_wave(t->plan, w);
+        if (wave.first != expert || wave.first_row != row || wave.end < expert ||
+            wave.end_row < row)
+            return MOERT_FAIL(ERROR_INTERNAL, "wave %zu begins with expert %zu and row %zu", w,
+                              wave.first, wave.first_row);
+        expert = wave.end;
+        row = wave.end_row;
+    }
+    if (expert != plan->local_experts || row != plan->rows)
+        return MOERT_FAIL(ERROR_INTERNAL, "waves end with expert %zu and row %zu", expert, row);
+    return MOERT_OK;
+}
+
+/* The plain sums once more, by way of a dispatch and a combine that are under way together: rows of
+ * a wave are made when they have come, and sent before the next are looked at. */
+static moert_status run_waves(const shape *c, trip *t) {
+    const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
+    MOERT_TRY(moert_exchange_dispatch_start(t->exchange, t->plan, MOERT_OK, t->source, t->x,
+                                            t->weight, t->slot_x));
+    visit_rows(c, t, make_row);
+    float *rows = t->host;
+    for (size_t w = 0; w < t->plan->waves; w++) {
+        const moert_wave wave = moert_exchange_wave(t->plan, w);
+        const size_t first = wave.first_row * bytes, size = wave.end_row * bytes - first;
+        MOERT_TRY(moert_exchange_dispatch_wait(t->exchange, w));
+        MOERT_TRY(moert_buffer_copy(moert_window_rows(t->x), first, moert_window_rows(t->y), first,
+                                    size));
+        MOERT_TRY(
+            moert_buffer_write(moert_window_rows(t->y), first, rows + first / sizeof *rows, size));
+        MOERT_TRY(moert_exchange_combine_send(t->exchange, t->plan, t->y, NULL, w));
+    }
+    MOERT_TRY(moert_exchange_combine_finish(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target,
+                                            NULL, NULL));
+    MOERT_TRY(check_target(c, t, 0));
+    return verdict(c, t, "waves");
+}
+
 moert_status trip_run(const shape *c, trip *t) {
     moert_status local = trip_make_buffers(c, t);
     MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
                                        c->experts, &t->plan));
+    moert_exchange_cut(t->exchange, t->plan, t->waves);
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
     MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
     MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
                                       t->slot_x));
+    MOERT_TRY(check_waves(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
     MOERT_TRY(read_rows(t->x, t));
     visit_rows(c, t, check_row);
@@ -294,5 +338,6 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(
         moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
     MOERT_TRY(check_target(c, t, 0));
-    return verdict(c, t, "plain combine");
+    MOERT_TRY(verdict(c, t, "plain combine"));
+    return run_waves(c, t);
 }

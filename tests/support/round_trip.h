@@ -28,6 +28,7 @@ typedef struct {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
+    size_t waves;                /* 0 = 1 */
     float *host;                 /* at least as large as any of them */
     const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
     size_t wrong;
@@ -40,7 +41,8 @@ void trip_free_windows(trip *t);
 moert_status trip_make_buffers(const shape *c, trip *t);
 void trip_free_buffers(trip *t);
 
-/* Buffers, plan, dispatch, combine with and without weights; the verdict is that of all ranks. */
+/* Buffers, plan, dispatch, combine with and without weights, in t->waves; the first round trip wave
+ * by wave, as a layer goes. The verdict is that of all ranks. */
 moert_status trip_run(const shape *c, trip *t);
 
 #endif

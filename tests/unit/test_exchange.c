@@ -94,6 +94,54 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* Waves of no expert, of no row, and messages of a row or two. */
+static void test_exchange_in_waves_moves_rows_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const size_t piece = moert_mail_piece_bytes;
+    for (size_t waves = 2; waves <= MOERT_EXCHANGE_MOST_WAVES + 1; waves += 1 + waves / 3) {
+        moert_mail_piece_bytes = 100 * waves;
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            trip t;
+            ASSERT_OK_ON_ALL(
+                trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+            t.waves = waves;
+            ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+            trip_free_buffers(&t);
+            trip_free_windows(&t);
+        }
+    }
+    moert_mail_piece_bytes = piece;
+    moert_exchange_destroy(exchange);
+}
+
+/* A rank on which something fails between two waves goes through all of them; then all fail. */
+static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    t.waves = 4;
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch_start(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    moert_status local = MOERT_OK;
+    for (size_t w = 0; w < t.plan->waves; w++) {
+        if (local == MOERT_OK)
+            local = moert_exchange_dispatch_wait(exchange, w);
+        if (w == t.plan->waves / 2 && test_rank == test_ranks - 1)
+            local = MOERT_FAIL(ERROR_DEVICE, "the second wave's product");
+        moert_exchange_combine_send(exchange, t.plan, t.y, NULL, w);
+    }
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine_finish(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_DEVICE, "the second wave's product");
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
 static void test_exchange_grows_its_windows(void **state) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t tokens[] = {3, 40, 7, 300};
@@ -422,6 +470,8 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_exchange_repeats_with_changing_payload)                                                 \
     X(test_exchange_dispatches_any_bits)                                                           \
     X(test_the_device_places_slots_as_the_host_does)                                               \
+    X(test_exchange_in_waves_moves_rows_exactly)                                                   \
+    X(test_exchange_fails_alike_in_the_middle_of_its_waves)                                        \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
 
 /* And those of the node exchange. */

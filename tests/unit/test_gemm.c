@@ -218,6 +218,47 @@ static void test_nothing_is_added_to_a_chain_after_its_last_term(void **state) {
         }
 }
 
+static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
+    (void)state;
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
+            for (operation op = FORWARD; op <= DGRAD; op++) {
+                way by = gemm_ways[w];
+                arrays whole = make_arrays(&gemm_problems[i], false);
+                arrays parts = make_arrays(&gemm_problems[i], false);
+                run_gemm(&gemm_problems[i], op, &by, &whole);
+                by.parts = true;
+                run_gemm(&gemm_problems[i], op, &by, &parts);
+                compare_arrays(by.name, &parts, &whole);
+                free_arrays(&whole);
+                free_arrays(&parts);
+            }
+}
+
+static void test_what_is_no_part_of_the_groups_is_refused(void **state) {
+    (void)state;
+    const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
+    const uint32_t ends[] = {4, 8};
+    const float values[8 * 4] = {0};
+    moert_buffer *buffer = upload(values, sizeof values);
+    moert_gemm gemm = {.groups = {upload(ends, sizeof ends), 2, 8},
+                       .n = 4,
+                       .k = 4,
+                       .x = buffer,
+                       .weight = buffer,
+                       .y = buffer};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        gemm.part = wrong[i];
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
+    }
+    gemm.part = (moert_part){1, 2, 4, 8};
+    ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
+    gemm.shared_weight = true;
+    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_USAGE, "a weight for each group");
+    moert_buffer_destroy((moert_buffer *)gemm.groups.ends);
+    moert_buffer_destroy(buffer);
+}
+
 /* Prints the hash of all results of the portable backend. */
 static int print_digest(void) {
     void *state = NULL;
@@ -360,6 +401,8 @@ int main(int count, char **words) {
         cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
         cmocka_unit_test(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie),
         cmocka_unit_test(test_nothing_is_added_to_a_chain_after_its_last_term),
+        cmocka_unit_test(test_parts_of_the_groups_give_the_bits_of_the_whole),
+        cmocka_unit_test(test_what_is_no_part_of_the_groups_is_refused),
         cmocka_unit_test(test_one_two_and_three_threads_give_the_same_bits),
         cmocka_unit_test(test_a_packed_weight_serves_its_own_shape_only),
         cmocka_unit_test(test_wrong_sizes_are_refused_before_anything_is_written),

@@ -129,6 +129,28 @@ static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **
         }
 }
 
+static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (size_t w = 0; w < gemm_way_count && !problems[i].shared; w++) {
+            const problem *p = &problems[i];
+            const gated_run one = {forms[i % FORMS].form, forms[i % FORMS].prob_stride,
+                                   .fused = true};
+            way by = gemm_ways[w];
+            arrays whole = make_arrays(p, false), parts = make_arrays(p, false);
+            float *h = unset_results(p), *h_parts = unset_results(p);
+            run_gated(p, &one, &by, &whole, h);
+            by.parts = true;
+            run_gated(p, &one, &by, &parts, h_parts);
+            compare_arrays(by.name, &parts, &whole);
+            assert_same_bits(by.name, h_parts, h, results_of(p));
+            free_arrays(&whole);
+            free_arrays(&parts);
+            free(h);
+            free(h_parts);
+        }
+}
+
 static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **state) {
     (void)state;
     if (moert_device_describe(test_device)->gpu_form) {
@@ -236,6 +258,7 @@ int main(int count, char **words) {
         cmocka_unit_test(test_one_call_has_the_bits_of_two),
         cmocka_unit_test(test_an_h_of_bf16_is_the_rounded_one),
         cmocka_unit_test(test_v_of_the_portable_backend_has_the_bits_of_the_reference),
+        cmocka_unit_test(test_parts_of_the_groups_give_the_bits_of_the_whole),
         cmocka_unit_test(test_a_v_that_is_dropped_is_not_written_behind_a_short_chain),
         cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),
         cmocka_unit_test(test_what_does_not_fit_together_is_refused),
