@@ -1,10 +1,10 @@
 /*
  * The sum of all ranks' leaves by the fixed tree of base/tree.h, with the same bits for any number
- * of ranks.
+ * of ranks and any slices.
  *
- * Every rank owns a slice of the columns, receives that slice of all ranks' nodes, joins them, and
- * spreads the result: a reduce-scatter and an all-gather without floating-point reductions by MPI.
- * Columns pass in rounds, so that scratch does not grow with n.
+ * Every rank owns a slice of the columns, receives that slice of all ranks' nodes and joins them: a
+ * reduce-scatter without floating-point reductions by MPI. Columns pass in rounds, so that scratch
+ * does not grow with their number.
  */
 #include "comm/internal.h"
 
@@ -26,7 +26,8 @@ typedef struct summation {
     moert_tree_node *nodes; /* [node_count] of all ranks, ascending */
     size_t *nodes_of;       /* [R] number of each rank's nodes */
     size_t node_count;
-    size_t columns;                   /* columns that a rank owns in one round, at most */
+    size_t columns;                   /* of a slice in one round, at most */
+    size_t widest;                    /* slice */
     float *send;                      /* [R][nodes_of[rank]][columns] */
     float *receive;                   /* [node_count][columns] */
     float **rows;                     /* [node_count] into receive */
@@ -79,9 +80,9 @@ static moert_status allocate(const moert_comm *comm, summation *s) {
         memcpy(s->nodes + at, nodes, count * sizeof *nodes);
         at += count;
     }
-    size_t held = moert_max(s->node_count, 1), n = s->shares[0].n;
+    const size_t held = moert_max(s->node_count, 1);
     s->columns = moert_max(ROUND_FLOATS / held, LEAST_COLUMNS);
-    s->columns = moert_max(moert_min(s->columns, moert_ceil_div(n, comm->size)), 1);
+    s->columns = moert_max(moert_min(s->columns, s->widest), 1);
     MOERT_TRY(MOERT_NEW_ARRAY(&s->send, comm->size * s->nodes_of[comm->rank] * s->columns));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->receive, held * s->columns));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->rows, held));
@@ -89,52 +90,58 @@ static moert_status allocate(const moert_comm *comm, summation *s) {
     return MOERT_NEW_ARRAY(&s->receive_rows, comm->size);
 }
 
-/* Sums `columns` columns, of which `rows` and `sum` point at the first. */
+/* The columns of a slice that pass in the round which begins `at` columns after its start. */
+static size_t width_of(const summation *s, const size_t *border, size_t owner, size_t at) {
+    const size_t length = border[owner + 1] - border[owner];
+    return moert_min(s->columns, length - moert_min(at, length));
+}
+
 static moert_status sum_round(moert_comm *comm, summation *s, const float *node_rows,
-                              size_t columns, float *sum) {
-    size_t n = s->shares[0].n, per_rank = moert_ceil_div(columns, comm->size);
-    size_t mine = s->nodes_of[comm->rank], total = s->shares[0].span.total, width = 0;
+                              const size_t *border, size_t at, float *sum) {
+    const size_t n = border[comm->size], mine = s->nodes_of[comm->rank];
+    const size_t width = width_of(s, border, comm->rank, at);
     float *packed = s->send;
     for (size_t owner = 0; owner < comm->size; owner++) {
-        size_t start = moert_min(owner * per_rank, columns);
-        size_t owned = moert_min(per_rank, columns - start);
-        for (size_t i = 0; i < mine; i++, packed += owned)
+        const size_t start = border[owner] + at, owned = width_of(s, border, owner, at);
+        for (size_t i = 0; i < mine && owned > 0; i++, packed += owned)
             memcpy(packed, node_rows + i * n + start, owned * sizeof *packed);
         s->send_rows[owner] = mine * owned;
-        if (owner == comm->rank)
-            width = owned;
+        s->receive_rows[owner] = s->nodes_of[owner] * width;
     }
-    for (size_t r = 0; r < comm->size; r++)
-        s->receive_rows[r] = s->nodes_of[r] * width;
     MOERT_TRY(moert_comm_alltoallv(comm, s->send, s->send_rows, s->receive, s->receive_rows,
                                    sizeof(float)));
     for (size_t i = 0; i < s->node_count; i++)
         s->rows[i] = s->receive + i * width;
-    moert_tree_join(total, s->nodes, s->rows, s->node_count, s->receive, width);
-
-    size_t *bytes = s->send_rows;
-    for (size_t owner = 0; owner < comm->size; owner++) {
-        size_t start = moert_min(owner * per_rank, columns);
-        bytes[owner] = moert_min(per_rank, columns - start) * sizeof(float);
-    }
-    return moert_comm_allgatherv(comm, s->receive, bytes, sum);
+    if (width > 0)
+        moert_tree_join(s->shares[0].span.total, s->nodes, s->rows, s->node_count, sum + at, width);
+    return MOERT_OK;
 }
 
-moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
-                                 float *sum) {
+moert_status moert_comm_tree_scatter(moert_comm *comm, moert_span span, const float *node_rows,
+                                     const size_t *border, float *sum) {
     summation s = {0};
-    share mine = {span, n};
+    share mine = {span, border[comm->size]};
     moert_status status = MOERT_NEW_ARRAY(&s.shares, comm->size);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, s.shares));
+    for (size_t r = 0; r < comm->size; r++)
+        s.widest = moert_max(s.widest, border[r + 1] - border[r]);
     status = check(s.shares, comm->size);
     if (status == MOERT_OK)
         status = allocate(comm, &s);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
-    size_t round = s.columns * comm->size;
-    for (size_t at = 0; at < n; at += round)
-        MOERT_TRY_OR(done, sum_round(comm, &s, node_rows + at, moert_min(round, n - at), sum + at));
+    for (size_t at = 0; at < s.widest; at += s.columns)
+        MOERT_TRY_OR(done, sum_round(comm, &s, node_rows, border, at, sum));
 done:
     release(&s);
     return status;
+}
+
+moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values) {
+    size_t *bytes = comm->send_start;
+    if (comm->size == 1)
+        return MOERT_OK;
+    for (size_t r = 0; r < comm->size; r++)
+        bytes[r] = (border[r + 1] - border[r]) * sizeof *values;
+    return moert_comm_allgatherv(comm, values + border[comm->rank], bytes, values);
 }

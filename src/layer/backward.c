@@ -191,7 +191,7 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
     moert_status status =
-        moert_block_begin(layer->block[BLOCK_DENSE], mesh->world, &layer->batch, layer->accumulate);
+        moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch, layer->accumulate);
     if (status == MOERT_OK)
         status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
                                     layer->batch.tokens * layer->options.router.topk, dweight);
@@ -229,16 +229,24 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 
-moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
+moert_status moert_layer_reduce_slices(moert_layer *layer, bool accumulate, bool last) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
     if (accumulate != layer->accumulate)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce %s to gradients whose backward %s",
                           accumulate ? "adds" : "does not add",
                           accumulate ? "replaced them" : "added to them");
-    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch));
+    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], &layer->batch));
     if (!last)
         return MOERT_OK;
-    MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN], layer->mesh->replicas));
-    return moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_OUT], layer->mesh->replicas);
+    MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN]));
+    return moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_OUT]);
+}
+
+moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
+    MOERT_TRY(moert_layer_reduce_slices(layer, accumulate, last));
+    for (int i = 0; i < BLOCKS; i++)
+        if (i == BLOCK_DENSE || last)
+            MOERT_TRY(moert_block_gather(layer->block[i], layer->block[i]->gradient));
+    return MOERT_OK;
 }

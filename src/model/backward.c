@@ -202,19 +202,17 @@ static moert_status differentiate_embedding(moert_model *model) {
 }
 
 static moert_status begin(moert_model *model, bool accumulate) {
-    const moert_comm *world = model->mesh->world;
-    MOERT_TRY(moert_block_begin(model->outer, world, &model->batch, accumulate));
+    MOERT_TRY(moert_block_begin(model->outer, &model->batch, accumulate));
     for (size_t i = 0; i < model->config.layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, world, &model->batch, accumulate));
+        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, accumulate));
     return MOERT_OK;
 }
 
 static moert_status reduce(moert_model *model, bool accumulate, bool last) {
-    moert_comm *world = model->mesh->world;
-    MOERT_TRY(moert_block_reduce(model->outer, world, &model->batch));
+    MOERT_TRY(moert_block_reduce(model->outer, &model->batch));
     for (size_t i = 0; i < model->config.layers; i++) {
-        MOERT_TRY(moert_block_reduce(model->layer[i].attention, world, &model->batch));
-        MOERT_TRY(moert_layer_reduce(model->layer[i].moe, accumulate, last));
+        MOERT_TRY(moert_block_reduce(model->layer[i].attention, &model->batch));
+        MOERT_TRY(moert_layer_reduce_slices(model->layer[i].moe, accumulate, last));
     }
     return MOERT_OK;
 }

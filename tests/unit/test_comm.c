@@ -199,11 +199,32 @@ static float *make_nodes(moert_span span, size_t n) {
     return rows;
 }
 
+/* Slices of n columns: even ones, all for the last rank, or more for each rank than for the one
+ * before. */
+static void cut(size_t n, size_t kind, size_t *border) {
+    const size_t sum = test_ranks * (test_ranks + 1) / 2;
+    for (size_t r = 0; r <= test_ranks; r++) {
+        const size_t borders[] = {n * r / test_ranks, r < test_ranks ? 0 : n,
+                                  n * (r * (r + 1) / 2) / sum};
+        border[r] = borders[kind];
+    }
+}
+
 static bool sum_is_right(moert_span span, size_t n, const float *expected, bool in_place) {
     float *rows = make_nodes(span, n), *other = calloc(n, sizeof *other);
     float *sum = in_place ? rows : other;
-    bool right = moert_comm_tree_sum(test_comm, span, rows, n, sum) == MOERT_OK &&
-                 memcmp(sum, expected, n * sizeof *sum) == 0;
+    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    bool right = true;
+    for (size_t kind = 0; kind < (in_place ? 1 : 3); kind++) {
+        cut(n, kind, border);
+        const size_t first = border[test_rank], count = border[test_rank + 1] - first;
+        right = moert_comm_tree_scatter(test_comm, span, rows, border, sum + first) == MOERT_OK &&
+                memcmp(sum + first, expected + first, count * sizeof *sum) == 0 && right;
+        right = moert_comm_gather_slices(test_comm, border, sum) == MOERT_OK &&
+                memcmp(sum, expected, n * sizeof *sum) == 0 && right;
+        memset(other, 0, n * sizeof *other);
+    }
+    free(border);
     free(rows);
     free(other);
     return right;
@@ -249,16 +270,19 @@ static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
 
 static void test_tree_sum_without_leaves_is_zero(void **state) {
     (void)state;
-    float sum[3] = {1, 2, 3}, zero[3] = {0};
-    bool right = moert_comm_tree_sum(test_comm, (moert_span){0}, sum, 3, sum) == MOERT_OK;
-    ASSERT_ON_ALL(right && memcmp(sum, zero, sizeof sum) == 0);
+    float zero[3] = {0};
+    bool right = sum_is_right((moert_span){0}, 3, zero, false);
+    ASSERT_ON_ALL(right);
 }
 
 static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     (void)state;
     float sum[8] = {0};
+    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    cut(2, 0, border);
     moert_span span = {test_rank, 1, test_ranks + 1};
-    bool right = moert_comm_tree_sum(test_comm, span, sum, 2, sum) == MOERT_ERROR_MISMATCH;
+    bool right = moert_comm_tree_scatter(test_comm, span, sum, border, sum) == MOERT_ERROR_MISMATCH;
+    free(border);
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
