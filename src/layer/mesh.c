@@ -17,9 +17,19 @@ moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {
     return MOERT_OK;
 }
 
+size_t moert_mesh_position(const moert_comm *world, size_t rank) {
+    const size_t node = moert_comm_node(world, rank);
+    size_t before = 0;
+    for (size_t r = 0; r < moert_comm_size(world); r++) {
+        const size_t other = moert_comm_node(world, r);
+        before += other < node || (other == node && r < rank);
+    }
+    return before;
+}
+
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
     moert_comm *world = moert_context_comm(context);
-    size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
+    size_t size = moert_comm_size(world);
     moert_mesh *made;
     moert_status status;
     MOERT_TRY(moert_comm_agree(world, moert_mesh_group(size, ep, &ep)));
@@ -29,8 +39,9 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     made->world = world;
     MOERT_TRY_OR(fail,
                  moert_comm_agree(world, moert_alloc(&made->reports, size, sizeof *made->reports)));
-    MOERT_TRY_OR(fail, moert_comm_split(world, rank / ep, &made->experts));
-    MOERT_TRY_OR(fail, moert_comm_split(world, rank % ep, &made->replicas));
+    const size_t position = moert_mesh_position(world, moert_comm_rank(world));
+    MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));
+    MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
     MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts,
                                              moert_config_get()->exchange, &made->exchange));
     *mesh = made;

@@ -58,6 +58,13 @@ struct moert_mesh {
  * moert_mesh_create. */
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
 
+/*
+ * Where a rank stands when the ranks are ordered by host, then by rank: groups are runs of this
+ * order, so that one that fits on a host lies on one, however the launcher has dealt the ranks.
+ * Within a group ranks keep their own order, which is that of their tokens.
+ */
+size_t moert_mesh_position(const moert_comm *world, size_t rank);
+
 /* A scratch buffer of at least `floats`. */
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer);
