@@ -72,21 +72,6 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
 
-/*
- * A slice of n columns for each rank, [border[r], border[r + 1]) of border[size + 1], which rises
- * from 0 to n and is the same on all ranks.
- *
- * _tree_scatter: sum[own slice] = the root of the tree (base/tree.h) over all ranks' leaves, from
- * this rank's nodes node_rows[nodes of span][n]. Spans ascend with the rank and cover 0..total-1; a
- * rank without leaves brings no rows. `sum` may lie at its place in the first row. Uses O(1 MiB x
- * ranks) of scratch. Same bits for any number of ranks and any slices. ERROR_MISMATCH on all ranks
- * if spans, total or n do not fit together.
- * _gather_slices: completes values[n], of which this rank brings its slice. Both collective.
- */
-moert_status moert_comm_tree_scatter(moert_comm *comm, moert_span span, const float *node_rows,
-                                     const size_t *border, float *sum);
-moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values);
-
 /* ---- memory shared by the ranks of one host ---- */
 
 typedef struct moert_shared moert_shared;

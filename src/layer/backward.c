@@ -229,22 +229,37 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 
-moert_status moert_layer_reduce_slices(moert_layer *layer, bool accumulate, bool last) {
+moert_status moert_layer_reduce_start(moert_layer *layer, bool last) {
+    moert_mesh *mesh = layer->mesh;
+    MOERT_TRY(moert_block_reduce_start(layer->block[BLOCK_DENSE], mesh->spans));
+    if (!last)
+        return MOERT_OK;
+    MOERT_TRY(moert_block_reduce_start(layer->block[BLOCK_EXPERT_IN], mesh->replica_spans));
+    return moert_block_reduce_start(layer->block[BLOCK_EXPERT_OUT], mesh->replica_spans);
+}
+
+moert_status moert_layer_reduce_progress(moert_layer *layer) {
+    for (int i = 0; i < BLOCKS; i++)
+        MOERT_TRY(moert_block_reduce_progress(layer->block[i]));
+    return MOERT_OK;
+}
+
+moert_status moert_layer_reduce_wait(moert_layer *layer) {
+    for (int i = 0; i < BLOCKS; i++)
+        MOERT_TRY(moert_block_reduce_wait(layer->block[i]));
+    return MOERT_OK;
+}
+
+moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
     if (accumulate != layer->accumulate)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce %s to gradients whose backward %s",
                           accumulate ? "adds" : "does not add",
                           accumulate ? "replaced them" : "added to them");
-    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], &layer->batch));
-    if (!last)
-        return MOERT_OK;
-    MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN]));
-    return moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_OUT]);
-}
-
-moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
-    MOERT_TRY(moert_layer_reduce_slices(layer, accumulate, last));
+    MOERT_TRY(moert_mesh_gather_spans(layer->mesh, &layer->batch));
+    MOERT_TRY(moert_layer_reduce_start(layer, last));
+    MOERT_TRY(moert_layer_reduce_wait(layer));
     for (int i = 0; i < BLOCKS; i++)
         if (i == BLOCK_DENSE || last)
             MOERT_TRY(moert_block_gather(layer->block[i], layer->block[i]->gradient));

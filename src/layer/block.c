@@ -241,21 +241,6 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
     return first_chunk(block->chunks, moert_comm_size(block->comm), rank);
 }
 
-/* Sums all ranks' rows into this rank's slice of rows[0] on the host, which CPU devices map without
- * a copy. */
-static moert_status sum_over_ranks(const moert_block *block, moert_buffer *rows, moert_span span) {
-    float *mapped;
-    size_t first;
-    if (moert_comm_size(block->comm) == 1)
-        return MOERT_OK;
-    moert_block_slice(block, &first);
-    MOERT_TRY(moert_buffer_map(rows, &mapped));
-    moert_status status =
-        moert_comm_tree_scatter(block->comm, span, mapped, block->border, mapped + first);
-    moert_status unmap = moert_buffer_unmap(rows, mapped);
-    return status != MOERT_OK ? status : unmap;
-}
-
 /* gradient += nodes, in the slice; those of replicated blocks begin where views can. */
 static moert_status add_slice(moert_block *block, size_t first, size_t count) {
     const size_t start = first * sizeof(float), bytes = count * sizeof(float);
@@ -270,28 +255,37 @@ static moert_status add_slice(moert_block *block, size_t first, size_t count) {
     return status;
 }
 
-moert_status moert_block_reduce(moert_block *block, const moert_batch *batch) {
+/* What is summed: rows on the host, which CPU devices map without a copy. */
+static moert_buffer *rows_of(const moert_block *block) {
+    return block->replicated ? block->nodes : block->gradient;
+}
+
+moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans) {
+    if (block->floats == 0 || moert_comm_size(block->comm) == 1)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_map(rows_of(block), &block->mapped));
+    return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
+}
+
+moert_status moert_block_reduce_progress(moert_block *block) {
+    return block->sum != NULL ? moert_tree_sum_progress(block->sum) : MOERT_OK;
+}
+
+moert_status moert_block_reduce_wait(moert_block *block) {
     size_t first;
     const size_t count = moert_block_slice(block, &first);
-    if (block->floats == 0 || block->collects_sum)
+    if (block->sum == NULL)
         return MOERT_OK;
-    moert_phase_set("reduce gradients");
-    MOERT_TRY(sum_over_ranks(block, block->nodes, moert_batch_span(batch)));
-    if (count == 0)
+    moert_phase_set(block->replicated ? "reduce gradients" : "reduce replicas");
+    MOERT_TRY(moert_tree_sum_wait(block->sum));
+    block->sum = NULL;
+    MOERT_TRY(moert_buffer_unmap(rows_of(block), block->mapped));
+    if (!block->replicated || count == 0)
         return MOERT_OK;
     if (block->accumulate)
         return add_slice(block, first, count);
     return moert_buffer_copy(block->nodes, first * sizeof(float), block->gradient,
                              first * sizeof(float), count * sizeof(float));
-}
-
-moert_status moert_block_reduce_replicas(moert_block *block) {
-    const size_t size = moert_comm_size(block->comm);
-    if (size == 1 || block->floats == 0)
-        return MOERT_OK;
-    moert_phase_set("reduce replicas");
-    return sum_over_ranks(block, block->gradient,
-                          (moert_span){moert_comm_rank(block->comm), 1, size});
 }
 
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values) {

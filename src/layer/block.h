@@ -23,7 +23,7 @@
 #ifndef MOERT_LAYER_BLOCK_H
 #define MOERT_LAYER_BLOCK_H
 
-#include "comm/comm.h"
+#include "comm/tree_sum.h"
 #include "device/device.h"
 #include "moert/layer.h"
 #include "ops/dense.h"
@@ -47,6 +47,8 @@ typedef struct moert_block {
     moert_block_tensor *tensor;
     size_t *border; /* [ranks that hold it + 1] of their slices, in floats */
     moert_buffer *weight, *gradient, *nodes;
+    moert_tree_sum *sum; /* under way, of rows that are mapped there */
+    float *mapped;
     bool collects_sum; /* into the gradient itself */
     bool accumulate;   /* what is collected adds to the gradient */
 } moert_block;
@@ -114,20 +116,31 @@ size_t moert_block_slice(const moert_block *block, size_t *first);
 /* The first chunk of the slice of a rank of those that hold the block, or of the rank after the
  * last. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
-/* Sums nodes over the ranks into this rank's slice of the gradient, or adds them to it. Collective
- * over all that hold the block, as what follows. */
-moert_status moert_block_reduce(moert_block *block, const moert_batch *batch);
-/* Sums this rank's slice of the gradient over the replicas of an expert block, in a fixed tree over
- * their ranks. */
-moert_status moert_block_reduce_replicas(moert_block *block);
-/* Completes the block's weight or gradient with the slices of the other ranks. */
+/*
+ * Sums gradients over the ranks that hold the block, `spans`: nodes by the leaves that each has, or
+ * the gradients of an expert block by its replicas; this rank's slice of the gradient gets the sum,
+ * or that of nodes is added to it. start blocks until the device is done, not until the other ranks
+ * are; what comes between may neither write gradients nor read those of the block. Blocks are
+ * started in the same order on all ranks. progress and wait of a block that is not under way do
+ * nothing.
+ */
+moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans);
+moert_status moert_block_reduce_progress(moert_block *block);
+moert_status moert_block_reduce_wait(moert_block *block);
+/* Completes the block's weight or gradient with the slices of the other ranks. Collective over
+ * them. */
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
 
 /* The blocks of a layer, by index: the replicated one first, then the experts' first and second
  * projection; NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
-/* moert_layer_reduce, but each gradient is complete in this rank's slice of its block alone. */
-moert_status moert_layer_reduce_slices(moert_layer *layer, bool accumulate, bool last);
+/*
+ * moert_layer_reduce, but each gradient is complete in this rank's slice of its block alone: see
+ * moert_block_reduce_start; after moert_mesh_gather_spans of the batch.
+ */
+moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
+moert_status moert_layer_reduce_progress(moert_layer *layer);
+moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* The rows of the next forward's x or backward's dy as bf16 codes, where the caller has them: what
  * travels need not be made then. NULL: none. They must stay as the rows must. */
 void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes);

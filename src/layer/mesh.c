@@ -27,6 +27,15 @@ size_t moert_mesh_position(const moert_comm *world, size_t rank) {
     return before;
 }
 
+static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->reports, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->spans, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->replica_spans, replicas));
+    for (size_t r = 0; r < replicas; r++)
+        mesh->replica_spans[r] = (moert_span){r, 1, replicas};
+    return MOERT_OK;
+}
+
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
     moert_comm *world = moert_context_comm(context);
     size_t size = moert_comm_size(world);
@@ -37,8 +46,7 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
-    MOERT_TRY_OR(fail,
-                 moert_comm_agree(world, moert_alloc(&made->reports, size, sizeof *made->reports)));
+    MOERT_TRY_OR(fail, moert_comm_agree(world, allocate(made, size, size / ep)));
     const size_t position = moert_mesh_position(world, moert_comm_rank(world));
     MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));
     MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
@@ -61,12 +69,19 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
+    free(mesh->replica_spans);
+    free(mesh->spans);
     free(mesh->reports);
     free(mesh);
 }
 
 const char *moert_mesh_engine(const moert_mesh *mesh) {
     return moert_exchange_engine(mesh->exchange);
+}
+
+moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch) {
+    const moert_span mine = {batch->first_sequence, batch->sequences, batch->total_sequences};
+    return moert_comm_gather_spans(mesh->world, mine, mesh->spans);
 }
 
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
