@@ -5,8 +5,8 @@
  *                 node i by the tree, of partial[count,n]. Target row i begins at target + i * stride + offset.
  *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its buffer and owns the blocks
  *                 from `block` to that of tensor i + 1; table[] of (begin, length, block). A launch is for blocks from
- *                 `first_block` on, of the tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its tensor's start, so that a sum
- *                 does not depend on where the tensor lies.
+ *                 `first_block` on, of the tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its
+ *                 tensor's start, so that a sum does not depend on where the tensor lies.
  *   join_blocks   sum[i] = that of tensor i's blocks.
  *
  * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
