@@ -3,7 +3,7 @@
 
 #include "device/internal.h"
 
-enum { LOOK_NS = 50000 }; /* from one look at the device to the next */
+enum { LOOK_NS = 200000 }; /* from one look at the device to the next */
 
 /* Whether a command has ended. */
 static moert_status look(const moert_device *device, cl_event event, bool *ended) {
