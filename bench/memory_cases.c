@@ -83,7 +83,7 @@ static moert_status add_check(const bench_memory *b, double chosen, double *got,
     return bench_read(b->out[0], at, got);
 }
 
-static const moert_adamw adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 1, NULL};
+static const moert_adamw adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 1, NULL, 0, 0};
 
 static double adamw_bytes(const bench_sizes *s) {
     return 7.0 * token_floats(s);

@@ -7,9 +7,10 @@
  *   p = p - step * m / (sqrt(v) / root + epsilon)                          step  = rate / (1 - beta1^t)
  *                                                                          root  = sqrt(1 - beta2^t)
  *
- * Shapes: parameter, gradient, first, second [n] floats. Deterministic; the host computes the factors in float64.
- * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even: products read them so, and a pass of their own
- * over the parameters is saved.
+ * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second. Deterministic; the host
+ * computes the factors in float64.
+ * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even, and `at` is 0: products read them so, and a pass
+ * of their own over the parameters is saved.
  * A team owns BLOCK consecutive floats. No local memory.
  */
 #ifdef ROUNDED
@@ -19,11 +20,15 @@
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
 KERNEL void adamw(global float *restrict parameter, global const float *restrict gradient,
-                  global float *restrict first_moment, global float *restrict second_moment, ulong n,
+                  global float *restrict first_moment, global float *restrict second_moment, ulong at, ulong state_at, ulong n,
                   float scale, float keep, float beta1, float rest1, float beta2, float rest2, float step, float root,
                   float epsilon, global ushort *restrict rounded)
 {
     ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
+    parameter += at;
+    gradient += at;
+    first_moment += state_at;
+    second_moment += state_at;
     for (ulong i = first; i < end; i += BATCH * VEC) {
         int left = (int)min(BLOCK, end - i);
         vec g[BATCH], p[BATCH], m[BATCH], v[BATCH];

@@ -4,9 +4,9 @@
  *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target row i = (or +=) the sum of
  *                 node i by the tree, of partial[count,n]. Target row i begins at target + i * stride + offset.
  *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its buffer and owns the blocks
- *                 from `block` to that of tensor i + 1; table[] of (begin, length, block). A launch is for the tensors
- *                 [first, last) of the buffer x. A block is BLOCK floats, counted from its tensor's start, so that a sum
- *                 does not depend on where the tensor lies.
+ *                 from `block` to that of tensor i + 1; table[] of (begin, length, block). A launch is for blocks from
+ *                 `first_block` on, of the tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its
+ *                 tensor's start, so that a sum does not depend on where the tensor lies.
  *   join_blocks   sum[i] = that of tensor i's blocks.
  *
  * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
@@ -113,10 +113,10 @@ static inline real sum_reals(real_vec x, local real *items)
 }
 
 KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table, uint first_tensor,
-                        uint last, global real *restrict sum)
+                        uint last, ulong first_block, global real *restrict sum)
 {
     local real items[MOERT_ITEMS];
-    ulong block = table[3 * first_tensor + 2] + get_group_id(0);
+    ulong block = first_block + get_group_id(0);
     uint tensor = first_tensor; /* the last one whose blocks begin at or before this block */
     for (uint above = last; above - tensor > 1;) {
         uint middle = tensor + (above - tensor) / 2;

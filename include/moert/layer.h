@@ -4,10 +4,11 @@
  *   x[T,H] -> router -> index[T,K], weight[T,K] -> plan -> dispatch -> GEMM1 + GLU (times weight)
  * -> GEMM2 -> combine -> y[T,H]
  *
- * A mesh arranges the R ranks of a context as EP x EDP: EP consecutive ranks share one set of
- * experts, EDP such groups hold replicas. Tokens go to owners inside their group; weight gradients
- * are summed over the replicas. The routing weight is applied in the GLU, so that dispatch and
- * combine are each other's transposes: backward dispatches dy and combines dx.
+ * A mesh arranges the R ranks of a context as EP x EDP: EP ranks, neighbours in the order of hosts
+ * and then of ranks, share one set of experts, EDP such groups hold replicas. Tokens go to owners
+ * inside their group; weight gradients are summed over the replicas. The routing weight is applied
+ * in the GLU, so that dispatch and combine are each other's transposes: backward dispatches dy and
+ * combines dx.
  *
  * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0.
  * Calls are collective over the mesh's context unless said, and enqueue work without waiting for

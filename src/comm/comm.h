@@ -72,16 +72,6 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
 
-/*
- * sum[n] on every rank = the root of the tree (base/tree.h) over all ranks' leaves, from this
- * rank's nodes node_rows[nodes of span][n], which are overwritten. Spans ascend with the rank and
- * cover 0..total-1; a rank without leaves brings no rows. `sum` may be node_rows. Collective; uses
- * O(1 MiB x ranks) of scratch. Same bits for any number of ranks. ERROR_MISMATCH on all ranks if
- * spans, total or n do not fit together.
- */
-moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
-                                 float *sum);
-
 /* ---- files and memory shared by the ranks of one host ---- */
 
 /*

@@ -25,12 +25,16 @@ struct moert_comm {
     moert_peer *peers;                  /* [size] */
     int *counts, *displacements;        /* [size] scratch of one collective call */
     size_t *send_start, *receive_start; /* [size] scratch of one collective call */
+    int sums;                           /* the tag of the next one, see tree_sum.c */
 };
 
 /* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
 extern size_t moert_comm_piece_bytes;
 /* Most bytes of a message of comm/mail.h. Tests lower it. */
 extern size_t moert_mail_piece_bytes;
+
+/* Most floats of nodes that a round of comm/tree_sum.h receives. Tests lower it. */
+extern size_t moert_tree_round_floats;
 
 /*
  * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`; the

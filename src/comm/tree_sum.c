@@ -1,64 +1,57 @@
 /*
- * The sum of all ranks' leaves by the fixed tree of base/tree.h, with the same bits for any number
- * of ranks.
- *
- * Every rank owns a slice of the columns, receives that slice of all ranks' nodes, joins them, and
- * spreads the result: a reduce-scatter and an all-gather without floating-point reductions by MPI.
- * Columns pass in rounds, so that scratch does not grow with n.
+ * The sum of all ranks' leaves by the fixed tree of base/tree.h: every rank receives its slice of
+ * all ranks' nodes and joins them.
  */
-#include "comm/internal.h"
+#include "comm/tree_sum.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/internal.h"
 
-enum { ROUND_FLOATS = 1 << 18, LEAST_COLUMNS = 64 };
+enum { LEAST_COLUMNS = 64, ROUNDS = 2, FIRST_TAG = 1, TAGS = 16384 };
 
-/* What the ranks tell each other. */
-typedef struct share {
-    moert_span span;
-    size_t n;
-} share;
+size_t moert_tree_round_floats = (size_t)1 << 20;
 
-typedef struct summation {
-    share *shares;          /* [R] */
+/* The columns [at, at + columns) of every slice. */
+typedef struct round_trip {
+    MPI_Request *requests; /* [room] */
+    int count;
+    float *received; /* [nodes][columns] at most, of the other ranks */
+} round_trip;
+
+struct moert_tree_sum {
+    moert_comm *comm;
+    int tag;      /* of its messages alone: rounds of several sums may be posted in any order */
+    size_t total; /* leaves */
     moert_tree_node *nodes; /* [node_count] of all ranks, ascending */
-    size_t *nodes_of;       /* [R] number of each rank's nodes */
+    size_t *first_node;     /* [R + 1] of each rank's */
     size_t node_count;
-    size_t columns;                   /* columns that a rank owns in one round, at most */
-    float *send;                      /* [R][nodes_of[rank]][columns] */
-    float *receive;                   /* [node_count][columns] */
-    float **rows;                     /* [node_count] into receive */
-    size_t *send_rows, *receive_rows; /* [R] */
-} summation;
+    float **rows; /* [node_count] of a round */
+    float *node_rows;
+    const size_t *border;
+    size_t columns, widest; /* of a round, of a slice */
+    size_t posted, joined;  /* columns of every slice */
+    round_trip round[ROUNDS];
+};
 
-static void release(summation *s) {
-    free(s->receive_rows);
-    free(s->send_rows);
-    free(s->rows);
-    free(s->receive);
-    free(s->send);
-    free(s->nodes_of);
-    free(s->nodes);
-    free(s->shares);
-}
-
-static moert_status check(const share *shares, size_t ranks) {
-    size_t next = 0, total = shares[0].span.total;
-    for (size_t r = 0; r < ranks; r++) {
-        const share *at = &shares[r];
-        if (at->n != shares[0].n || at->span.total != total)
+moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_span *spans) {
+    size_t next = 0;
+    MOERT_TRY(moert_comm_allgather(comm, &span, sizeof span, spans));
+    const size_t total = spans[0].total;
+    for (size_t r = 0; r < comm->size; r++) {
+        const moert_span *at = &spans[r];
+        if (at->total != total)
             return MOERT_FAIL(ERROR_MISMATCH,
-                              "tree sum of %zu values over %zu leaves on rank 0, but of %zu over "
-                              "%zu on rank %zu",
-                              shares[0].n, total, at->n, at->span.total, r);
-        if (at->span.count > total - next || (at->span.count > 0 && at->span.first != next))
+                              "tree sum over %zu leaves on rank 0, but over %zu on rank %zu", total,
+                              at->total, r);
+        if (at->count > total - next || (at->count > 0 && at->first != next))
             return MOERT_FAIL(ERROR_MISMATCH,
                               "tree sum: rank %zu brings leaves %zu + %zu of %zu where leaf %zu is "
                               "next",
-                              r, at->span.first, at->span.count, total, next);
-        next += at->span.count;
+                              r, at->first, at->count, total, next);
+        next += at->count;
     }
     if (next != total)
         return MOERT_FAIL(ERROR_MISMATCH, "tree sum: the ranks bring %zu of %zu leaves", next,
@@ -66,75 +59,161 @@ static moert_status check(const share *shares, size_t ranks) {
     return MOERT_OK;
 }
 
-static moert_status allocate(const moert_comm *comm, summation *s) {
+static void release(moert_tree_sum *sum) {
+    for (size_t i = 0; i < ROUNDS; i++) {
+        free(sum->round[i].requests);
+        free(sum->round[i].received);
+    }
+    free(sum->rows);
+    free(sum->first_node);
+    free(sum->nodes);
+    free(sum);
+}
+
+static moert_status list_nodes(moert_tree_sum *sum, const moert_span *spans) {
+    const size_t ranks = sum->comm->size;
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->nodes_of, comm->size));
-    for (size_t r = 0; r < comm->size; r++) {
-        s->nodes_of[r] = moert_tree_nodes(s->shares[r].span, nodes);
-        s->node_count += s->nodes_of[r];
+    MOERT_TRY(MOERT_NEW_ARRAY(&sum->first_node, ranks + 1));
+    for (size_t r = 0; r < ranks; r++)
+        sum->first_node[r + 1] = sum->first_node[r] + moert_tree_nodes(spans[r], nodes);
+    sum->node_count = sum->first_node[ranks];
+    MOERT_TRY(MOERT_NEW_ARRAY(&sum->rows, sum->node_count));
+    MOERT_TRY(MOERT_NEW_ARRAY(&sum->nodes, sum->node_count));
+    for (size_t r = 0; r < ranks; r++) {
+        const size_t count = moert_tree_nodes(spans[r], nodes);
+        memcpy(sum->nodes + sum->first_node[r], nodes, count * sizeof *nodes);
     }
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->nodes, s->node_count));
-    for (size_t r = 0, at = 0; r < comm->size; r++) {
-        size_t count = moert_tree_nodes(s->shares[r].span, nodes);
-        memcpy(s->nodes + at, nodes, count * sizeof *nodes);
-        at += count;
-    }
-    size_t held = moert_max(s->node_count, 1), n = s->shares[0].n;
-    s->columns = moert_max(ROUND_FLOATS / held, LEAST_COLUMNS);
-    s->columns = moert_max(moert_min(s->columns, moert_ceil_div(n, comm->size)), 1);
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->send, comm->size * s->nodes_of[comm->rank] * s->columns));
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->receive, held * s->columns));
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->rows, held));
-    MOERT_TRY(MOERT_NEW_ARRAY(&s->send_rows, comm->size));
-    return MOERT_NEW_ARRAY(&s->receive_rows, comm->size);
+    return MOERT_OK;
 }
 
-/* Sums `columns` columns, of which `rows` and `sum` point at the first. */
-static moert_status sum_round(moert_comm *comm, summation *s, const float *node_rows,
-                              size_t columns, float *sum) {
-    size_t n = s->shares[0].n, per_rank = moert_ceil_div(columns, comm->size);
-    size_t mine = s->nodes_of[comm->rank], total = s->shares[0].span.total, width = 0;
-    float *packed = s->send;
-    for (size_t owner = 0; owner < comm->size; owner++) {
-        size_t start = moert_min(owner * per_rank, columns);
-        size_t owned = moert_min(per_rank, columns - start);
-        for (size_t i = 0; i < mine; i++, packed += owned)
-            memcpy(packed, node_rows + i * n + start, owned * sizeof *packed);
-        s->send_rows[owner] = mine * owned;
-        if (owner == comm->rank)
-            width = owned;
-    }
-    for (size_t r = 0; r < comm->size; r++)
-        s->receive_rows[r] = s->nodes_of[r] * width;
-    MOERT_TRY(moert_comm_alltoallv(comm, s->send, s->send_rows, s->receive, s->receive_rows,
-                                   sizeof(float)));
-    for (size_t i = 0; i < s->node_count; i++)
-        s->rows[i] = s->receive + i * width;
-    moert_tree_join(total, s->nodes, s->rows, s->node_count, s->receive, width);
-
-    size_t *bytes = s->send_rows;
-    for (size_t owner = 0; owner < comm->size; owner++) {
-        size_t start = moert_min(owner * per_rank, columns);
-        bytes[owner] = moert_min(per_rank, columns - start) * sizeof(float);
-    }
-    return moert_comm_allgatherv(comm, s->receive, bytes, sum);
+static size_t own_nodes(const moert_tree_sum *sum) {
+    const size_t *first = sum->first_node + sum->comm->rank;
+    return first[1] - first[0];
 }
 
-moert_status moert_comm_tree_sum(moert_comm *comm, moert_span span, float *node_rows, size_t n,
-                                 float *sum) {
-    summation s = {0};
-    share mine = {span, n};
-    moert_status status = MOERT_NEW_ARRAY(&s.shares, comm->size);
-    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, s.shares));
-    status = check(s.shares, comm->size);
-    if (status == MOERT_OK)
-        status = allocate(comm, &s);
-    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
-    size_t round = s.columns * comm->size;
-    for (size_t at = 0; at < n; at += round)
-        MOERT_TRY_OR(done, sum_round(comm, &s, node_rows + at, moert_min(round, n - at), sum + at));
-done:
-    release(&s);
+/* Room for rounds, no more of them than there will be. */
+static moert_status make_rounds(moert_tree_sum *sum) {
+    const size_t ranks = sum->comm->size, mine = own_nodes(sum);
+    for (size_t r = 0; r < ranks; r++)
+        sum->widest = moert_max(sum->widest, sum->border[r + 1] - sum->border[r]);
+    sum->columns =
+        moert_max(moert_tree_round_floats / moert_max(sum->node_count, 1), LEAST_COLUMNS);
+    sum->columns = moert_min(sum->columns, sum->widest);
+    for (size_t i = 0; i < ROUNDS && i * sum->columns < sum->widest; i++) {
+        const size_t room = (ranks - 1) * mine + sum->node_count - mine;
+        MOERT_TRY(MOERT_NEW_ARRAY(&sum->round[i].requests, room));
+        MOERT_TRY(
+            moert_alloc(&sum->round[i].received, sum->node_count, sum->columns * sizeof(float)));
+    }
+    return MOERT_OK;
+}
+
+/* The columns of a rank's slice in the round that begins at column `at` of every slice; *start: the
+ * first. */
+static size_t width_of(const moert_tree_sum *sum, size_t owner, size_t at, size_t *start) {
+    const size_t length = sum->border[owner + 1] - sum->border[owner];
+    *start = sum->border[owner] + at;
+    return moert_min(sum->columns, length - moert_min(at, length));
+}
+
+static round_trip *round_at(moert_tree_sum *sum, size_t at) {
+    return &sum->round[at / sum->columns % ROUNDS];
+}
+
+/* Posts the messages between this rank and the one `apart` after it, and before it. */
+static moert_status post_pair(moert_tree_sum *sum, round_trip *round, size_t apart) {
+    const moert_comm *comm = sum->comm;
+    const size_t to = (comm->rank + apart) % comm->size;
+    const size_t from = (comm->rank + comm->size - apart) % comm->size;
+    const size_t n = sum->border[comm->size];
+    size_t start;
+    const size_t width = width_of(sum, comm->rank, sum->posted, &start);
+    for (size_t i = sum->first_node[from]; i < sum->first_node[from + 1] && width > 0; i++)
+        MOERT_MPI(comm, MPI_Irecv(round->received + i * width, (int)width, MPI_FLOAT, (int)from,
+                                  sum->tag, comm->handle, &round->requests[round->count++]));
+    const size_t owned = width_of(sum, to, sum->posted, &start);
+    for (size_t i = 0; i < own_nodes(sum) && owned > 0; i++)
+        MOERT_MPI(comm, MPI_Isend(sum->node_rows + i * n + start, (int)owned, MPI_FLOAT, (int)to,
+                                  sum->tag, comm->handle, &round->requests[round->count++]));
+    return MOERT_OK;
+}
+
+static moert_status post(moert_tree_sum *sum) {
+    round_trip *round = round_at(sum, sum->posted);
+    round->count = 0;
+    for (size_t apart = 1; apart < sum->comm->size; apart++)
+        MOERT_TRY(post_pair(sum, round, apart));
+    sum->posted += sum->columns;
+    return MOERT_OK;
+}
+
+/* Joins the round that was posted first, whose messages are there, and posts another. */
+static moert_status join(moert_tree_sum *sum) {
+    const size_t rank = sum->comm->rank, n = sum->border[sum->comm->size];
+    const round_trip *round = round_at(sum, sum->joined);
+    size_t start;
+    const size_t width = width_of(sum, rank, sum->joined, &start);
+    for (size_t i = 0; i < sum->node_count; i++)
+        sum->rows[i] = round->received + i * width;
+    for (size_t i = 0; i < own_nodes(sum); i++)
+        sum->rows[sum->first_node[rank] + i] = sum->node_rows + i * n + start;
+    if (width > 0)
+        moert_tree_join(sum->total, sum->nodes, sum->rows, sum->node_count, sum->node_rows + start,
+                        width);
+    sum->joined += sum->columns;
+    return sum->posted < sum->widest ? post(sum) : MOERT_OK;
+}
+
+moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,
+                                  const size_t *border, moert_tree_sum **sum) {
+    moert_tree_sum *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->comm = comm;
+    made->tag = FIRST_TAG + comm->sums;
+    comm->sums = (comm->sums + 1) % TAGS;
+    made->total = spans[0].total;
+    made->node_rows = node_rows;
+    made->border = border;
+    MOERT_TRY_OR(fail, list_nodes(made, spans));
+    MOERT_TRY_OR(fail, make_rounds(made));
+    for (size_t i = 0; i < ROUNDS && made->posted < made->widest; i++)
+        MOERT_TRY(post(made)); /* messages under way keep what they read and write */
+    *sum = made;
+    return MOERT_OK;
+fail:
+    release(made);
     return status;
+}
+
+moert_status moert_tree_sum_progress(moert_tree_sum *sum) {
+    for (int done = 1; done != 0 && sum->joined < sum->widest;) {
+        round_trip *round = round_at(sum, sum->joined);
+        MOERT_MPI(sum->comm,
+                  MPI_Testall(round->count, round->requests, &done, MPI_STATUSES_IGNORE));
+        if (done != 0)
+            MOERT_TRY(join(sum));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_tree_sum_wait(moert_tree_sum *sum) {
+    if (sum == NULL)
+        return MOERT_OK;
+    while (sum->joined < sum->widest) {
+        round_trip *round = round_at(sum, sum->joined);
+        MOERT_MPI_WAIT(sum->comm, MPI_Waitall(round->count, round->requests, MPI_STATUSES_IGNORE));
+        MOERT_TRY(join(sum));
+    }
+    release(sum);
+    return MOERT_OK;
+}
+
+moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values) {
+    size_t *bytes = comm->send_start;
+    if (comm->size == 1)
+        return MOERT_OK;
+    for (size_t r = 0; r < comm->size; r++)
+        bytes[r] = (border[r + 1] - border[r]) * sizeof *values;
+    return moert_comm_allgatherv(comm, values + border[comm->rank], bytes, values);
 }

@@ -62,6 +62,11 @@ static inline size_t moert_share(const moert_device *device, size_t cpu, size_t 
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
     (moert_share((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
+/* Returns when all commands enqueued so far have ended; until then calls `meanwhile` now and then,
+ * whose failure it passes on. */
+moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
+                               void *context);
+
 /* ---- launches ---- */
 
 typedef struct moert_argument {

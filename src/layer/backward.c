@@ -219,7 +219,7 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
     MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
     MOERT_TRY(moert_window_reserve(*dprob, layer->plan->plan));
     moert_status status =
-        moert_block_begin(layer->block[BLOCK_DENSE], mesh->world, &layer->batch, layer->accumulate);
+        moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch, layer->accumulate);
     if (status == MOERT_OK)
         status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
                                     layer->batch.tokens * layer->options.router.topk, dweight);
@@ -255,6 +255,27 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 
+moert_status moert_layer_reduce_start(moert_layer *layer, bool last) {
+    moert_mesh *mesh = layer->mesh;
+    MOERT_TRY(moert_block_reduce_start(layer->block[BLOCK_DENSE], mesh->spans));
+    if (!last)
+        return MOERT_OK;
+    MOERT_TRY(moert_block_reduce_start(layer->block[BLOCK_EXPERT_IN], mesh->replica_spans));
+    return moert_block_reduce_start(layer->block[BLOCK_EXPERT_OUT], mesh->replica_spans);
+}
+
+moert_status moert_layer_reduce_progress(moert_layer *layer) {
+    for (int i = 0; i < BLOCKS; i++)
+        MOERT_TRY(moert_block_reduce_progress(layer->block[i]));
+    return MOERT_OK;
+}
+
+moert_status moert_layer_reduce_wait(moert_layer *layer) {
+    for (int i = 0; i < BLOCKS; i++)
+        MOERT_TRY(moert_block_reduce_wait(layer->block[i]));
+    return MOERT_OK;
+}
+
 moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
     if (layer->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
@@ -262,9 +283,11 @@ moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) 
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce %s to gradients whose backward %s",
                           accumulate ? "adds" : "does not add",
                           accumulate ? "replaced them" : "added to them");
-    MOERT_TRY(moert_block_reduce(layer->block[BLOCK_DENSE], layer->mesh->world, &layer->batch));
-    if (!last)
-        return MOERT_OK;
-    MOERT_TRY(moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_IN], layer->mesh->replicas));
-    return moert_block_reduce_replicas(layer->block[BLOCK_EXPERT_OUT], layer->mesh->replicas);
+    MOERT_TRY(moert_mesh_gather_spans(layer->mesh, &layer->batch));
+    MOERT_TRY(moert_layer_reduce_start(layer, last));
+    MOERT_TRY(moert_layer_reduce_wait(layer));
+    for (int i = 0; i < BLOCKS; i++)
+        if (i == BLOCK_DENSE || last)
+            MOERT_TRY(moert_block_gather(layer->block[i], layer->block[i]->gradient));
+    return MOERT_OK;
 }

@@ -20,11 +20,48 @@ static moert_status make_views(moert_block *block) {
     return MOERT_OK;
 }
 
-size_t moert_block_floats(const size_t *elements, size_t count) {
+size_t moert_block_floats(const moert_block_shape *shape) {
     size_t floats = 0;
-    for (size_t i = 0; i < count; i++)
-        floats += moert_round_up(elements[i], ALIGNMENT_FLOATS);
+    for (size_t i = 0; i < shape->count; i++)
+        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
     return floats;
+}
+
+/* The chunks of a tensor. */
+static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
+    return shape->parts *
+           moert_ceil_div(shape->elements[tensor] / shape->parts, MOERT_SQUARES_CHUNK);
+}
+
+/* Where a chunk begins; behind the last one, where the block ends. */
+static size_t chunk_start(const moert_block_shape *shape, size_t chunk) {
+    size_t floats = 0;
+    for (size_t i = 0; i < shape->count; i++) {
+        const size_t chunks = count_chunks(shape, i);
+        if (chunk < chunks) {
+            const size_t per_part = chunks / shape->parts, part = shape->elements[i] / shape->parts;
+            return floats + chunk / per_part * part + chunk % per_part * MOERT_SQUARES_CHUNK;
+        }
+        chunk -= chunks;
+        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
+    }
+    return floats;
+}
+
+size_t moert_block_chunks(const moert_block_shape *shape) {
+    size_t chunks = 0;
+    for (size_t i = 0; i < shape->count; i++)
+        chunks += count_chunks(shape, i);
+    return chunks;
+}
+
+/* The first of a rank's chunks; what each rank has differs by one at most. */
+static size_t first_chunk(size_t chunks, size_t ranks, size_t rank) {
+    return chunks * rank / ranks;
+}
+
+size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank) {
+    return rank > 0 ? chunk_start(shape, first_chunk(moert_block_chunks(shape), ranks, rank)) : 0;
 }
 
 /* moert_buffer_reserve, but a failure says what there was no room for. */
@@ -36,20 +73,33 @@ static moert_status reserve(const moert_block *block, const char *role, size_t b
     return MOERT_FAIL(ERROR_MEMORY, "%s%s: %s", role, block->what, moert_last_error());
 }
 
-moert_status moert_block_create(moert_device *device, const char *what, bool replicated,
-                                const size_t *elements, size_t count, moert_block **block) {
+static moert_status make_tensors(moert_block *block, const moert_block_shape *shape) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&block->tensor, shape->count));
+    block->count = shape->count;
+    for (size_t i = 0; i < shape->count; i++) {
+        block->tensor[i].elements = shape->elements[i];
+        block->tensor[i].offset = block->floats;
+        block->floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
+    }
+    const size_t ranks = moert_comm_size(block->comm);
+    block->chunks = moert_block_chunks(shape);
+    MOERT_TRY(MOERT_NEW_ARRAY(&block->border, ranks + 1));
+    for (size_t r = 0; r <= ranks; r++)
+        block->border[r] = moert_block_border(shape, ranks, r);
+    return MOERT_OK;
+}
+
+moert_status moert_block_create(moert_device *device, moert_comm *comm, const char *what,
+                                bool replicated, const moert_block_shape *shape,
+                                moert_block **block) {
     moert_block *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
+    made->comm = comm;
     made->what = what;
     made->replicated = replicated;
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->tensor, count));
-    made->count = count;
-    for (size_t i = 0; i < count; i++)
-        made->tensor[i] = (moert_block_tensor){.elements = elements[i],
-                                               .offset = moert_block_floats(elements, i)};
-    made->floats = moert_block_floats(elements, count);
+    MOERT_TRY_OR(fail, make_tensors(made, shape));
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->weight));
     MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->gradient));
@@ -74,6 +124,7 @@ void moert_block_destroy(moert_block *block) {
     moert_buffer_destroy(block->weight);
     moert_buffer_destroy(block->gradient);
     moert_buffer_destroy(block->nodes);
+    free(block->border);
     free(block->tensor);
     free(block);
 }
@@ -109,13 +160,12 @@ moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_ge
     return moert_gemm_dgrad(&product);
 }
 
-moert_status moert_block_begin(moert_block *block, const moert_comm *comm, const moert_batch *batch,
-                               bool accumulate) {
+moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
     size_t bytes = count * block->floats * sizeof(float);
     block->accumulate = accumulate;
-    block->collects_sum = moert_comm_size(comm) == 1 && count == 1;
+    block->collects_sum = moert_comm_size(block->comm) == 1 && count == 1;
     if (block->collects_sum)
         return batch->sequences > 0 || accumulate ? MOERT_OK
                                                   : moert_buffer_clear(block->gradient, 0, bytes);
@@ -181,34 +231,69 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 
-/* Sums rows[0] of all ranks' nodes into rows[0] on the host, which CPU devices map without a copy.
- */
-static moert_status sum_over_ranks(moert_buffer *rows, moert_comm *comm, moert_span span,
-                                   size_t n) {
-    float *mapped;
-    if (moert_comm_size(comm) == 1)
-        return MOERT_OK;
-    MOERT_TRY(moert_buffer_map(rows, &mapped));
-    moert_status status = moert_comm_tree_sum(comm, span, mapped, n, mapped);
-    moert_status unmap = moert_buffer_unmap(rows, mapped);
-    return status != MOERT_OK ? status : unmap;
+size_t moert_block_slice(const moert_block *block, size_t *first) {
+    const size_t *border = block->border + moert_comm_rank(block->comm);
+    *first = border[0];
+    return border[1] - border[0];
 }
 
-moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch) {
-    if (block->floats == 0 || block->collects_sum)
+size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
+    return first_chunk(block->chunks, moert_comm_size(block->comm), rank);
+}
+
+/* gradient += nodes, in the slice; those of replicated blocks begin where views can. */
+static moert_status add_slice(moert_block *block, size_t first, size_t count) {
+    const size_t start = first * sizeof(float), bytes = count * sizeof(float);
+    moert_buffer *sum = NULL, *slice = NULL;
+    moert_status status = moert_buffer_view(block->gradient, start, bytes, &sum);
+    if (status == MOERT_OK)
+        status = moert_buffer_view(block->nodes, start, bytes, &slice);
+    if (status == MOERT_OK)
+        status = moert_add(count, slice, sum);
+    moert_buffer_destroy(slice);
+    moert_buffer_destroy(sum);
+    return status;
+}
+
+/* What is summed: rows on the host, which CPU devices map without a copy. */
+static moert_buffer *rows_of(const moert_block *block) {
+    return block->replicated ? block->nodes : block->gradient;
+}
+
+moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans) {
+    if (block->floats == 0 || moert_comm_size(block->comm) == 1)
         return MOERT_OK;
-    moert_phase_set("reduce gradients");
-    MOERT_TRY(sum_over_ranks(block->nodes, comm, moert_batch_span(batch), block->floats));
+    MOERT_TRY(moert_buffer_map(rows_of(block), &block->mapped));
+    return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
+}
+
+moert_status moert_block_reduce_progress(moert_block *block) {
+    return block->sum != NULL ? moert_tree_sum_progress(block->sum) : MOERT_OK;
+}
+
+moert_status moert_block_reduce_wait(moert_block *block) {
+    size_t first;
+    const size_t count = moert_block_slice(block, &first);
+    if (block->sum == NULL)
+        return MOERT_OK;
+    moert_phase_set(block->replicated ? "reduce gradients" : "reduce replicas");
+    MOERT_TRY(moert_tree_sum_wait(block->sum));
+    block->sum = NULL;
+    MOERT_TRY(moert_buffer_unmap(rows_of(block), block->mapped));
+    if (!block->replicated || count == 0)
+        return MOERT_OK;
     if (block->accumulate)
-        return moert_add(block->floats, block->nodes, block->gradient);
-    return moert_buffer_copy(block->nodes, 0, block->gradient, 0, block->floats * sizeof(float));
+        return add_slice(block, first, count);
+    return moert_buffer_copy(block->nodes, first * sizeof(float), block->gradient,
+                             first * sizeof(float), count * sizeof(float));
 }
 
-moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas) {
-    size_t size = moert_comm_size(replicas);
-    if (size == 1 || block->floats == 0)
+moert_status moert_block_gather(const moert_block *block, moert_buffer *values) {
+    float *mapped;
+    if (moert_comm_size(block->comm) == 1 || block->floats == 0)
         return MOERT_OK;
-    moert_phase_set("reduce replicas");
-    return sum_over_ranks(block->gradient, replicas,
-                          (moert_span){moert_comm_rank(replicas), 1, size}, block->floats);
+    MOERT_TRY(moert_buffer_map(values, &mapped));
+    moert_status status = moert_comm_gather_slices(block->comm, block->border, mapped);
+    moert_status unmap = moert_buffer_unmap(values, mapped);
+    return status != MOERT_OK ? status : unmap;
 }

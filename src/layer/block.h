@@ -1,17 +1,29 @@
 /*
- * A block: tensors whose weights, gradients and optimizer state lie in one buffer each, so that
- * they are summed, clipped and written together. Replicated blocks are the same on all ranks;
- * expert blocks hold the experts of one rank.
+ * A block: tensors whose weights, and gradients, lie in one buffer each, so that they are summed,
+ * clipped and written together. Replicated blocks are the same on all ranks; expert blocks hold the
+ * experts of one rank, and are the same on its replicas.
  *
  * The gradient of a replicated block is first collected as tree nodes (base/tree.h): nodes[N,
  * floats], one row per node of this rank's span of sequences; moert_block_reduce sums them over all
- * ranks into gradient[floats]. A rank alone has the root of the tree only, which is the gradient:
- * it collects there, and has no nodes.
+ * ranks. A rank alone has the root of the tree only, which is the gradient: it collects there, and
+ * has no nodes.
+ *
+ * The ranks that hold a block share its sums and its optimizer between them (ZeRO, stage 1;
+ * Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models",
+ * 2020). Each owns a slice:
+ *
+ *   tensors    | embedding                   | norm | head                        |
+ *   chunks     |    |    |    |    |    |  | |  |   |    |    |    |    |    |  | |
+ *   slices of 3|0                      |1                       |2                 |
+ *
+ * Slices are whole chunks of MOERT_SQUARES_CHUNK floats, counted from the start of each tensor of
+ * the model's files, as many for each rank up to one: so what is summed by chunks has the same bits
+ * for any slices.
  */
 #ifndef MOERT_LAYER_BLOCK_H
 #define MOERT_LAYER_BLOCK_H
 
-#include "comm/comm.h"
+#include "comm/tree_sum.h"
 #include "device/device.h"
 #include "moert/layer.h"
 #include "ops/dense.h"
@@ -26,21 +38,40 @@ typedef struct moert_block_tensor {
 
 typedef struct moert_block {
     moert_device *device;
+    moert_comm *comm; /* the ranks that hold it */
     const char *what; /* it holds, for messages; a literal */
     bool replicated;
     size_t floats; /* of all tensors with their padding, which stays zero */
+    size_t chunks; /* that its slices consist of */
     size_t count;
     moert_block_tensor *tensor;
+    size_t *border; /* [ranks that hold it + 1] of their slices, in floats */
     moert_buffer *weight, *gradient, *nodes;
+    moert_tree_sum *sum; /* under way, of rows that are mapped there */
+    float *mapped;
     bool collects_sum; /* into the gradient itself */
     bool accumulate;   /* what is collected adds to the gradient */
 } moert_block;
 
-/* The floats of a block of these tensors, with their padding. */
-size_t moert_block_floats(const size_t *elements, size_t count);
-/* Tensors of elements[count] floats each (0 is legal); weights and gradients start as zero. */
-moert_status moert_block_create(moert_device *device, const char *what, bool replicated,
-                                const size_t *elements, size_t count, moert_block **block);
+/* What a block is made of. */
+typedef struct moert_block_shape {
+    const size_t *elements; /* [count] floats of each tensor; 0 is legal */
+    size_t count;
+    size_t parts; /* that each tensor consists of: as many tensors of the model's files */
+} moert_block_shape;
+
+/* The floats of a block, with their padding. */
+size_t moert_block_floats(const moert_block_shape *shape);
+/* The chunks of its slices, and where the slice of a rank of `ranks` begins; that of the rank after
+ * the last where the block ends. */
+size_t moert_block_chunks(const moert_block_shape *shape);
+size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank);
+
+/* Weights and gradients start as zero. `comm`: the ranks that hold it, all for a replicated one.
+ * Not collective. */
+moert_status moert_block_create(moert_device *device, moert_comm *comm, const char *what,
+                                bool replicated, const moert_block_shape *shape,
+                                moert_block **block);
 void moert_block_destroy(moert_block *block);
 
 /* To be called when weights were written: packings of them are stale. */
@@ -54,9 +85,8 @@ moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
 moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
 /* Before the gradients of a batch are collected: makes room for its nodes. With `accumulate` the
- * gradients will be added to what is there. `comm`: of moert_block_reduce. */
-moert_status moert_block_begin(moert_block *block, const moert_comm *comm, const moert_batch *batch,
-                               bool accumulate);
+ * gradients will be added to what is there. */
+moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate);
 
 /*
  * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of
@@ -81,16 +111,36 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
 /* Partial gradients of so many bytes are made at a time, or of a row; NULL: on a CPU. */
 size_t moert_block_partial_bytes(const moert_device *device);
 
-/* Sums nodes over the ranks into gradient, or adds them to it. Collective. */
-moert_status moert_block_reduce(moert_block *block, moert_comm *comm, const moert_batch *batch);
-
-/* Sums gradients over the replicas of an expert block, in a fixed tree over the ranks of
- * `replicas`. Collective. */
-moert_status moert_block_reduce_replicas(moert_block *block, moert_comm *replicas);
+/* The floats of this rank's slice, from *first on. */
+size_t moert_block_slice(const moert_block *block, size_t *first);
+/* The first chunk of the slice of a rank of those that hold the block, or of the rank after the
+ * last. */
+size_t moert_block_first_chunk(const moert_block *block, size_t rank);
+/*
+ * Sums gradients over the ranks that hold the block, `spans`: nodes by the leaves that each has, or
+ * the gradients of an expert block by its replicas; this rank's slice of the gradient gets the sum,
+ * or that of nodes is added to it. start blocks until the device is done, not until the other ranks
+ * are; what comes between may neither write gradients nor read those of the block. Blocks are
+ * started in the same order on all ranks. progress and wait of a block that is not under way do
+ * nothing.
+ */
+moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans);
+moert_status moert_block_reduce_progress(moert_block *block);
+moert_status moert_block_reduce_wait(moert_block *block);
+/* Completes the block's weight or gradient with the slices of the other ranks. Collective over
+ * them. */
+moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
 
 /* The blocks of a layer, by index: the replicated one first, then the experts' first and second
  * projection; NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
+/*
+ * moert_layer_reduce, but each gradient is complete in this rank's slice of its block alone: see
+ * moert_block_reduce_start; after moert_mesh_gather_spans of the batch.
+ */
+moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
+moert_status moert_layer_reduce_progress(moert_layer *layer);
+moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* The rows of the next forward's x or backward's dy as bf16 codes, where the caller has them: what
  * travels need not be made then. NULL: none. They must stay as the rows must. */
 void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes);

@@ -54,14 +54,17 @@ static moert_status create_blocks(moert_layer *layer) {
     };
     const size_t in[EXPERT_TENSORS] = {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0};
     const size_t out[EXPERT_TENSORS] = {local * h * i, o->expert_biases ? local * h : 0};
-    MOERT_TRY(moert_block_create(device, "the router and the shared experts of a layer", true,
-                                 dense, DENSE_TENSORS, &layer->block[BLOCK_DENSE]));
-    MOERT_TRY(moert_block_create(device,
+    MOERT_TRY(moert_block_create(
+        device, layer->mesh->world, "the router and the shared experts of a layer", true,
+        &(moert_block_shape){dense, DENSE_TENSORS, 1}, &layer->block[BLOCK_DENSE]));
+    MOERT_TRY(moert_block_create(device, layer->mesh->replicas,
                                  "the first projection of all experts of a rank in one layer",
-                                 false, in, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_IN]));
-    MOERT_TRY(moert_block_create(device,
+                                 false, &(moert_block_shape){in, EXPERT_TENSORS, 2 * local},
+                                 &layer->block[BLOCK_EXPERT_IN]));
+    MOERT_TRY(moert_block_create(device, layer->mesh->replicas,
                                  "the second projection of all experts of a rank in one layer",
-                                 false, out, EXPERT_TENSORS, &layer->block[BLOCK_EXPERT_OUT]));
+                                 false, &(moert_block_shape){out, EXPERT_TENSORS, local},
+                                 &layer->block[BLOCK_EXPERT_OUT]));
     if (o->correction_bias) {
         MOERT_TRY(moert_buffer_create(device, experts * sizeof(float), &layer->correction));
         MOERT_TRY(moert_buffer_clear(layer->correction, 0, experts * sizeof(float)));

@@ -17,9 +17,28 @@ moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {
     return MOERT_OK;
 }
 
+size_t moert_mesh_position(const moert_comm *world, size_t rank) {
+    const size_t node = moert_comm_node(world, rank);
+    size_t before = 0;
+    for (size_t r = 0; r < moert_comm_size(world); r++) {
+        const size_t other = moert_comm_node(world, r);
+        before += other < node || (other == node && r < rank);
+    }
+    return before;
+}
+
+static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->reports, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->spans, ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->replica_spans, replicas));
+    for (size_t r = 0; r < replicas; r++)
+        mesh->replica_spans[r] = (moert_span){r, 1, replicas};
+    return MOERT_OK;
+}
+
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
     moert_comm *world = moert_context_comm(context);
-    size_t rank = moert_comm_rank(world), size = moert_comm_size(world);
+    size_t size = moert_comm_size(world);
     moert_mesh *made;
     moert_status status;
     MOERT_TRY(moert_comm_agree(world, moert_mesh_group(size, ep, &ep)));
@@ -27,10 +46,10 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
-    MOERT_TRY_OR(fail,
-                 moert_comm_agree(world, moert_alloc(&made->reports, size, sizeof *made->reports)));
-    MOERT_TRY_OR(fail, moert_comm_split(world, rank / ep, &made->experts));
-    MOERT_TRY_OR(fail, moert_comm_split(world, rank % ep, &made->replicas));
+    MOERT_TRY_OR(fail, moert_comm_agree(world, allocate(made, size, size / ep)));
+    const size_t position = moert_mesh_position(world, moert_comm_rank(world));
+    MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));
+    MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
     MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts,
                                              moert_config_get()->exchange, &made->exchange));
     *mesh = made;
@@ -50,6 +69,8 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
+    free(mesh->replica_spans);
+    free(mesh->spans);
     free(mesh->reports);
     free(mesh);
 }
@@ -60,6 +81,11 @@ const char *moert_mesh_engine(const moert_mesh *mesh) {
 
 moert_status moert_mesh_settle(moert_mesh *mesh) {
     return moert_exchange_settle(mesh->exchange);
+}
+
+moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch) {
+    const moert_span mine = {batch->first_sequence, batch->sequences, batch->total_sequences};
+    return moert_comm_gather_spans(mesh->world, mine, mesh->spans);
 }
 
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,

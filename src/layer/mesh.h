@@ -5,6 +5,7 @@
 #ifndef MOERT_LAYER_MESH_H
 #define MOERT_LAYER_MESH_H
 
+#include "comm/tree_sum.h"
 #include "context/context.h"
 #include "exchange/exchange.h"
 #include "moert/layer.h"
@@ -52,11 +53,24 @@ struct moert_mesh {
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
     moert_amax_report *reports; /* [R] */
+    moert_span *spans;          /* [R] sequences of the ranks, by moert_mesh_gather_spans */
+    moert_span *replica_spans;  /* [EDP] the replicas, each a leaf */
 };
 
 /* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of
  * moert_mesh_create. */
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
+
+/*
+ * Where a rank stands when the ranks are ordered by host, then by rank: groups are runs of this
+ * order, so that one that fits on a host lies on one, however the launcher has dealt the ranks.
+ * Within a group ranks keep their own order, which is that of their tokens.
+ */
+size_t moert_mesh_position(const moert_comm *world, size_t rank);
+
+/* Fills mesh->spans. ERROR_MISMATCH on all ranks unless they are the sequences of one batch.
+ * Collective. */
+moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch);
 
 /* A scratch buffer of at least `floats`. */
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,

@@ -202,21 +202,46 @@ static moert_status differentiate_embedding(moert_model *model) {
 }
 
 static moert_status begin(moert_model *model, bool accumulate) {
-    const moert_comm *world = model->mesh->world;
-    MOERT_TRY(moert_block_begin(model->outer, world, &model->batch, accumulate));
+    MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
+    MOERT_TRY(moert_block_begin(model->outer, &model->batch, accumulate));
     for (size_t i = 0; i < model->config.layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, world, &model->batch, accumulate));
+        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, accumulate));
     return MOERT_OK;
 }
 
-static moert_status reduce(moert_model *model, bool accumulate, bool last) {
-    moert_comm *world = model->mesh->world;
-    MOERT_TRY(moert_block_reduce(model->outer, world, &model->batch));
-    for (size_t i = 0; i < model->config.layers; i++) {
-        MOERT_TRY(moert_block_reduce(model->layer[i].attention, world, &model->batch));
-        MOERT_TRY(moert_layer_reduce(model->layer[i].moe, accumulate, last));
-    }
-    return MOERT_OK;
+/* ---- sums over ranks, which travel while the next layer is computed ---- */
+
+static moert_status send_on(void *context) {
+    moert_model_layer *layer = context;
+    MOERT_TRY(moert_layer_reduce_progress(layer->moe));
+    return moert_block_reduce_progress(layer->attention);
+}
+
+/* Until the device is done; what is under way goes on meanwhile. */
+static moert_status wait_for_device(moert_model *model, moert_model_layer *under_way) {
+    if (moert_comm_size(model->mesh->world) == 1)
+        return MOERT_OK;
+    return moert_device_wait(model->device, send_on, under_way);
+}
+
+static moert_status end_sums(moert_model_layer *layer) {
+    MOERT_TRY(moert_layer_reduce_wait(layer->moe));
+    return moert_block_reduce_wait(layer->attention);
+}
+
+/* Layer `index`, whose sums start when they can; those of the layer above end meanwhile. */
+static moert_status differentiate_layer(moert_model *model, size_t index, bool accumulate,
+                                        bool last) {
+    moert_model_layer *layer = &model->layer[index], *above = layer + 1;
+    const bool is_top = index + 1 == model->config.layers;
+    MOERT_TRY(differentiate_moe(model, layer, accumulate));
+    MOERT_TRY(wait_for_device(model, is_top ? layer : above));
+    if (!is_top)
+        MOERT_TRY(end_sums(above));
+    MOERT_TRY(moert_layer_reduce_start(layer->moe, last));
+    MOERT_TRY(differentiate_attention(model, layer, index > 0 ? layer[-1].out : model->embedded));
+    MOERT_TRY(wait_for_device(model, layer));
+    return moert_block_reduce_start(layer->attention, model->mesh->spans);
 }
 
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count) {
@@ -224,13 +249,12 @@ moert_status moert_model_backward(moert_model *model, size_t index, size_t count
     MOERT_TRY(reserve_scratch(model));
     MOERT_TRY(begin(model, index > 0));
     MOERT_TRY(differentiate_logits(model, model->layer[c->layers - 1].out));
-    for (size_t i = c->layers; i-- > 0;) {
-        moert_model_layer *layer = &model->layer[i];
-        MOERT_TRY(differentiate_moe(model, layer, index > 0));
-        MOERT_TRY(differentiate_attention(model, layer,
-                                          i > 0 ? model->layer[i - 1].out : model->embedded));
-    }
+    for (size_t i = c->layers; i-- > 0;)
+        MOERT_TRY(differentiate_layer(model, i, index > 0, index + 1 == count));
     MOERT_TRY(differentiate_embedding(model));
-    MOERT_TRY(reduce(model, index > 0, index + 1 == count));
+    MOERT_TRY(wait_for_device(model, &model->layer[0]));
+    MOERT_TRY(end_sums(&model->layer[0]));
+    MOERT_TRY(moert_block_reduce_start(model->outer, model->mesh->spans));
+    MOERT_TRY(moert_block_reduce_wait(model->outer));
     return moert_mesh_settle(model->mesh);
 }

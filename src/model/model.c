@@ -15,8 +15,8 @@ static moert_status create_attention(moert_model *model, moert_block **block) {
         [ATTN_INPUT_NORM] = c->hidden, [ATTN_Q] = q * c->hidden,    [ATTN_K] = kv * c->hidden,
         [ATTN_V] = kv * c->hidden,     [ATTN_O] = c->hidden * q,    [ATTN_Q_NORM] = head_norm,
         [ATTN_K_NORM] = head_norm,     [ATTN_POST_NORM] = c->hidden};
-    return moert_block_create(model->device, "the attention of a layer", true, elements,
-                              ATTN_TENSORS, block);
+    return moert_block_create(model->device, model->mesh->world, "the attention of a layer", true,
+                              &(moert_block_shape){elements, ATTN_TENSORS, 1}, block);
 }
 
 static moert_status create_parts(moert_model *model) {
@@ -26,8 +26,9 @@ static moert_status create_parts(moert_model *model) {
                                          [OUTER_NORM] = c->hidden,
                                          [OUTER_HEAD] =
                                              c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
-    moert_status status = moert_block_create(model->device, "embedding, head and final norm", true,
-                                             outer, OUTER_TENSORS, &model->outer);
+    moert_status status =
+        moert_block_create(model->device, model->mesh->world, "embedding, head and final norm",
+                           true, &(moert_block_shape){outer, OUTER_TENSORS, 1}, &model->outer);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {

@@ -52,8 +52,13 @@ typedef struct moert_model_tensor {
 
 size_t moert_model_tensor_count(const moert_model *model);
 const moert_model_tensor *moert_model_tensors(const moert_model *model);
-/* True if this rank writes the tensor to files: the first rank that holds it. */
-bool moert_model_writes(const moert_model *model, const moert_model_tensor *tensor);
+/* Elements [first, first + count) of a tensor. */
+typedef struct moert_model_range {
+    size_t first, count;
+} moert_model_range;
+/* Those in this rank's slice of the tensor's block: it has their complete gradient and the
+ * optimizer's state of them, and writes them to files. */
+moert_model_range moert_model_slice(const moert_model_tensor *tensor);
 
 /* All blocks, in a fixed order. */
 size_t moert_model_block_count(const moert_model *model);
@@ -89,20 +94,21 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
                               moert_model_result *result);
 
 /*
- * Gradients of the last loss, complete over ranks for replicated tensors; micro-batch `index` of
- * `count`: the first one replaces, further ones add, the last one also completes the experts' over
- * their replicas.
+ * Gradients of the last loss, complete in this rank's slices (moert_model_slice), over all ranks
+ * for replicated tensors; micro-batch `index` of `count`: the first one replaces, further ones add,
+ * the last one also completes the experts' over their replicas.
  */
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
 
 /* ---- files ---- */
 
 /*
- * Reads one tensor's values, stored as `name`, to its place in a buffer laid out as its block; NULL
- * only checks that they are there, for another rank. Not collective. Errors: ERROR_MISMATCH, ...
+ * Reads a range of one tensor's values, stored as `name`, to target[at ...]; an empty one only
+ * checks that they are there. Not collective. Errors: ERROR_MISMATCH, ...
  */
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
-                                     const moert_model_tensor *tensor, moert_buffer *target);
+                                     const moert_model_tensor *tensor, moert_model_range range,
+                                     moert_buffer *target, size_t at);
 
 /* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the
  * same status. */

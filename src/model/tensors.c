@@ -104,26 +104,32 @@ const moert_model_tensor *moert_model_tensors(const moert_model *model) {
     return model->tensor;
 }
 
-bool moert_model_writes(const moert_model *model, const moert_model_tensor *tensor) {
-    if (tensor->replicated)
-        return moert_comm_rank(model->mesh->world) == 0;
-    return tensor->block != NULL && moert_comm_rank(model->mesh->replicas) == 0;
+moert_model_range moert_model_slice(const moert_model_tensor *tensor) {
+    size_t first;
+    if (tensor->block == NULL)
+        return (moert_model_range){0, 0};
+    const size_t end = moert_block_slice(tensor->block, &first) + first;
+    const size_t from = moert_max(first, tensor->offset),
+                 to = moert_min(end, tensor->offset + tensor->elements);
+    return from < to ? (moert_model_range){from - tensor->offset, to - from}
+                     : (moert_model_range){0, 0};
 }
 
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
-                                     const moert_model_tensor *tensor, moert_buffer *target) {
+                                     const moert_model_tensor *tensor, moert_model_range range,
+                                     moert_buffer *target, size_t at) {
     moert_weight source;
     float *values;
     MOERT_TRY(moert_weight_find(files, name, tensor->rank, tensor->shape, &source));
-    if (target == NULL)
+    if (range.count == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_alloc(&values, moert_min(tensor->elements, PIECE), sizeof *values));
+    MOERT_TRY(moert_alloc(&values, moert_min(range.count, PIECE), sizeof *values));
     moert_status status = MOERT_OK;
-    for (size_t first = 0; status == MOERT_OK && first < tensor->elements; first += PIECE) {
-        const size_t count = moert_min(tensor->elements - first, PIECE);
-        status = moert_weight_read(&source, first, count, values);
+    for (size_t done = 0; status == MOERT_OK && done < range.count; done += PIECE) {
+        const size_t count = moert_min(range.count - done, PIECE);
+        status = moert_weight_read(&source, range.first + done, count, values);
         if (status == MOERT_OK)
-            status = moert_buffer_write(target, (tensor->offset + first) * sizeof *values, values,
+            status = moert_buffer_write(target, (at + done) * sizeof *values, values,
                                         count * sizeof *values);
     }
     free(values);
@@ -136,8 +142,10 @@ moert_status moert_model_load(moert_model *model, const char *path) {
     moert_status status = moert_tensors_open(path, &files);
     for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++) {
         const moert_model_tensor *tensor = &model->tensor[i];
+        const bool held = tensor->block != NULL;
         status = moert_model_read_values(files, tensor->name, tensor,
-                                         tensor->block != NULL ? tensor->block->weight : NULL);
+                                         (moert_model_range){0, held ? tensor->elements : 0},
+                                         held ? tensor->block->weight : NULL, tensor->offset);
     }
     moert_tensors_close(files);
     return moert_comm_agree(model->mesh->world, status);

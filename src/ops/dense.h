@@ -180,10 +180,14 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
 
 /*
  * Sums of squares of `count` tensors, prepared once and taken after each step. Tensors of a buffer
- * that follow each other share a launch. A sum goes in blocks of fixed size from the tensor's
+ * that follow each other share a launch. A sum goes in chunks of fixed size from the tensor's
  * start, so it does not depend on where the tensor lies. create and sum block; the buffers must
  * outlive the object.
+ *
+ * Chunks are numbered tensor by tensor. Whoever has only some of them sums these, gets them, sets
+ * all and joins them to the sums of the tensors: the bits are those of moert_squares_sum.
  */
+enum { MOERT_SQUARES_CHUNK = 4096 }; /* floats, as in kernels/reduce.cl */
 typedef struct moert_squares moert_squares;
 typedef struct moert_square_span {
     const moert_buffer *buffer;
@@ -192,7 +196,14 @@ typedef struct moert_square_span {
 moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,
                                   moert_squares **squares);
 moert_status moert_squares_sum(moert_squares *squares, double *sum); /* sum[count] */
-void moert_squares_destroy(moert_squares *squares);                  /* NULL is legal */
+size_t moert_squares_chunks(const moert_squares *squares);
+/* Of the chunks [first, end). */
+moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size_t end);
+/* sum[chunks]: those not summed are anything. Blocks. */
+moert_status moert_squares_get_chunks(moert_squares *squares, double *sum);
+moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum);
+moert_status moert_squares_join(moert_squares *squares, double *sum); /* sum[count] */
+void moert_squares_destroy(moert_squares *squares);                   /* NULL is legal */
 
 /* ---- AdamW (decoupled weight decay), in place over n floats; padding must be zero ---- */
 typedef struct moert_adamw {
@@ -200,6 +211,8 @@ typedef struct moert_adamw {
     double scale;          /* multiplies the gradient first (clipping) */
     uint64_t step;         /* counts from 1 */
     moert_buffer *rounded; /* gets the new parameters in bf16, to nearest even; or NULL */
+    size_t at, state_at;   /* where parameter and gradient, and where the moments begin; 0 with
+                              `rounded` */
 } moert_adamw;
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,

@@ -19,15 +19,17 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
     float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
     moert_device *device = moert_buffer_device(parameter);
     const size_t block = moert_share(device, BLOCK, GPU_BLOCK);
+    const size_t sizes = n | adamw->at | adamw->state_at;
     moert_profile_work(device, "optimizer", 0.0,
                        (7 * sizeof(float) + (adamw->rounded != NULL ? sizeof(uint16_t) : 0)) *
                            (double)n);
     return MOERT_RUN(device,
-                     adamw->rounded != NULL ? MOERT_PROGRAM(device, "optimizer -DROUNDED", n)
-                                            : MOERT_PROGRAM(device, "optimizer", n),
+                     adamw->rounded != NULL ? MOERT_PROGRAM(device, "optimizer -DROUNDED", sizes)
+                                            : MOERT_PROGRAM(device, "optimizer", sizes),
                      "adamw", ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(parameter),
                      MOERT_ARG(gradient), MOERT_ARG(first_moment), MOERT_ARG(second_moment),
-                     MOERT_ARG(n), MOERT_ARG((float)adamw->scale), MOERT_ARG(keep),
+                     MOERT_ARG(adamw->at), MOERT_ARG(adamw->state_at), MOERT_ARG(n),
+                     MOERT_ARG((float)adamw->scale), MOERT_ARG(keep),
                      MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
                      MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
                      MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon), MOERT_ARG(adamw->rounded));

@@ -5,7 +5,7 @@
 #include "device/profile.h"
 #include "ops/dense.h"
 
-enum { COLUMNS = 1024, GPU_COLUMNS = 512, BLOCK = 4096 }; /* of a team, as in kernels/reduce.cl */
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a team, as in kernels/reduce.cl */
 
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial) {
@@ -29,26 +29,26 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
 
 /* ---- sums of squares ---- */
 
-/* A span as kernels/reduce.cl reads it, three ulongs: where it lies, and its first block. */
+/* A span as kernels/reduce.cl reads it, three ulongs: where it lies, and its first chunk. */
 typedef struct span_row {
-    uint64_t begin, length, block;
+    uint64_t begin, length, chunk;
 } span_row;
 
 /* Spans of one buffer, one after the other, which a launch sums. */
 typedef struct stretch {
     const moert_buffer *buffer;
     size_t first, end;  /* spans */
-    size_t block;       /* the first one */
+    size_t chunk;       /* the first one */
     size_t floats, odd; /* in all; offsets and lengths or'ed */
 } stretch;
 
 struct moert_squares {
     moert_device *device;
-    size_t count, blocks, stretches, number_bytes; /* sums are double, or float without fp64 */
+    size_t count, chunks, stretches, number_bytes; /* sums are double, or float without fp64 */
     stretch *stretch;                              /* [stretches] */
-    moert_buffer *table; /* [count + 1] rows, the last one past all blocks */
-    moert_buffer *block_sums, *sums;
-    void *numbers; /* sums on the host */
+    moert_buffer *table; /* [count + 1] rows, the last one past all chunks */
+    moert_buffer *chunk_sums, *sums;
+    void *numbers; /* either of them on the host */
 };
 
 /* Fills the stretches and the table. */
@@ -57,21 +57,21 @@ static void lay_out(moert_squares *squares, const moert_square_span *span, span_
     for (size_t i = 0; i < squares->count; i++) {
         if (at == NULL || at->buffer != span[i].buffer) {
             at = &squares->stretch[squares->stretches++];
-            *at = (stretch){.buffer = span[i].buffer, .first = i, .block = squares->blocks};
+            *at = (stretch){.buffer = span[i].buffer, .first = i, .chunk = squares->chunks};
         }
         at->end = i + 1;
         at->floats += span[i].length;
         at->odd |= span[i].offset | span[i].length;
-        table[i] = (span_row){span[i].offset, span[i].length, squares->blocks};
-        squares->blocks += moert_ceil_div(span[i].length, BLOCK);
+        table[i] = (span_row){span[i].offset, span[i].length, squares->chunks};
+        squares->chunks += moert_ceil_div(span[i].length, MOERT_SQUARES_CHUNK);
     }
-    table[squares->count].block = squares->blocks;
+    table[squares->count].chunk = squares->chunks;
 }
 
 static moert_status create_buffers(moert_squares *squares, const span_row *table) {
     const size_t bytes = squares->number_bytes, rows = squares->count + 1;
     MOERT_TRY(moert_buffer_create(squares->device, rows * sizeof *table, &squares->table));
-    MOERT_TRY(moert_buffer_create(squares->device, squares->blocks * bytes, &squares->block_sums));
+    MOERT_TRY(moert_buffer_create(squares->device, squares->chunks * bytes, &squares->chunk_sums));
     MOERT_TRY(moert_buffer_create(squares->device, squares->count * bytes, &squares->sums));
     return moert_buffer_write(squares->table, 0, table, rows * sizeof *table);
 }
@@ -90,8 +90,9 @@ moert_status moert_squares_create(moert_device *device, const moert_square_span 
     made->number_bytes = wide ? sizeof(double) : sizeof(float);
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->stretch, count));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&table, count + 1));
-    MOERT_TRY_OR(fail, moert_alloc(&made->numbers, count, made->number_bytes));
     lay_out(made, span, table);
+    MOERT_TRY_OR(fail,
+                 moert_alloc(&made->numbers, moert_max(count, made->chunks), made->number_bytes));
     MOERT_TRY_OR(fail, create_buffers(made, table));
     free(table);
     *squares = made;
@@ -106,34 +107,74 @@ void moert_squares_destroy(moert_squares *squares) {
     if (squares == NULL)
         return;
     moert_buffer_destroy(squares->sums);
-    moert_buffer_destroy(squares->block_sums);
+    moert_buffer_destroy(squares->chunk_sums);
     moert_buffer_destroy(squares->table);
     free(squares->numbers);
     free(squares->stretch);
     free(squares);
 }
 
-static moert_status sum_blocks(const moert_squares *squares, size_t index) {
+/* The chunks of [first, end) that lie in a stretch. */
+static moert_status sum_stretch(const moert_squares *squares, size_t index, size_t first,
+                                size_t end) {
     const stretch *at = &squares->stretch[index];
-    const size_t end = index + 1 < squares->stretches ? at[1].block : squares->blocks;
-    moert_profile_work(squares->device, "reduce", 0.0, sizeof(float) * (double)at->floats);
+    const size_t last = index + 1 < squares->stretches ? at[1].chunk : squares->chunks;
+    first = moert_max(first, at->chunk);
+    end = moert_min(end, last);
+    if (first >= end)
+        return MOERT_OK;
+    const double share = (double)(end - first) / (double)(last - at->chunk);
+    moert_profile_work(squares->device, "reduce", 0.0, sizeof(float) * share * (double)at->floats);
     return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "reduce", at->odd),
-                     "sum_squares", ((moert_grid){end - at->block, 1, 1}), MOERT_ARG(at->buffer),
+                     "sum_squares", ((moert_grid){end - first, 1, 1}), MOERT_ARG(at->buffer),
                      MOERT_ARG(squares->table), MOERT_ARG((unsigned)at->first),
-                     MOERT_ARG((unsigned)at->end), MOERT_ARG(squares->block_sums));
+                     MOERT_ARG((unsigned)at->end), MOERT_ARG(first),
+                     MOERT_ARG(squares->chunk_sums));
 }
 
-moert_status moert_squares_sum(moert_squares *squares, double *sum) {
+size_t moert_squares_chunks(const moert_squares *squares) {
+    return squares->chunks;
+}
+
+moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size_t end) {
     for (size_t i = 0; i < squares->stretches; i++)
-        MOERT_TRY(sum_blocks(squares, i));
-    MOERT_TRY(MOERT_RUN(squares->device, "reduce", "join_blocks",
-                        ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
-                        MOERT_ARG(squares->block_sums), MOERT_ARG(squares->sums)));
-    MOERT_TRY(moert_buffer_read(squares->sums, 0, squares->numbers,
-                                squares->count * squares->number_bytes));
-    for (size_t i = 0; i < squares->count; i++)
-        sum[i] = squares->number_bytes == sizeof(double)
+        MOERT_TRY(sum_stretch(squares, i, first, end));
+    return MOERT_OK;
+}
+
+/* out[count] = numbers of the device. */
+static moert_status read_numbers(moert_squares *squares, const moert_buffer *numbers, size_t count,
+                                 double *out) {
+    MOERT_TRY(moert_buffer_read(numbers, 0, squares->numbers, count * squares->number_bytes));
+    for (size_t i = 0; i < count; i++)
+        out[i] = squares->number_bytes == sizeof(double)
                      ? ((const double *)squares->numbers)[i]
                      : (double)((const float *)squares->numbers)[i];
     return MOERT_OK;
+}
+
+moert_status moert_squares_get_chunks(moert_squares *squares, double *sum) {
+    return read_numbers(squares, squares->chunk_sums, squares->chunks, sum);
+}
+
+moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum) {
+    for (size_t i = 0; i < squares->chunks; i++)
+        if (squares->number_bytes == sizeof(double))
+            ((double *)squares->numbers)[i] = sum[i];
+        else
+            ((float *)squares->numbers)[i] = (float)sum[i];
+    return moert_buffer_write(squares->chunk_sums, 0, squares->numbers,
+                              squares->chunks * squares->number_bytes);
+}
+
+moert_status moert_squares_join(moert_squares *squares, double *sum) {
+    MOERT_TRY(MOERT_RUN(squares->device, "reduce", "join_blocks",
+                        ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
+                        MOERT_ARG(squares->chunk_sums), MOERT_ARG(squares->sums)));
+    return read_numbers(squares, squares->sums, squares->count, sum);
+}
+
+moert_status moert_squares_sum(moert_squares *squares, double *sum) {
+    MOERT_TRY(moert_squares_sum_chunks(squares, 0, squares->chunks));
+    return moert_squares_join(squares, sum);
 }

@@ -17,6 +17,10 @@ static size_t with_room(size_t count) {
     return count + count / 4;
 }
 
+typedef struct parameters {
+    size_t floats, slices; /* of blocks, and of this rank's slices of them */
+} parameters;
+
 /* moert_layer_activation */
 static size_t activation_bytes(size_t floats) {
     return with_room(floats * sizeof(float));
@@ -61,10 +65,22 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     return s;
 }
 
+/* Adds `count` blocks: all they hold, and the slice of a rank of `ranks`. */
+static void add_blocks(parameters *sum, size_t count, const moert_block_shape *shape, size_t ranks,
+                       size_t rank) {
+    sum->floats += count * moert_block_floats(shape);
+    sum->slices += count * (moert_block_border(shape, ranks, rank + 1) -
+                            moert_block_border(shape, ranks, rank));
+}
+
 /* create_parts and create_attention of model.c, create_blocks of layer.c. */
-static void count_parameters(const moert_memory_shape *s, size_t *replicated, size_t *owned) {
+static void count_parameters(const moert_memory_setting *setting, size_t rank,
+                             const moert_memory_shape *s, parameters *replicated,
+                             parameters *owned) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
+    const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
+                 replica = rank / setting->ep;
     const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
     const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,
@@ -73,10 +89,15 @@ static void count_parameters(const moert_memory_shape *s, size_t *replicated, si
                             2 * c->shared_intermediate * h, h * c->shared_intermediate};
     const size_t in[] = {l * 2 * i * h, c->expert_biases ? l * 2 * i : 0};
     const size_t out[] = {l * h * i, c->expert_biases ? l * h : 0};
-#define FLOATS(elements) moert_block_floats(elements, sizeof(elements) / sizeof(elements)[0])
-    *replicated = FLOATS(outer) + c->layers * (FLOATS(attention) + FLOATS(dense));
-    *owned = c->layers * (FLOATS(in) + FLOATS(out));
-#undef FLOATS
+    *replicated = *owned = (parameters){0, 0};
+#define SHAPE(elements, parts)                                                                     \
+    &(moert_block_shape){elements, sizeof(elements) / sizeof(elements)[0], parts}
+    add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
+    add_blocks(replicated, c->layers, SHAPE(attention, 1), ranks, rank);
+    add_blocks(replicated, c->layers, SHAPE(dense, 1), ranks, rank);
+    add_blocks(owned, c->layers, SHAPE(in, 2 * l), replicas, replica);
+    add_blocks(owned, c->layers, SHAPE(out, l), replicas, replica);
+#undef SHAPE
 }
 
 /* moert_block_begin; a rank alone has none */
@@ -218,18 +239,19 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     MOERT_TRY(check(setting));
     const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
-    size_t replicated, owned, used, reserved, staging = 0;
-    count_parameters(&s, &replicated, &owned);
+    size_t used, reserved, staging = 0;
+    parameters replicated, owned;
+    count_parameters(setting, rank, &s, &replicated, &owned);
     count_windows(setting, &s, &used, &reserved);
     if (staged)
         staging = count_staging(&s);
-    const size_t parameters = (replicated + owned) * sizeof(float);
+    const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
     *memory = (moert_memory){
-        .weights = parameters,
-        .gradients = parameters,
-        .moments = 2 * parameters,
+        .weights = blocks,
+        .gradients = blocks,
+        .moments = 2 * (replicated.slices + owned.slices) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
-        .sums = count_nodes(&s, setting->ranks) * replicated * sizeof(float),
+        .sums = count_nodes(&s, setting->ranks) * replicated.floats * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
         .scratch = count_scratch(setting, &s) * sizeof(float),
@@ -237,8 +259,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
-    memory->total = 4 * parameters + memory->copies + memory->sums + memory->activations +
-                    memory->scratch + memory->staging +
+    memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
+                    memory->activations + memory->scratch + memory->staging +
                     (setting->engine == MOERT_EXCHANGE_WINDOW ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

@@ -27,7 +27,8 @@ typedef struct moert_memory_setting {
 #define MOERT_MEMORY_TABLE(X)                                                                      \
     X(weights, "weights", "parameters, each tensor padded to 512 bytes")                           \
     X(gradients, "gradients", "as many again")                                                     \
-    X(moments, "moments", "of AdamW, twice as many")                                               \
+    X(moments, "moments",                                                                          \
+      "of AdamW, twice as many for this rank's slices: what several ranks hold, they share")       \
     X(copies, "copies", "of weights: rounded, or packed for their products")                       \
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \

@@ -26,15 +26,16 @@ static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"grad.
 static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS},
                                         {"second_moment.", SECOND_MOMENTS}};
 
-/* The buffer that holds a tensor's values of a kind. */
+/* The buffer that holds a tensor's values of a kind, and where those of this rank's slice begin. */
 static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
-                               int kind) {
+                               int kind, size_t *at) {
+    *at = tensor->offset + moert_model_slice(tensor).first;
     if (kind == WEIGHTS)
         return tensor->block->weight;
     if (kind == GRADIENTS)
         return tensor->block->gradient;
-    moert_block *moments = moert_optimizer_moments(optimizer, tensor);
-    return kind == FIRST_MOMENTS ? moments->weight : moments->gradient;
+    const moert_moments *moments = moert_optimizer_moments(optimizer, tensor, at);
+    return kind == FIRST_MOMENTS ? moments->first : moments->second;
 }
 
 /* ---- writing ---- */
@@ -65,14 +66,17 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
     return MOERT_OK;
 }
 
+/* Writes this rank's slice of a tensor, which lies from `at` on. */
 static moert_status put_values(moert_tensor_writer *writer, const char *name,
-                               const moert_buffer *buffer, const moert_model_tensor *tensor) {
+                               const moert_model_tensor *tensor, const moert_buffer *buffer,
+                               size_t at) {
+    const moert_model_range slice = moert_model_slice(tensor);
     float *values;
-    MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-    moert_status status = moert_buffer_read(buffer, tensor->offset * sizeof *values, values,
-                                            tensor->elements * sizeof *values);
+    MOERT_TRY(moert_alloc(&values, slice.count, sizeof *values));
+    moert_status status =
+        moert_buffer_read(buffer, at * sizeof *values, values, slice.count * sizeof *values);
     if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, 0, tensor->elements, values);
+        status = moert_writer_put(writer, name, slice.first, slice.count, values);
     free(values);
     return status;
 }
@@ -87,10 +91,13 @@ static moert_status write_part(moert_model *model, const moert_optimizer *optimi
     const moert_model_tensor *tensor = moert_model_tensors(model);
     MOERT_TRY(moert_writer_open(path, specs, count * set_count, metadata, create, writer));
     for (size_t s = 0; s < set_count; s++)
-        for (size_t i = 0; i < count; i++)
-            if (moert_model_writes(model, &tensor[i]))
-                MOERT_TRY(put_values(*writer, specs[s * count + i].name,
-                                     values_of(optimizer, &tensor[i], sets[s].kind), &tensor[i]));
+        for (size_t i = 0; i < count; i++) {
+            size_t at;
+            if (moert_model_slice(&tensor[i]).count == 0)
+                continue;
+            const moert_buffer *values = values_of(optimizer, &tensor[i], sets[s].kind, &at);
+            MOERT_TRY(put_values(*writer, specs[s * count + i].name, &tensor[i], values, at));
+        }
     return MOERT_OK;
 }
 
@@ -106,8 +113,8 @@ static moert_status close_writer(moert_tensor_writer *writer, moert_status statu
     return status;
 }
 
-/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes what it
- * holds. Collective. */
+/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes its slices.
+ * Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer,
                                const value_set *sets, size_t set_count, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
@@ -238,11 +245,13 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
         return status;
     for (size_t s = 0; s < 2; s++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
+            const moert_model_range slice = moert_model_slice(&tensor[i]);
             char name[128];
+            size_t at = 0;
+            moert_buffer *values =
+                slice.count > 0 ? values_of(optimizer, &tensor[i], moment_sets[s].kind, &at) : NULL;
             snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
-            if (tensor[i].block != NULL)
-                status = moert_model_read_values(
-                    files, name, &tensor[i], values_of(optimizer, &tensor[i], moment_sets[s].kind));
+            status = moert_model_read_values(files, name, &tensor[i], slice, values, at);
         }
     moert_tensors_close(files);
     return status;

@@ -1,11 +1,14 @@
 /*
- * AdamW over a model: the state, the global gradient norm, clipping and the step.
+ * AdamW over a model: the state, the global gradient norm, clipping and the step. Each rank has the
+ * state of its slices of the blocks (layer/block.h) and updates these; then all get all weights.
+ * The bits do not depend on the slices.
  */
 #ifndef MOERT_TRAIN_OPTIMIZER_H
 #define MOERT_TRAIN_OPTIMIZER_H
 
 #include "model/model.h"
 #include "ops/dense.h"
+#include "train/gradient_norm.h"
 
 typedef struct moert_optimizer_options {
     double beta1, beta2, epsilon, decay;
@@ -13,14 +16,16 @@ typedef struct moert_optimizer_options {
     double clip;    /* largest gradient norm, 0 = no clipping */
 } moert_optimizer_options;
 
+/* The moments of this rank's slice of a block. */
+typedef struct moert_moments {
+    moert_buffer *first, *second; /* [floats of the slice] */
+} moert_moments;
+
 typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
-    moert_block **moments; /* one per block of the model: the first moment as its weight, the second
-                              as its gradient */
-    moert_squares *squares;
-    size_t *squared; /* [held] tensors of the model that this rank holds, block after block */
-    size_t held;
+    moert_moments *moments; /* [blocks of the model] */
+    moert_gradient_norm *norm;
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */
@@ -28,18 +33,16 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
                                     moert_optimizer **optimizer);
 void moert_optimizer_destroy(moert_optimizer *optimizer);
 
-/*
- * 2-norm of the gradient over all parameters, each counted once: float64 sums of squares per
- * tensor, added in the order of the model's tensors. Collective.
- */
+/* The 2-norm of the gradient over all parameters, each counted once. Collective. */
 moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm);
 
-/* One step with this rate; `norm` is the gradient's norm, `step` counts from 1. Not collective. */
+/* One step with this rate; `norm` is the gradient's norm, `step` counts from 1. Collective. */
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
-/* The moments' block that belongs to a tensor this rank holds. */
-moert_block *moert_optimizer_moments(const moert_optimizer *optimizer,
-                                     const moert_model_tensor *tensor);
+/* The moments of the block of a tensor, of which they have moert_model_slice, and where these
+ * begin. */
+const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
+                                             const moert_model_tensor *tensor, size_t *at);
 
 #endif

@@ -106,4 +106,24 @@ resumed() {
     verdict $? "resume: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
 }
 part resumed
+
+# a checkpoint of EP 2 x EDP 2, whose ranks each wrote their slices, goes on as itself and as any other arrangement
+rearranged() {
+    local run=(--batch 8 --steps 12 --save-every 6 --eval-every 12) way
+    train slices 4 window "${run[@]}" --ep 2 && mv "$all/slices/checkpoints"/*12 "$all/slices-whole"
+    verdict $? "rearranged: EP 2 x EDP 2 runs"
+    for way in "4 window --ep 2" "2 window --ep 2" "1 local" "3 staged"; do
+        cp -r "$all/slices" "$all/from-slices-${way// /-}"
+        # shellcheck disable=SC2086
+        train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
+        verdict $? "rearranged: $way goes on"
+    done
+    diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12 >>"$log" 2>&1
+    verdict $? "rearranged: EP 2 x EDP 2 has the bits of the run without a break"
+    for way in "1 local" "3 staged"; do
+        diff -r "$all/from-slices-2-window---ep-2/checkpoints" "$all/from-slices-${way// /-}/checkpoints" >>"$log" 2>&1
+        verdict $? "rearranged: $way has the bits of EP 2"
+    done
+}
+part rearranged
 finish

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
+#include "comm/tree_sum.h"
 #include "io/durable.h"
 #include "support/mpi.h"
 
@@ -222,13 +223,37 @@ static float *make_nodes(moert_span span, size_t n) {
     return rows;
 }
 
-static bool sum_is_right(moert_span span, size_t n, const float *expected, bool in_place) {
-    float *rows = make_nodes(span, n), *other = calloc(n, sizeof *other);
-    float *sum = in_place ? rows : other;
-    bool right = moert_comm_tree_sum(test_comm, span, rows, n, sum) == MOERT_OK &&
-                 memcmp(sum, expected, n * sizeof *sum) == 0;
-    free(rows);
-    free(other);
+/* Slices of n columns: even ones, all for the last rank, or more for each rank than for the one
+ * before. */
+static void cut(size_t n, size_t kind, size_t *border) {
+    const size_t sum = test_ranks * (test_ranks + 1) / 2;
+    for (size_t r = 0; r <= test_ranks; r++) {
+        const size_t borders[] = {n * r / test_ranks, r < test_ranks ? 0 : n,
+                                  n * (r * (r + 1) / 2) / sum};
+        border[r] = borders[kind];
+    }
+}
+
+/* The sum in slices of each kind, gathered, and in rounds of few floats. */
+static bool sum_is_right(moert_span span, size_t n, const float *expected) {
+    moert_span *spans = calloc(test_ranks, sizeof *spans);
+    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK;
+    for (size_t kind = 0; kind < 3; kind++) {
+        float *rows = make_nodes(span, n);
+        moert_tree_sum *sum = NULL;
+        cut(n, kind, border);
+        const size_t first = border[test_rank], count = border[test_rank + 1] - first;
+        right = moert_tree_sum_start(test_comm, spans, rows, border, &sum) == MOERT_OK && right;
+        right = moert_tree_sum_progress(sum) == MOERT_OK && right;
+        right = moert_tree_sum_wait(sum) == MOERT_OK && right;
+        right = memcmp(rows + first, expected + first, count * sizeof *rows) == 0 && right;
+        right = moert_comm_gather_slices(test_comm, border, rows) == MOERT_OK && right;
+        right = memcmp(rows, expected, n * sizeof *rows) == 0 && right;
+        free(rows);
+    }
+    free(border);
+    free(spans);
     return right;
 }
 
@@ -236,7 +261,7 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected, bool 
 static bool all_spans(size_t at, size_t first, size_t total, size_t n, const float *expected,
                       moert_span mine) {
     if (at == test_ranks)
-        return sum_is_right(mine, n, expected, total % 2 == 0);
+        return sum_is_right(mine, n, expected);
     bool right = true;
     size_t left = total - first;
     for (size_t count = at + 1 == test_ranks ? left : 0; count <= left; count++) {
@@ -261,27 +286,70 @@ static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
 
 static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
     (void)state;
-    size_t n = 300001, total = 2 * test_ranks + 1;
+    size_t n = 100001, total = 2 * test_ranks + 1, usual = moert_tree_round_floats;
     float *expected = serial_sum(0, total, n);
     size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
     moert_span span = {first, test_rank == 0 ? 3 : 2, total};
-    bool right = sum_is_right(span, n, expected, false);
+    moert_tree_round_floats = 10000;
+    bool right = sum_is_right(span, n, expected);
+    moert_tree_round_floats = usual;
     free(expected);
+    ASSERT_ON_ALL(right);
+}
+
+/* Sums of several columns and communicators under way at once, ended in another order. */
+static void test_tree_sums_go_on_beside_each_other_and_beside_other_calls(void **state) {
+    (void)state;
+    enum { SUMS = 3, N = 4001 };
+    const size_t usual = moert_tree_round_floats;
+    const moert_span span = {test_rank, 1, test_ranks};
+    moert_span *spans = calloc(test_ranks, sizeof *spans);
+    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    float *expected = serial_sum(0, test_ranks, N), *rows[SUMS];
+    moert_tree_sum *sums[SUMS] = {NULL};
+    moert_comm *part = NULL;
+    bool right = moert_comm_split(test_comm, 0, &part) == MOERT_OK;
+    right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK && right;
+    cut(N, 0, border);
+    moert_tree_round_floats = 1000;
+    for (size_t i = 0; i < SUMS; i++) {
+        rows[i] = make_nodes(span, N);
+        for (size_t j = 0; j < N; j++)
+            rows[i][j] *= (float)(1u << i);
+        right = moert_tree_sum_start(i == 1 ? part : test_comm, spans, rows[i], border, &sums[i]) ==
+                    MOERT_OK &&
+                right;
+        right = moert_comm_barrier(test_comm) == MOERT_OK && right;
+    }
+    const size_t first = border[test_rank], count = border[test_rank + 1] - first;
+    for (size_t i = SUMS; i-- > 0;) {
+        right = moert_tree_sum_progress(sums[0]) == MOERT_OK && right;
+        right = moert_tree_sum_wait(sums[i]) == MOERT_OK && right;
+        for (size_t j = first; j < first + count; j++)
+            right = right && rows[i][j] == expected[j] * (float)(1u << i);
+        free(rows[i]);
+    }
+    moert_tree_round_floats = usual;
+    moert_comm_destroy(part);
+    free(expected);
+    free(border);
+    free(spans);
     ASSERT_ON_ALL(right);
 }
 
 static void test_tree_sum_without_leaves_is_zero(void **state) {
     (void)state;
-    float sum[3] = {1, 2, 3}, zero[3] = {0};
-    bool right = moert_comm_tree_sum(test_comm, (moert_span){0}, sum, 3, sum) == MOERT_OK;
-    ASSERT_ON_ALL(right && memcmp(sum, zero, sizeof sum) == 0);
+    float zero[3] = {0};
+    bool right = sum_is_right((moert_span){0}, 3, zero);
+    ASSERT_ON_ALL(right);
 }
 
 static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     (void)state;
-    float sum[8] = {0};
-    moert_span span = {test_rank, 1, test_ranks + 1};
-    bool right = moert_comm_tree_sum(test_comm, span, sum, 2, sum) == MOERT_ERROR_MISMATCH;
+    moert_span *spans = calloc(test_ranks, sizeof *spans);
+    const moert_span span = {test_rank, 1, test_ranks + 1};
+    bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_ERROR_MISMATCH;
+    free(spans);
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
@@ -530,6 +598,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_ranks_of_one_host_may_count_as_several),
         cmocka_unit_test(test_tree_sum_has_the_bits_of_one_rank_for_all_spans),
         cmocka_unit_test(test_tree_sum_goes_in_rounds_over_many_columns),
+        cmocka_unit_test(test_tree_sums_go_on_beside_each_other_and_beside_other_calls),
         cmocka_unit_test(test_tree_sum_without_leaves_is_zero),
         cmocka_unit_test(test_tree_sum_refuses_spans_that_leave_a_gap),
         cmocka_unit_test(test_open_files_reach_every_rank_of_the_host),

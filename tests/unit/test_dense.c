@@ -58,6 +58,9 @@ static double run(moert_model *model, bool forward_only) {
         if (!forward_only)
             ASSERT_OK(moert_model_backward(model, i, 2));
     }
+    for (size_t b = 0; b < moert_model_block_count(model) && !forward_only; b++)
+        ASSERT_OK(
+            moert_block_gather(moert_model_block(model, b), moert_model_block(model, b)->gradient));
     return result.cross_entropy;
 }
 
@@ -187,10 +190,11 @@ static double squared_norm(const moert_model *model) {
     double mine = 0.0, *all = test_alloc(test_ranks * sizeof *all), sum = 0.0;
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
-        if (tensor->block == NULL || !moert_model_writes(model, tensor))
+        const moert_model_range slice = moert_model_slice(tensor);
+        if (slice.count == 0)
             continue;
         float *values = values_of(tensor, true);
-        for (size_t i = 0; i < tensor->elements; i++)
+        for (size_t i = slice.first; i < slice.first + slice.count; i++)
             mine += (double)values[i] * (double)values[i];
         free(values);
     }

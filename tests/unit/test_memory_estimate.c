@@ -58,10 +58,11 @@ static size_t rounded_bytes(const moert_layer *layer) {
 static moert_memory measure_blocks(moert_model *model, const moert_optimizer *optimizer) {
     moert_memory found = {0};
     for (size_t i = 0; i < moert_model_block_count(model); i++) {
-        const moert_block *block = moert_model_block(model, i), *moments = optimizer->moments[i];
+        const moert_block *block = moert_model_block(model, i);
+        const moert_moments *moments = &optimizer->moments[i];
         found.weights += SUM(block->weight);
         found.gradients += SUM(block->gradient);
-        found.moments += SUM(moments->weight, moments->gradient);
+        found.moments += SUM(moments->first, moments->second);
         found.sums += SUM(block->nodes);
         found.copies += packed_bytes(block);
     }

@@ -151,6 +151,8 @@ static void differentiate(moert_model *model, const golden *g, moert_model_resul
         ASSERT_OK(moert_model_loss(model, &losses, 0.5, result));
         ASSERT_OK(moert_model_backward(model, i, 2));
     }
+    moert_block *outer = moert_model_block(model, 0);
+    ASSERT_OK(moert_block_gather(outer, outer->gradient));
 }
 
 static void test_a_tied_embedding_has_the_gradients_of_both_its_uses(void **state) {

@@ -96,6 +96,55 @@ static void test_bits_do_not_depend_on_the_place(void **state) {
     free(part);
 }
 
+/* A slice of the parameters, whose moments lie in buffers of their own. */
+static void check_slice(size_t n, size_t at, size_t count, size_t state_at, const float *parameter,
+                        const float *gradient, float *const *whole) {
+    float *zero = test_alloc((state_at + count) * sizeof *zero), *got[3];
+    moert_buffer *g = upload(gradient, n * sizeof *gradient);
+    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                upload(zero, (state_at + count) * sizeof *zero),
+                                upload(zero, (state_at + count) * sizeof *zero)};
+    for (size_t s = 0; s < STEPS; s++) {
+        moert_adamw adamw = settings;
+        adamw.step = s + 1;
+        adamw.at = at;
+        adamw.state_at = state_at;
+        ASSERT_OK(moert_buffer_write(g, 0, gradient + s * n, n * sizeof *gradient));
+        ASSERT_OK(moert_adamw_step(&adamw, count, buffers[0], g, buffers[1], buffers[2]));
+    }
+    for (size_t i = 0; i < 3; i++)
+        got[i] = download(buffers[i], (i == 0 ? n : state_at + count) * sizeof(float));
+    assert_same_bits("before", got[0], parameter, at);
+    assert_same_bits("slice", got[0] + at, whole[0] + at, count);
+    assert_same_bits("behind", got[0] + at + count, parameter + at + count, n - at - count);
+    for (size_t i = 1; i < 3; i++) {
+        assert_same_bits("moment before", got[i], zero, state_at);
+        assert_same_bits("moment", got[i] + state_at, whole[i] + at, count);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        moert_buffer_destroy(buffers[i]);
+        free(got[i]);
+    }
+    moert_buffer_destroy(g);
+    free(zero);
+}
+
+static void test_a_slice_has_the_bits_of_the_whole(void **state) {
+    (void)state;
+    enum { N = 9001 };
+    const size_t slices[][3] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
+                                {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
+    float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
+    float *whole[3];
+    run(N, parameter, gradient, whole);
+    for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
+        check_slice(N, slices[i][0], slices[i][1], slices[i][2], parameter, gradient, whole);
+    for (size_t i = 0; i < 3; i++)
+        free(whole[i]);
+    free(parameter);
+    free(gradient);
+}
+
 static void test_zero_padding_stays_zero(void **state) {
     (void)state;
     enum { N = 33 };
@@ -167,6 +216,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_match_float64),
         cmocka_unit_test(test_bits_do_not_depend_on_the_place),
+        cmocka_unit_test(test_a_slice_has_the_bits_of_the_whole),
         cmocka_unit_test(test_zero_padding_stays_zero),
         cmocka_unit_test(test_rounded_parameters_are_the_cast_ones),
         cmocka_unit_test(test_step_zero_is_refused),

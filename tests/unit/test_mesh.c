@@ -1,0 +1,74 @@
+// run: np=1,2,3,4 sanitize=2
+/* EP x EDP: which ranks share experts, on one host and on hosts whose ranks the launcher has dealt.
+ */
+#include "comm/internal.h"
+#include "layer/mesh.h"
+#include "support/mpi.h"
+
+enum { MOST = 8 };
+
+/* Ranks in the order of their positions, where rank r runs on host node[r]. */
+static void order_ranks(const size_t *node, size_t ranks, size_t *order) {
+    moert_peer peers[MOST] = {0};
+    const moert_comm world = {.size = ranks, .peers = peers};
+    for (size_t r = 0; r < ranks; r++)
+        peers[r].node = node[r];
+    for (size_t r = 0; r < ranks; r++)
+        order[moert_mesh_position(&world, r)] = r;
+}
+
+static void test_groups_are_runs_of_the_ranks_of_a_host(void **state) {
+    (void)state;
+    const struct {
+        size_t ranks, node[MOST], order[MOST];
+    } cases[] = {
+        {1, {0}, {0}},
+        {4, {0, 0, 0, 0}, {0, 1, 2, 3}},
+        {8, {0, 0, 0, 0, 1, 1, 1, 1}, {0, 1, 2, 3, 4, 5, 6, 7}},
+        {8, {0, 1, 0, 1, 0, 1, 0, 1}, {0, 2, 4, 6, 1, 3, 5, 7}},
+        {8, {0, 1, 2, 3, 0, 1, 2, 3}, {0, 4, 1, 5, 2, 6, 3, 7}},
+        {6, {0, 1, 1, 0, 2, 0}, {0, 3, 5, 1, 2, 4}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t order[MOST] = {0};
+        order_ranks(cases[i].node, cases[i].ranks, order);
+        for (size_t p = 0; p < cases[i].ranks; p++)
+            assert_int_equal(order[p], cases[i].order[p]);
+    }
+}
+
+/* Each pair of a group and a place in it is one rank's, and ranks with the same place are replicas.
+ */
+static void test_ranks_of_a_host_form_groups_of_neighbours(void **state) {
+    (void)state;
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        moert_mesh *mesh;
+        if (test_ranks % ep != 0)
+            continue;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        ASSERT_ON_ALL(moert_comm_size(mesh->experts) == ep &&
+                      moert_comm_rank(mesh->experts) == test_rank % ep &&
+                      moert_comm_size(mesh->replicas) == test_ranks / ep &&
+                      moert_comm_rank(mesh->replicas) == test_rank / ep);
+        moert_mesh_destroy(mesh);
+    }
+}
+
+static void test_a_group_that_does_not_divide_the_ranks_is_refused(void **state) {
+    (void)state;
+    moert_mesh *mesh;
+    ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, test_ranks + 1, &mesh), MOERT_ERROR_USAGE,
+                        "cannot form groups");
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_groups_are_runs_of_the_ranks_of_a_host),
+        cmocka_unit_test(test_ranks_of_a_host_form_groups_of_neighbours),
+        cmocka_unit_test(test_a_group_that_does_not_divide_the_ranks_is_refused),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("mesh", tests, open_test_context, close_test_context));
+}

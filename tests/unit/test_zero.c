@@ -1,0 +1,211 @@
+// run: np=1,2,3,4 sanitize=2
+/*
+ * What ranks share of a model's gradients and optimizer: norm and steps have the bits of tensors
+ * that one rank has whole, for any EP x EDP, and read nothing of a gradient that is not in the
+ * rank's slice.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "layer/internal.h"
+#include "support/mpi.h"
+#include "train/optimizer.h"
+
+enum { STEPS = 3 };
+
+static const moert_optimizer_options settings = {
+    .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1, .clip = 1.0};
+static const double rate = 1e-2;
+
+/* The gradient of a step, of any tensor on any rank; to be freed. */
+static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
+    return random_floats(tensor->elements, 1.0f, moert_rng_stream(tensor->name) + step);
+}
+
+/* Gives each block its gradient of a step in this rank's slice, and NaN elsewhere. */
+static moert_status set_gradients(moert_model *model, size_t step) {
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        const moert_model_range slice = moert_model_slice(&tensor[t]);
+        float *values = gradient_of(&tensor[t], step);
+        for (size_t i = 0; i < tensor[t].elements; i++)
+            if (i < slice.first || i >= slice.first + slice.count)
+                values[i] = NAN;
+        const moert_status status =
+            tensor[t].block == NULL
+                ? MOERT_OK
+                : moert_buffer_write(tensor[t].block->gradient, tensor[t].offset * sizeof *values,
+                                     values, tensor[t].elements * sizeof *values);
+        free(values);
+        MOERT_TRY(status);
+    }
+    return MOERT_OK;
+}
+
+/* ---- the oracle: each tensor whole ---- */
+
+static double whole_norm(const moert_model *model, size_t step) {
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    double sum = 0.0;
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
+        float *values = gradient_of(&tensor[t], step);
+        moert_buffer *buffer = upload(values, tensor[t].elements * sizeof *values);
+        const moert_square_span span = {buffer, 0, tensor[t].elements};
+        moert_squares *squares;
+        double square;
+        ASSERT_OK(moert_squares_create(test_device, &span, 1, &squares));
+        ASSERT_OK(moert_squares_sum(squares, &square));
+        sum += square;
+        moert_squares_destroy(squares);
+        moert_buffer_destroy(buffer);
+        free(values);
+    }
+    return sqrt(sum);
+}
+
+/* weight[elements] after all steps, in place. */
+static void update_whole(const moert_model_tensor *tensor, const double *norm, float *weight) {
+    const size_t bytes = tensor->elements * sizeof *weight;
+    float *zero = test_alloc(bytes);
+    moert_buffer *p = upload(weight, bytes), *m = upload(zero, bytes), *v = upload(zero, bytes);
+    for (size_t step = 0; step < STEPS; step++) {
+        float *values = gradient_of(tensor, step);
+        moert_buffer *gradient = upload(values, bytes);
+        const moert_adamw adamw = {.rate = rate,
+                                   .beta1 = settings.beta1,
+                                   .beta2 = settings.beta2,
+                                   .epsilon = settings.epsilon,
+                                   .decay = tensor->is_matrix ? settings.decay : 0.0,
+                                   .scale = settings.clip / (norm[step] + 1e-6),
+                                   .step = step + 1};
+        ASSERT_OK(moert_adamw_step(&adamw, tensor->elements, p, gradient, m, v));
+        moert_buffer_destroy(gradient);
+        free(values);
+    }
+    download_into(p, weight, bytes);
+    moert_buffer_destroy(p);
+    moert_buffer_destroy(m);
+    moert_buffer_destroy(v);
+    free(zero);
+}
+
+/* ---- what ranks share ---- */
+
+/* Parts of experts are a chunk and a part of one, and begin where views cannot. */
+static moert_model *new_model(moert_mesh *mesh) {
+    moert_model_config config;
+    moert_model *model;
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    config.hidden = 72;
+    config.intermediate = 65;
+    config.router.experts = 5;
+    config.router.topk = 2;
+    ASSERT_OK(moert_model_create(mesh, &config, &model));
+    ASSERT_OK_ON_ALL(moert_model_initialize(model, 3));
+    moert_model_config_free(&config);
+    return model;
+}
+
+static float *weight_of(const moert_model_tensor *tensor) {
+    float *values = test_alloc(tensor->elements * sizeof *values);
+    ASSERT_OK(moert_buffer_read(tensor->block->weight, tensor->offset * sizeof *values, values,
+                                tensor->elements * sizeof *values));
+    return values;
+}
+
+/* Takes the steps; norm[STEPS] and all weights of this rank are those of whole tensors. */
+static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
+    const size_t count = moert_model_tensor_count(model);
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    float **want = test_alloc(count * sizeof *want);
+    double norm[STEPS];
+    bool right = true;
+    for (size_t t = 0; t < count; t++)
+        want[t] = tensor[t].block != NULL ? weight_of(&tensor[t]) : NULL;
+    for (size_t step = 0; step < STEPS; step++) {
+        ASSERT_OK_ON_ALL(set_gradients(model, step));
+        ASSERT_OK(moert_optimizer_norm(optimizer, &norm[step]));
+        ASSERT_OK(moert_optimizer_step(optimizer, rate, norm[step], step + 1));
+        right = right && norm[step] > settings.clip && norm[step] == whole_norm(model, step);
+    }
+    for (size_t t = 0; t < count; t++) {
+        if (want[t] == NULL)
+            continue;
+        float *got = weight_of(&tensor[t]);
+        update_whole(&tensor[t], norm, want[t]);
+        right = right && memcmp(got, want[t], tensor[t].elements * sizeof *got) == 0;
+        free(got);
+        free(want[t]);
+    }
+    free(want);
+    return right;
+}
+
+static void test_norm_and_steps_have_the_bits_of_whole_tensors(void **state) {
+    (void)state;
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        moert_mesh *mesh;
+        moert_optimizer *optimizer;
+        if (test_ranks % ep != 0)
+            continue;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        moert_model *model = new_model(mesh);
+        ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
+        ASSERT_ON_ALL(steps_are_right(model, optimizer));
+        moert_optimizer_destroy(optimizer);
+        moert_model_destroy(model);
+        moert_mesh_destroy(mesh);
+    }
+}
+
+/* The moments of all ranks that hold a block are those of the block, once, in even shares. */
+static void test_moments_are_shared_by_the_ranks_that_hold_a_block(void **state) {
+    (void)state;
+    for (size_t ep = 1; ep <= test_ranks; ep++) {
+        moert_mesh *mesh;
+        moert_optimizer *optimizer;
+        bool right = true;
+        if (test_ranks % ep != 0)
+            continue;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        moert_model *model = new_model(mesh);
+        ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
+        for (size_t b = 0; b < moert_model_block_count(model); b++) {
+            const moert_block *block = moert_model_block(model, b);
+            const size_t holders = moert_comm_size(block->comm);
+            size_t bytes[4], sum = 0, mine = moert_buffer_bytes(optimizer->moments[b].first);
+            right = right && holders == (block->replicated ? test_ranks : test_ranks / ep) &&
+                    moert_buffer_bytes(optimizer->moments[b].second) == mine;
+            ASSERT_OK(moert_comm_allgather(block->comm, &mine, sizeof mine, bytes));
+            for (size_t r = 0; r < holders; r++)
+                sum += bytes[r];
+            const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
+            right = right && sum == block->floats * sizeof(float) &&
+                    mine <= (even + 128) * sizeof(float); /* 128: padding */
+        }
+        ASSERT_ON_ALL(right);
+        moert_optimizer_destroy(optimizer);
+        moert_model_destroy(model);
+        moert_mesh_destroy(mesh);
+    }
+}
+
+static int open_device(void **state) {
+    const int status = open_test_context(state);
+    test_device = status == 0 ? moert_context_device(test_context) : NULL;
+    return status;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norm_and_steps_have_the_bits_of_whole_tensors),
+        cmocka_unit_test(test_moments_are_shared_by_the_ranks_that_hold_a_block),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("zero", tests, open_device, close_test_context));
+}
