@@ -54,6 +54,8 @@ typedef struct moert_cuda {
  * in this thread. ERROR_UNSUPPORTED says why there is none.
  */
 moert_status moert_cuda_open(const moert_device *device, const moert_cuda **cuda);
+/* What is taken for it unless NULL; tests set it. */
+extern const moert_cuda *moert_cuda_substitute;
 
 /* MOERT_CUDA(cuda, create, (&handle, ...)): passes a failure up with the call and the error's name.
  */

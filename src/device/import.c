@@ -4,8 +4,10 @@
  *
  * A file holds one piece. Measured on an H200: pieces of equal size lie each below the one that was
  * taken before, without a gap, so they are taken from the last to the first; and kernels follow
- * addresses from one into the next. Whether they do lie so is checked.
+ * addresses from one into the next. Whether they do lie so is checked. Where they do not, since
+ * they have filled gaps that others left, they are taken once more before they are given back.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -153,11 +155,13 @@ static moert_status check_pieces(const moert_buffer *buffer) {
     return MOERT_OK;
 }
 
-moert_status moert_buffer_import(moert_device *device, int *files, size_t count, size_t piece_bytes,
-                                 moert_buffer **buffer) {
+/* Takes the files over that it imports. */
+static moert_status import_pieces(moert_device *device, int *files, size_t count,
+                                  size_t piece_bytes, moert_buffer **buffer) {
     moert_buffer *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
+    *buffer = made;
     made->device = device;
     made->bytes = count * piece_bytes - MOERT_BUFFER_TAIL_BYTES;
     made->piece_bytes = piece_bytes;
@@ -165,13 +169,29 @@ moert_status moert_buffer_import(moert_device *device, int *files, size_t count,
     status = MOERT_NEW_ARRAY(&made->pieces, count);
     for (size_t i = count; i-- > 0 && status == MOERT_OK;)
         status = import_piece(device, &files[i], piece_bytes, &made->pieces[i]);
-    if (status == MOERT_OK) {
-        made->memory = made->pieces[0];
-        status = check_pieces(made);
+    MOERT_TRY(status);
+    made->memory = made->pieces[0];
+    return check_pieces(made);
+}
+
+moert_status moert_buffer_import(moert_device *device, int *files, size_t count, size_t piece_bytes,
+                                 moert_buffer **buffer) {
+    moert_buffer *first = NULL, *second = NULL;
+    int *copies;
+    MOERT_TRY(moert_alloc(&copies, count, sizeof *copies));
+    for (size_t i = 0; i < count; i++)
+        copies[i] = fcntl(files[i], F_DUPFD_CLOEXEC, 0);
+    moert_status status = import_pieces(device, copies, count, piece_bytes, &first);
+    if (status == MOERT_ERROR_UNSUPPORTED) {
+        status = import_pieces(device, files, count, piece_bytes, &second);
+        moert_buffer_destroy(first);
+        first = second;
     }
+    moert_close_files(copies, count);
+    free(copies);
     if (status == MOERT_OK)
-        *buffer = made;
+        *buffer = first;
     else
-        moert_buffer_destroy(made);
+        moert_buffer_destroy(first);
     return status;
 }

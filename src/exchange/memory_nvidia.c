@@ -95,9 +95,12 @@ static moert_status create_in_pieces(moert_device *device, moert_comm *comm, siz
         status = moert_alloc(&all, ranks * count, sizeof *all);
     if (status == MOERT_OK)
         status = moert_export_create(device, count, piece_bytes, mine, &s->own);
-    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
-    status = moert_comm_share_files(comm, mine, count, all);
-    moert_close_files(mine, count);
+    moert_status made = status;
+    status = moert_comm_agree(comm, made);
+    if (status == MOERT_OK)
+        status = moert_comm_share_files(comm, mine, count, all);
+    if (made == MOERT_OK)
+        moert_close_files(mine, count);
     MOERT_TRY_OR(done, status);
     status = take(device, comm, all, count, piece_bytes, storage);
     moert_close_files(all, ranks * count);
