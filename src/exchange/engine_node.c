@@ -5,8 +5,9 @@
  *   dispatch  rows for this node go into its windows; a row for another node goes to this rank's
  *             relay there, which stores it into the windows of its neighbours by the same kernel
  *   combine   a relay gathers the results of the slots that it has stored, and sends them back
- *             unsummed; the source sums its slots, near and far, in slot order: the bits of all
- *             engines. With MOERT_COMBINE=presum it sends one sum a row: fewer bytes, other bits
+ *             one by one, or summed where that has the same bits; the source sums its slots, near
+ *             and far, in slot order: the bits of all engines. With MOERT_COMBINE=presum a relay
+ *             sends one sum a row: fewer bytes, other bits
  *
  * Each synchronises twice. What a relay must know of a plan's rows comes before its first dispatch.
  */
@@ -158,8 +159,8 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_move *mo
     MOERT_TRY(meet(exchange->comm, status));
     MOERT_TRY(introduce(exchange, relay, topk));
     if (slots)
-        MOERT_TRY(post_cargo(exchange, SLOTS, &node->slots, relay->send_rows, relay->receive_rows,
-                             topk));
+        MOERT_TRY(
+            post_cargo(exchange, SLOTS, &node->slots, relay->send_rows, relay->receive_rows, topk));
     MOERT_TRY(
         post_cargo(exchange, ROWS, &node->rows, relay->send_rows, relay->receive_rows, width));
     MOERT_TRY(await_mail(exchange));

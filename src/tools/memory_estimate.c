@@ -196,12 +196,17 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
 
 /* ---- the exchange ---- */
 
+/* Windows whose untouched rows cost nothing. */
+static bool reserves_worst_case(const moert_memory_setting *setting) {
+    return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
+}
+
 /* moert_window_reserve, for rows of `stride` floats. */
 static size_t window_rows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t stride) {
     const size_t needed = moert_max(s->largest_rows, 1);
     const size_t limit = setting->largest_bytes / (stride * sizeof(float));
-    if (setting->engine == MOERT_EXCHANGE_WINDOW)
+    if (reserves_worst_case(setting))
         return moert_min(moert_max(s->capacity_rows, needed), limit);
     return moert_min(with_room(needed), limit);
 }
@@ -234,6 +239,15 @@ static size_t count_staging(const moert_memory_shape *s) {
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
+/* The cargo of engine_node.c, of rows and of slots, if every slot's result travels between hosts.
+ */
+static size_t count_cargo(const moert_memory_shape *s) {
+    const size_t slots = s->tokens * s->config->router.topk;
+    const size_t wide = moert_round_up(s->config->hidden, MOERT_WINDOW_ROW_FLOATS);
+    return with_room(s->rows * (wide + MOERT_WINDOW_ROW_FLOATS)) +
+           with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
+}
+
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory) {
     MOERT_TRY(check(setting));
@@ -245,6 +259,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     count_windows(setting, &s, &used, &reserved);
     if (staged)
         staging = count_staging(&s);
+    else if (setting->engine == MOERT_EXCHANGE_NODE)
+        staging = count_cargo(&s);
     const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
     *memory = (moert_memory){
         .weights = blocks,
@@ -261,6 +277,6 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     };
     memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
                     memory->activations + memory->scratch + memory->staging +
-                    (setting->engine == MOERT_EXCHANGE_WINDOW ? memory->windows : memory->reserved);
+                    (reserves_worst_case(setting) ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

@@ -33,7 +33,7 @@ typedef struct moert_memory_setting {
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
-    X(staging, "staging", "packed rows of the staged exchange")                                    \
+    X(staging, "staging", "packed rows of the staged or node exchange")                            \
     X(windows, "windows", "rows of the exchange windows that balanced routing uses")               \
     X(reserved, "reserved",                                                                        \
       "what those windows reserve; untouched pages of the window exchange "                        \
