@@ -24,15 +24,17 @@ typedef struct datagram {
     unsigned char data[MOERT_BEACON_BYTES];
 } datagram;
 
+typedef struct heard {
+    unsigned times;
+    bool refused, firewall;
+} heard;
+
 struct moert_beacon {
     int socket;
     size_t me, hosts;
     uint64_t key;
     moert_beacon_place *places; /* [hosts] */
-    struct heard {
-        unsigned times;
-        bool refused, firewall;
-    } * heard; /* [hosts] */
+    heard *heard;               /* [hosts] */
 };
 
 /* Addresses of interfaces that are up, but the loopback; those that find no room are left out. */
@@ -91,32 +93,41 @@ void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_place *places) {
     beacon->key = places[0].key;
 }
 
+/* A failure is what the other host notices: it hears nothing. What others have refused before is
+ * reported to one call each, in place of sending. */
+static void send_to(const moert_beacon *beacon, uint32_t address, uint16_t port,
+                    const datagram *message, size_t bytes) {
+    const struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = address};
+    for (int tries = 0; tries < 3; tries++)
+        if (sendto(beacon->socket, message, bytes, MSG_NOSIGNAL, (const struct sockaddr *)&to,
+                   sizeof to) >= 0 ||
+            errno != ECONNREFUSED)
+            return;
+}
+
 void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes) {
     datagram message = {.key = beacon->key, .host = beacon->me};
     memcpy(message.data, data, bytes);
     for (size_t h = 0; h < beacon->hosts; h++) {
         const moert_beacon_place *place = &beacon->places[h];
-        for (size_t i = 0; h != beacon->me && i < MOERT_BEACON_ADDRESSES; i++) {
-            struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = place->port};
-            to.sin_addr.s_addr = place->addresses[i];
-            if (place->port == 0 || place->addresses[i] == 0)
-                break;
-            /* a failure is what the other host notices: it hears nothing */
-            (void)sendto(beacon->socket, &message, offsetof(datagram, data) + bytes, MSG_NOSIGNAL,
-                         (struct sockaddr *)&to, sizeof to);
-        }
+        if (h == beacon->me || place->port == 0)
+            continue;
+        for (size_t i = 0; i < MOERT_BEACON_ADDRESSES && place->addresses[i] != 0; i++)
+            send_to(beacon, place->addresses[i], place->port, &message,
+                    offsetof(datagram, data) + bytes);
     }
 }
 
 /* From now on the host is sent to where it was heard from alone. */
 static void learn(moert_beacon *beacon, size_t host, const struct sockaddr_in *from) {
     moert_beacon_place *place = &beacon->places[host];
-    struct heard *heard = &beacon->heard[host];
+    heard *known = &beacon->heard[host];
     memset(place->addresses, 0, sizeof place->addresses);
     place->addresses[0] = from->sin_addr.s_addr;
     place->port = from->sin_port;
-    heard->firewall |= heard->refused;
-    heard->times++;
+    known->firewall |= known->refused;
+    known->times++;
 }
 
 bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t bytes) {
@@ -163,12 +174,12 @@ bool moert_beacon_refused(moert_beacon *beacon, size_t *host) {
     while (next_refusal(beacon, &whom)) {
         for (size_t h = 0; h < beacon->hosts; h++) {
             const moert_beacon_place *place = &beacon->places[h];
-            struct heard *heard = &beacon->heard[h];
-            if (heard->times == 0 || place->addresses[0] != whom.sin_addr.s_addr ||
+            heard *known = &beacon->heard[h];
+            if (known->times == 0 || place->addresses[0] != whom.sin_addr.s_addr ||
                 place->port != whom.sin_port)
                 continue;
-            heard->refused = true;
-            if (heard->firewall || heard->times < PROBATION)
+            known->refused = true;
+            if (known->firewall || known->times < PROBATION)
                 continue;
             *host = h;
             return true;

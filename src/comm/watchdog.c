@@ -8,7 +8,6 @@
  */
 #include "comm/watchdog.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,129 +18,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/beacon.h"
-#include "comm/internal.h"
-#include "comm/watch.h"
-
-enum { BEAT_MS = 200 };
-
-static const uint64_t note_ns = 1000000000u; /* from one note to the other hosts to the next */
+#include "comm/watchdog_internal.h"
 
 static const uint64_t second_ns = 1000000000u;
+static const uint64_t note_ns = 1000000000u;     /* from one note to the other hosts to the next */
+static const uint64_t beat_ns = 200000000u;      /* from one look to the next */
 static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
 static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
-
-struct moert_watchdog {
-    moert_comm *comm;
-    unsigned timeout_s;
-    moert_watch_table *table; /* NULL: off */
-    size_t table_bytes;
-    size_t me, count;        /* among the ranks of this host */
-    size_t *ranks;           /* [count] */
-    bool *visible;           /* [count] */
-    moert_watch_host *hosts; /* [node_count], behind the table's entries; this host's is unused */
-    moert_beacon *beacon;    /* NULL: another rank's, or there is one host */
-    uint64_t next_note_ns;
-    pthread_t thread;
-    pthread_mutex_t mutex;
-    pthread_cond_t wake;
-    bool stopping;
-    atomic_bool claimed; /* this rank has reported a failure itself */
-    uint64_t ending_ns;  /* when to follow a rank that has reported one; 0: none has */
-};
-
-/* ---- what it says ---- */
-
-/* Ranks first-last of another host, and the one of them that has waited longest. */
-static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_t last, char *text,
-                             size_t bytes) {
-    const moert_peer *peer = &watchdog->comm->peers[first];
-    const moert_watch_host *host = &watchdog->hosts[peer->node];
-    char range[48], phase[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)];
-    if (last > first)
-        snprintf(range, sizeof range, "%zu-%zu", first, last);
-    else
-        snprintf(range, sizeof range, "%zu", first);
-    if (atomic_load(&host->heard_ns) == 0)
-        return (size_t)snprintf(text, bytes, "%s (%s, never heard of)", range, peer->host);
-    moert_watch_phase(&host->entry, phase);
-    return (size_t)snprintf(text, bytes, "%s (%s, rank %d waits at step %llu in '%s')", range,
-                            peer->host, atomic_load(&host->rank),
-                            (unsigned long long)atomic_load(&host->entry.step), phase);
-}
-
-/* Ranks of other hosts as text, cut off where `text` ends. */
-static void list_elsewhere(const moert_watchdog *watchdog, char *text, size_t bytes) {
-    const moert_comm *comm = watchdog->comm;
-    size_t length = 0;
-    text[0] = '\0';
-    for (size_t first = 0, last; first < comm->size && length < bytes; first = last + 1) {
-        for (last = first;
-             last + 1 < comm->size && comm->peers[last + 1].node == comm->peers[first].node;)
-            last++;
-        if (comm->peers[first].node == comm->peers[comm->rank].node)
-            continue;
-        if (length > 0)
-            length += (size_t)snprintf(text + length, bytes - length, ", ");
-        if (length < bytes)
-            length += describe_range(watchdog, first, last, text + length, bytes - length);
-    }
-}
-
-/* Whom this rank waits for. */
-typedef struct suspect {
-    const moert_watch_entry *entry;
-    size_t rank;
-    moert_watch_verdict verdict; /* FINE: there is none */
-    bool elsewhere;              /* on another host, which knows more and speaks before */
-} suspect;
-
-static suspect find_suspect(const moert_watchdog *watchdog, uint64_t now_ns) {
-    suspect found;
-    size_t i = moert_watch_blame(watchdog->table->entries, watchdog->visible, watchdog->count,
-                                 watchdog->me, now_ns, &found.verdict);
-    found.elsewhere = found.verdict == MOERT_WATCH_FINE;
-    if (!found.elsewhere) {
-        found.entry = &watchdog->table->entries[i];
-        found.rank = watchdog->ranks[i];
-        return found;
-    }
-    i = moert_watch_blame_host(watchdog->hosts, watchdog->comm->node_count, now_ns, &found.verdict);
-    if (found.verdict != MOERT_WATCH_FINE) {
-        found.entry = &watchdog->hosts[i].entry;
-        found.rank = (size_t)atomic_load(&watchdog->hosts[i].rank);
-    }
-    return found;
-}
-
-static void explain_blame(const moert_watchdog *watchdog, const suspect *culprit, uint64_t now_ns,
-                          char *text, size_t bytes) {
-    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    char what[256];
-    moert_watch_describe(culprit->entry, culprit->verdict, now_ns, what, sizeof what);
-    snprintf(text, bytes, "rank %zu on %s %s; rank %zu%s%s has waited for it for %llu s in '%s'",
-             culprit->rank, watchdog->comm->peers[culprit->rank].host, what, watchdog->comm->rank,
-             culprit->elsewhere ? " on " : "", culprit->elsewhere ? watchdog->comm->self.host : "",
-             (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
-             moert_phase_name());
-}
-
-/* All ranks wait, as far as is known: each in another call, or for a host that was never heard of.
- */
-static void explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
-                            size_t bytes) {
-    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    char elsewhere[512];
-    list_elsewhere(watchdog, elsewhere, sizeof elsewhere);
-    const char *hint = elsewhere[0] != '\0' ? "the others are "
-                                            : "perhaps not all ranks make the same collective call";
-    snprintf(text, bytes,
-             "rank %zu on %s has waited for %llu s at step %llu in phase '%s', and no rank of its "
-             "host is late; %s%s",
-             watchdog->comm->rank, watchdog->comm->self.host,
-             (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
-             (unsigned long long)moert_phase_step(), moert_phase_name(), hint, elsewhere);
-}
 
 /* ---- what the hosts tell each other ---- */
 
@@ -160,16 +43,19 @@ static void hear(moert_watchdog *watchdog, uint64_t now_ns) {
         atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
 }
 
-/* Tells the others what this host's ranks do; more often while it waits, to learn who is gone. */
+/* Tells the others what this host's ranks do; at every beat while this one waits, to learn who is
+ * gone, and at the end. */
 static void tell(moert_watchdog *watchdog, uint64_t now_ns) {
+    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     bool ending = atomic_load(&watchdog->table->reported) != 0;
+    if (now_ns < watchdog->next_note_ns && !ending &&
+        now_ns - atomic_load(&mine->progress_ns) < beat_ns)
+        return;
     moert_watch_note note = moert_watch_take_note(watchdog->table->entries, watchdog->visible,
                                                   watchdog->ranks, watchdog->count, now_ns);
-    if (now_ns < watchdog->next_note_ns && note.idle_ns < early_ns && !ending)
-        return;
-    watchdog->next_note_ns = now_ns + note_ns;
     if (ending)
         note.verdict = MOERT_WATCH_ENDING;
+    watchdog->next_note_ns = now_ns + note_ns;
     moert_beacon_send(watchdog->beacon, &note, sizeof note);
 }
 
@@ -203,13 +89,13 @@ static bool lower_rank_waits(const moert_watchdog *watchdog) {
 
 /* How long this rank waits for the suspect before it speaks: not long for a process that is gone,
  * since mpirun ends the job; of its host any other rank speaks before. */
-static uint64_t limit_of(const moert_watchdog *watchdog, const suspect *culprit) {
+static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
     const moert_comm *comm = watchdog->comm;
     uint64_t limit_ns = watchdog->timeout_s * second_ns;
     if (culprit->verdict == MOERT_WATCH_GONE && !culprit->elsewhere)
         return moert_min(early_ns, limit_ns);
     if (culprit->verdict == MOERT_WATCH_REFUSED)
-        return moert_min(2 * early_ns, limit_ns);
+        return moert_min(early_ns + beat_ns, limit_ns);
     limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
     if (culprit->elsewhere)
         limit_ns += (comm->peers[comm->rank].node > 0 ? 3 : 2) * patience_ns;
@@ -223,7 +109,7 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
     if (!atomic_load(&mine->waiting) || watchdog->timeout_s == 0 ||
         waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns))
         return;
-    suspect culprit = find_suspect(watchdog, now_ns);
+    moert_suspect culprit = moert_watchdog_suspect(watchdog, now_ns);
     if (waited_ns < limit_of(watchdog, &culprit) ||
         (culprit.verdict == MOERT_WATCH_LATE && /* slow, but gets on: a large checkpoint, say */
          now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
@@ -231,9 +117,9 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
         return;
     char explanation[960];
     if (culprit.verdict == MOERT_WATCH_FINE)
-        explain_mystery(watchdog, now_ns, explanation, sizeof explanation);
+        moert_watchdog_explain_mystery(watchdog, now_ns, explanation, sizeof explanation);
     else
-        explain_blame(watchdog, &culprit, now_ns, explanation, sizeof explanation);
+        moert_watchdog_explain_blame(watchdog, &culprit, now_ns, explanation, sizeof explanation);
     end_process(watchdog, explanation, waited_ns >= watchdog->timeout_s * second_ns);
 }
 
@@ -251,7 +137,7 @@ static void *keep_watch(void *argument) {
     moert_watchdog *watchdog = argument;
     pthread_mutex_lock(&watchdog->mutex);
     while (!watchdog->stopping) {
-        uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + BEAT_MS * (uint64_t)1000000;
+        uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
         if (watchdog->beacon != NULL) {
             hear(watchdog, now_ns);

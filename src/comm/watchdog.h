@@ -25,9 +25,9 @@ typedef struct moert_watchdog moert_watchdog;
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
 /*
  * To be called by a rank that is about to report a failure and to abort: true for the first of its
- * host, which is to speak; the others would only repeat it. Within two seconds the watchdogs of the
- * host end all ranks that are then still there, also those that ignore SIGTERM. True without a
- * table. Not collective. NULL is legal.
+ * host, which is to speak; the others would only repeat it, and other hosts that have heard of it.
+ * Within two seconds the watchdogs end all ranks that are then still there, also those that ignore
+ * SIGTERM. True without a table. Not collective. NULL is legal.
  */
 bool moert_watchdog_claim(moert_watchdog *watchdog);
 /* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */

@@ -256,8 +256,11 @@ static int be_victim(const char *way) {
     moert_phase_set_step(12);
     moert_phase_set(last ? "dispatch" : "combine");
     moert_comm_barrier(test_comm);
-    if (last) /* long enough for a beat of the heart, which tells the others step and phase */
-        nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    /* long enough for a beat of the heart, which tells the others step and phase; other hosts must
+     * have heard several before they know of an end */
+    bool notes = strcmp(way, "kill") == 0 && moert_comm_node_count(test_comm) > 1;
+    if (last)
+        nanosleep(&(struct timespec){.tv_sec = notes ? 4 : 0, .tv_nsec = 500000000}, NULL);
     if (last && strcmp(way, "kill") == 0)
         raise(SIGKILL);
     if (last && strcmp(way, "stop") == 0)
