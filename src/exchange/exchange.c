@@ -133,6 +133,17 @@ void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan, size
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
 
+void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_tally *tally) {
+    exchange->tally = tally;
+}
+
+/* Adds a move of rows[ranks] from this rank. */
+static void add_move(const moert_move *move, const size_t *rows, uint64_t *bytes) {
+    const size_t floats = move->window->width + (move->slots != NULL ? move->slots->width : 0);
+    for (size_t r = 0; r < move->plan->plan->ranks; r++)
+        bytes[r] += rows[r] * floats * sizeof(float);
+}
+
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]) {
     bool taken = false;
@@ -199,7 +210,10 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
             check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
     if (status == MOERT_OK)
         status = check_slots(&move, slot_source, "the slots of a dispatch");
-    return exchange->engine->dispatch(exchange, &move, status);
+    MOERT_TRY(exchange->engine->dispatch(exchange, &move, status));
+    if (exchange->tally != NULL)
+        add_move(&move, plan->plan->send_rows, exchange->tally->dispatched_bytes);
+    return MOERT_OK;
 }
 
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
@@ -223,5 +237,8 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
         status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
     if (status == MOERT_OK)
         status = check_slots(&move, slot_target, "the slots of a combine");
-    return exchange->engine->combine(exchange, &move, status);
+    MOERT_TRY(exchange->engine->combine(exchange, &move, status));
+    if (exchange->tally != NULL)
+        add_move(&move, plan->plan->receive_rows, exchange->tally->combined_bytes);
+    return MOERT_OK;
 }

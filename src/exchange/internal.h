@@ -58,7 +58,8 @@ struct moert_exchange {
     size_t largest_bytes; /* largest allocation that every rank's device takes */
     size_t capacity_rows; /* largest capacity_rows of all plans so far */
     uint64_t dispatched_bytes;
-    moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
+    const moert_exchange_tally *tally; /* or NULL */
+    moert_buffer *counts, *words;      /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
 void moert_storage_release(moert_storage *storage);
