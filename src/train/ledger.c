@@ -12,6 +12,9 @@
 #include "io/durable.h"
 #include "train/breakdown.h"
 
+#define STEPS_NAME "profile-steps.jsonl"
+#define RANKS_NAME "profile-ranks.json"
+
 /* A rank's step, in ns. */
 typedef struct account {
     double step, waited, host, operation[MOERT_OPERATIONS];
@@ -38,18 +41,25 @@ struct moert_ledger {
 
 /* ---- begin and end ---- */
 
-static moert_status no_room(void) {
-    return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+moert_status moert_ledger_clear(const char *out) {
+    static const char *const names[] = {"profile.json", STEPS_NAME, RANKS_NAME};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *path = moert_text_format("%s/%s", out, names[i]);
+        const moert_status status =
+            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+        MOERT_TRY(status);
+    }
+    return MOERT_OK;
 }
 
 static moert_status open_files(moert_ledger *l, const char *out) {
-    l->steps_path = moert_text_format("%s/profile-steps.jsonl", out);
-    l->ranks_path = moert_text_format("%s/profile-ranks.json", out);
+    l->steps_path = moert_text_format("%s/%s", out, STEPS_NAME);
+    l->ranks_path = moert_text_format("%s/%s", out, RANKS_NAME);
     if (l->steps_path == NULL || l->ranks_path == NULL)
-        return no_room();
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     if (moert_comm_rank(l->world) != 0)
         return MOERT_OK;
-    MOERT_TRY(moert_remove_tree(l->ranks_path)); /* of an older run */
     l->file = fopen(l->steps_path, "w");
     return l->file != NULL
                ? MOERT_OK
@@ -267,12 +277,14 @@ static json_t *expert_rows(const moert_ledger *l) {
 }
 
 static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
+    const moert_mesh *mesh = moert_model_mesh(l->model);
     json_t *root = json_pack(
-        "{sI ss so so so so so}", "steps", (json_int_t)l->steps, "engine",
-        moert_exchange_engine(moert_model_mesh(l->model)->exchange), "ranks", describe_ranks(l),
-        "waited_ms", matrix(l, all, offsetof(dealing, waited_ns), 1e-6), "dispatched_bytes",
-        matrix(l, all, offsetof(dealing, dispatched_bytes), 1.0), "combined_bytes",
-        matrix(l, all, offsetof(dealing, combined_bytes), 1.0), "expert_rows", expert_rows(l));
+        "{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
+        moert_exchange_engine(mesh->exchange), "group", (json_int_t)moert_comm_size(mesh->experts),
+        "ranks", describe_ranks(l), "waited_ms", matrix(l, all, offsetof(dealing, waited_ns), 1e-6),
+        "dispatched_bytes", matrix(l, all, offsetof(dealing, dispatched_bytes), 1.0),
+        "combined_bytes", matrix(l, all, offsetof(dealing, combined_bytes), 1.0), "expert_rows",
+        expert_rows(l));
     char *text = root != NULL ? json_dumps(root, FLAGS) : NULL;
     json_decref(root);
     const moert_status status = text != NULL

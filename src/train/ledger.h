@@ -10,10 +10,10 @@
  * step_ms. Waited is what of them was spent in messages until the last of the others came.
  *
  * profile-ranks.json, at the end, means over the steps; row = this rank, column = the other one:
- *   {"steps", "engine", "ranks": [{"host", "node"}], "waited_ms": [[]], "dispatched_bytes": [[]],
- *    "combined_bytes": [[]], "expert_rows": [[]]}
- * waited_ms: how long the row's rank waited for the column's; bytes: from the row's rank to the
- * column's; expert_rows: [layer][expert].
+ *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],
+ * "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]]} group: ranks that share
+ * one set of experts, in blocks; waited_ms: how long the row's rank waited for the column's; bytes:
+ * from the row's rank to the column's; expert_rows: [layer][expert].
  */
 #ifndef MOERT_TRAIN_LEDGER_H
 #define MOERT_TRAIN_LEDGER_H
@@ -21,6 +21,10 @@
 #include "model/model.h"
 
 typedef struct moert_ledger moert_ledger;
+
+/* Removes what an older run has written there, its profile.json too. Not collective. Errors:
+ * ERROR_IO, ERROR_MEMORY. */
+moert_status moert_ledger_clear(const char *out);
 
 /* Opens both in folder `out`; the device's profile must be enabled. Collective. Errors: ERROR_IO,
  * ERROR_MEMORY, ERROR_COMM. */

@@ -217,12 +217,18 @@ static moert_status open_metrics(moert_trainer *t) {
     return moert_metrics_open(&metrics, &t->metrics);
 }
 
+/* The folder of the run, without the profile of a run before it, unless this one goes on there. */
+static moert_status open_folder(const moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    MOERT_TRY(moert_make_folders(o->out));
+    return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
+}
+
 /* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_device *device = moert_model_mesh(t->model)->device;
-    MOERT_TRY(moert_comm_agree(t->world,
-                               t->first && o->out != NULL ? moert_make_folders(o->out) : MOERT_OK));
+    MOERT_TRY(moert_comm_agree(t->world, t->first && o->out != NULL ? open_folder(t) : MOERT_OK));
     if (o->trace != NULL) {
         t->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
         MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(device)));
