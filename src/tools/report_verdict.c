@@ -212,7 +212,8 @@ static void say_loss(const moert_run_record *record, moert_verdict *v) {
     say(v, false, "The loss went from %.4f to %.4f in %.0f steps%s.", first->loss, last->loss,
         last->step - first->step + 1.0, more);
     if (skipped > 0)
-        say(v, true, "%zu steps were skipped, their gradients were not finite.", skipped);
+        say(v, true, "%zu step%s skipped: %s gradients were not finite.", skipped,
+            skipped > 1 ? "s were" : " was", skipped > 1 ? "their" : "its");
 }
 
 void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict) {

@@ -19,13 +19,13 @@ well_formed() {
     fi
 }
 
-# stops and goes, so that it has a third of the time, once there are metrics
+# stops and goes, so that it has a quarter of the time, once there are metrics
 cat >"$folder/slowly" <<'END'
 "$@" &
 process=$!
 while [ ! -s "$RUN/metrics.jsonl" ] && kill -0 $process 2>/dev/null; do sleep 0.05; done
 while kill -STOP $process 2>/dev/null; do
-    sleep 0.04
+    sleep 0.06
     kill -CONT $process
     sleep 0.02
 done
@@ -40,7 +40,7 @@ engines=$(engine window)
 for engine in $engines; do
     slow "slow-$engine" "$engine" && report "$folder/slow-$engine" &&
         grep -Eq '^! Rank 1 on .* is slow: the others wait [1-9][0-9] % of the step for it\.$' "$log"
-    verdict $? "$engine: a rank that gets a third of the time is named"
+    verdict $? "$engine: a rank that gets a quarter of the time is named"
     page=$folder/slow-$engine/report.html
     grep -q 'class="who late">▶ 1' "$page" && grep -q 'is slow: the others wait' "$page"
     verdict $? "$engine: and marked on the page"
