@@ -2,16 +2,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "io/durable.h"
 #include "tools/options.h"
 #include "tools/report_page.h"
 
-static const char *out_path;
+static const char *out_path, *trace_path;
 
 static const moert_option options[] = {
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
+    {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
+     "what moert-train --trace has written; default RUN/trace.json, if there is one"},
 };
 enum { OPTIONS = sizeof options / sizeof options[0] };
 
@@ -21,11 +24,33 @@ static const char *name_of(const char *path) {
     return name != NULL && name[1] != '\0' ? name + 1 : path;
 }
 
+/* RUN/name, to be freed, or what an option says. */
+static moert_status path_of(const char *run, const char *given, const char *name, char **path) {
+    *path = given != NULL ? strdup(given) : moert_text_format("%s/%s", run, name);
+    return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+}
+
+/* The trace, if there is one; its length is 0 if not. */
+static moert_status read_trace(const char *run, moert_trace_step *trace) {
+    char *path;
+    MOERT_TRY(path_of(run, trace_path, "trace.json", &path));
+    const bool there = trace_path != NULL || access(path, F_OK) == 0;
+    const moert_status status = there ? moert_trace_step_read(path, trace) : MOERT_OK;
+    free(path);
+    return status;
+}
+
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
                                const moert_verdict *verdict) {
+    moert_trace_step trace = {.length = 0.0};
     char *page;
-    MOERT_TRY(moert_report_page(name_of(run), record, verdict, &page));
-    const moert_status status = moert_durable_write(path, page);
+    moert_status status = read_trace(run, &trace);
+    if (status == MOERT_OK)
+        status = moert_report_page(name_of(run), record, verdict,
+                                   trace.length > 0.0 ? &trace : NULL, &page);
+    moert_trace_step_free(&trace);
+    MOERT_TRY(status);
+    status = moert_durable_write(path, page);
     free(page);
     return status;
 }
@@ -40,9 +65,8 @@ static void print(const moert_verdict *verdict, const char *path) {
 static moert_status report(const char *run) {
     moert_run_record record;
     moert_verdict verdict;
-    char *path = out_path != NULL ? strdup(out_path) : moert_text_format("%s/report.html", run);
-    if (path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(path_of(run, out_path, "report.html", &path));
     moert_status status = moert_run_record_read(run, &record);
     if (status == MOERT_OK) {
         moert_verdict_make(&record, &verdict);

@@ -63,18 +63,25 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Median over the last half of the steps: the first ones compile kernels. NaN without memory. */
-static double tokens_per_s(const moert_run_record *record) {
+/* Of the last half of the steps, as the first ones compile kernels: the median of tokens per
+ * second, and how many times the median's time a step takes in the mean. NaN without memory. */
+typedef struct pace {
+    double tokens_per_s, unevenness;
+} pace;
+
+static pace pace_of(const moert_run_record *record) {
     const size_t count = (record->steps + 1) / 2, first = record->steps - count;
-    double *values = malloc(count * sizeof *values), median = NAN;
+    double *values = malloc(count * sizeof *values), sum = 0.0;
     if (values == NULL)
-        return NAN;
-    for (size_t i = 0; i < count; i++)
+        return (pace){NAN, NAN};
+    for (size_t i = 0; i < count; i++) {
         values[i] = record->step[first + i].tokens_per_s;
+        sum += 1.0 / values[i];
+    }
     qsort(values, count, sizeof *values, ascending);
-    median = values[count / 2];
+    const double median = values[count / 2];
     free(values);
-    return median;
+    return (pace){median, sum / (double)count * median};
 }
 
 /* ---- words ---- */
@@ -91,16 +98,21 @@ static void say(moert_verdict *v, bool warns, const char *format, ...) {
 }
 
 static void say_speed(const moert_run_record *record, moert_verdict *v) {
+    const pace p = pace_of(record);
     size_t nodes = 0;
     for (size_t r = 0; r < record->ranks; r++)
         nodes = record->rank[r].node >= nodes ? record->rank[r].node + 1 : nodes;
-    int used = snprintf(v->headline, sizeof v->headline, "%.0f tokens/s", tokens_per_s(record));
+    int used = snprintf(v->headline, sizeof v->headline, "%.0f tokens/s", p.tokens_per_s);
     if (record->ranks > 0)
         used += snprintf(v->headline + used, sizeof v->headline - (size_t)used, " on %zu rank%s",
                          record->ranks, record->ranks > 1 ? "s" : "");
     if (record->engine != NULL)
         snprintf(v->headline + used, sizeof v->headline - (size_t)used, " of %zu host%s", nodes,
                  nodes > 1 ? "s" : "");
+    if (p.unevenness > MOERT_UNEVEN)
+        say(v, true,
+            "The steps are uneven: in the mean they take %.1f times as long as the median one.",
+            p.unevenness);
 }
 
 /* The three largest parts of a step. */
@@ -125,7 +137,7 @@ static void say_parts(const moert_run_record *record, moert_verdict *v) {
                          moert_time_text((moert_time)most),
                          100.0 * moert_mean_time(record, (moert_time)most) / step);
     }
-    say(v, false, "Of a step of %.*f ms, %s.", step < 10.0 ? 2 : 1, step, text);
+    say(v, false, "Of a mean step of %.*f ms, %s.", step < 10.0 ? 2 : 1, step, text);
 }
 
 static void say_late(const moert_run_record *record, moert_verdict *v) {

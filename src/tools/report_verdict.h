@@ -6,11 +6,13 @@
 #include "tools/run_record.h"
 
 /* A rank is late if the others wait for it this part of a step, and for no other half as long; an
- * expert is hot with so many times its share of a layer's rows. */
+ * expert is hot with so many times its share of a layer's rows; steps are uneven whose mean is so
+ * many medians. */
 #define MOERT_LATE_SHARE 0.10
 #define MOERT_HOT_TIMES  2.0
+#define MOERT_UNEVEN     1.3
 
-enum { MOERT_VERDICT_LINES = 6, MOERT_VERDICT_BYTES = 400 };
+enum { MOERT_VERDICT_LINES = 8, MOERT_VERDICT_BYTES = 400 };
 
 typedef struct moert_verdict {
     char headline[MOERT_VERDICT_BYTES];

@@ -158,7 +158,7 @@ static moert_status take_metrics(moert_run_record *record, const source *from) {
 
 /* ---- profile-steps.jsonl ---- */
 
-static moert_time time_of(const char *operation) {
+moert_time moert_time_of(const char *operation) {
     if (strcmp(operation, "host") == 0)
         return MOERT_TIME_HOST;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
@@ -195,7 +195,7 @@ static moert_status add_times(moert_run_record *record, const source *from, doub
         MOERT_TRY(
             read_row(&(source){from->path, from->line, operations}, name, record->ranks, row));
         for (size_t r = 0; r < record->ranks; r++)
-            record->rank[r].ms[time_of(name)] += row[r];
+            record->rank[r].ms[moert_time_of(name)] += row[r];
     }
     if (json_object_get(from->object, "waited_ms") == NULL) /* nobody has waited */
         return MOERT_OK;

@@ -28,6 +28,8 @@ typedef enum moert_time {
 } moert_time;
 
 const char *moert_time_text(moert_time time);
+/* What an operation of device/profile.h, or "host", is summed up to. */
+moert_time moert_time_of(const char *operation);
 
 /* A step of the metrics; NaN where a number is null or absent. */
 typedef struct moert_run_step {

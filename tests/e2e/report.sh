@@ -31,25 +31,28 @@ while kill -STOP $process 2>/dev/null; do
 done
 wait $process
 END
-slow() { # NAME ENGINE: rank 1 of 2 is slow
-    RUN=$folder/$1 MOERT_EXCHANGE=$2 timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" --out "$folder/$1" --profile : \
-        -n 1 bash "$folder/slowly" "${train[@]}" --out "$folder/$1" --profile >"$log" 2>&1
+slow() { # NAME ENGINE OPTION...: rank 1 of 2 is slow
+    RUN=$folder/$1 MOERT_EXCHANGE=$2 timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$folder/slowly" \
+        "${train[@]}" "${@:3}" >"$log" 2>&1
 }
 engines=$(engine window)
 [ "${TEST_ALL:-0}" -eq 0 ] || engines="$engines staged"
 for engine in $engines; do
-    slow "slow-$engine" "$engine" && report "$folder/slow-$engine" &&
+    run=$folder/slow-$engine
+    slow "slow-$engine" "$engine" --out "$run" --profile --trace "$run/trace.json" && report "$run" &&
         grep -Eq '^! Rank 1 on .* is slow: the others wait [1-9][0-9] % of the step for it\.$' "$log"
     verdict $? "$engine: a rank that gets a quarter of the time is named"
-    page=$folder/slow-$engine/report.html
+    page=$run/report.html
     grep -q 'class="who late">▶ 1' "$page" && grep -q 'is slow: the others wait' "$page"
     verdict $? "$engine: and marked on the page"
+    grep -q 'One step in time' "$page" && grep -q '<title>rank 1 in step 6: ' "$page"
+    verdict $? "$engine: a trace is drawn"
     well_formed "$page" >>"$log" 2>&1
     verdict $? "$engine: the page is one whole XML file"
 done
 
 mkdir "$folder/plain"
-cp "$folder/slow-$engine/metrics.jsonl" "$folder/plain"
+cp "$run/metrics.jsonl" "$folder/plain"
 report "$folder/plain" --out "$folder/page.html" && well_formed "$folder/page.html" && grep -q 'Train with --profile' "$folder/page.html"
 verdict $? "a run without a profile has a page, too"
 
@@ -67,7 +70,7 @@ refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out fol
 bad() { # FILE TEXT MESSAGE: of the slow run, with another text in one of its files
     rm -rf "$folder/bad"
     mkdir "$folder/bad"
-    cp "$folder/slow-$engine"/*.json* "$folder/bad"
+    cp "$run"/*.json* "$folder/bad"
     printf '%s' "$2" >"$folder/bad/$1"
     refuses 1 "$3" "$folder/bad"
 }
@@ -78,5 +81,7 @@ bad profile-steps.jsonl $'{"step": 2, "step_ms": [1, "x"], "operations": {}}\n' 
 bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.json is of 1 ranks, profile-steps.jsonl beside it of 2'
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'
+bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; a trace is what moert-train --trace writes'
+refuses 1 'none: cannot be opened' "$folder/plain" --trace "$folder/none"
 refuses 1 'none/page.html.tmp: cannot be created' "$folder/plain" --out "$folder/none/page.html"
 finish

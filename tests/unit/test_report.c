@@ -122,11 +122,15 @@ static void test_speed_parts_and_loss_are_said(void **state) {
     record.step[9].heldout_loss = 4.25;
     moert_verdict_make(&record, &verdict);
     assert_string_equal(verdict.headline, "1000 tokens/s on 8 ranks of 2 hosts");
+    assert_null(strstr(verdict.line[0].text, "uneven"));
     assert_says(
         &record, false,
-        "Of a step of 100.0 ms, products of matrices 60 %, other kernels 20 % and host 10 %.");
+        "Of a mean step of 100.0 ms, products of matrices 60 %, other kernels 20 % and host 10 %.");
     assert_says(&record, false,
                 "The loss went from 5.0000 to 3.1000 in 20 steps; held out 4.2500.");
+    record.step[15].tokens_per_s = 100.0;
+    assert_says(&record, true,
+                "The steps are uneven: in the mean they take 1.9 times as long as the median one.");
     assert_says(&record, true, "1 step was skipped: its gradients were not finite.");
     moert_run_record_free(&record);
 }
@@ -167,7 +171,7 @@ static char *page_of(const moert_run_record *record) {
     moert_verdict verdict;
     char *page = NULL;
     moert_verdict_make(record, &verdict);
-    ASSERT_OK(moert_report_page("a & b", record, &verdict, &page));
+    ASSERT_OK(moert_report_page("a & b", record, &verdict, NULL, &page));
     assert_well_formed(page);
     assert_non_null(strstr(page, "<title>a &#38; b: 1000 tokens/s"));
     return page;
