@@ -140,17 +140,15 @@ static void put_axes(moert_markup *m, const heat *h, const char *rows, const cha
     }
 }
 
-/* At most four digits and a prefix. */
-static void put_short(char *text, size_t bytes, double value) {
+/* Three or four digits; bytes with a prefix. */
+static void put_short(char *text, size_t bytes, double value, const char *unit) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
+    const bool scales = strcmp(unit, "bytes") == 0;
     size_t at = 0;
-    for (; value >= 1000.0 && at + 1 < sizeof prefixes / sizeof prefixes[0]; at++)
+    for (; scales && value >= 1000.0 && at + 1 < sizeof prefixes / sizeof prefixes[0]; at++)
         value /= 1000.0;
-    snprintf(text, bytes, "%.*f%s",
-             value >= 100.0 || value == 0.0 ? 0
-             : value >= 10.0                ? 1
-                                            : 2,
-             value, prefixes[at]);
+    const int digits = value >= 100.0 || value == 0.0 ? 0 : value >= 10.0 ? 1 : 2;
+    snprintf(text, bytes, "%.*f%s", digits, value, prefixes[at]);
 }
 
 /* Lines between the ranks of different nodes. */
@@ -182,7 +180,7 @@ static void put_numbers(moert_markup *m, const moert_run_record *record, const d
         moert_markup_begin(m, "tr");
         moert_markup_element(m, "th", "scope=\"row\"", "%zu", r);
         for (size_t c = 0; c < record->ranks; c++) {
-            put_short(number, sizeof number, values[r * record->ranks + c]);
+            put_short(number, sizeof number, values[r * record->ranks + c], text->unit);
             moert_markup_element(m, "td", "", "%s", number);
         }
         moert_markup_close(m, 1);
@@ -192,7 +190,7 @@ static void put_numbers(moert_markup *m, const moert_run_record *record, const d
 
 static heat matrix_of(size_t ranks) {
     const bool numbers = ranks <= 12;
-    const double cell = numbers ? 46.0 : fmax(560.0 / (double)ranks, 4.0);
+    const double cell = numbers ? 46.0 : fmax(360.0 / (double)ranks, 4.0);
     return (heat){ranks, ranks, cell, numbers ? 30.0 : cell, 62.0, 32.0, numbers};
 }
 
@@ -209,7 +207,7 @@ void moert_chart_matrix(moert_markup *m, const moert_run_record *record, const d
     char number[32], tip[160], about[200];
     for (size_t i = 0; i < ranks * ranks; i++)
         most = fmax(most, values[i]);
-    put_short(number, sizeof number, most);
+    put_short(number, sizeof number, most, text->unit);
     snprintf(about, sizeof about, "A heat map of %zu by %zu ranks; the largest value is %s %s.",
              ranks, ranks, number, text->unit);
     moert_markup_begin(m, "figure");
@@ -219,7 +217,7 @@ void moert_chart_matrix(moert_markup *m, const moert_run_record *record, const d
     for (size_t r = 0; r < ranks; r++)
         for (size_t c = 0; c < ranks; c++) {
             const double value = values[r * ranks + c];
-            put_short(number, sizeof number, value);
+            put_short(number, sizeof number, value, text->unit);
             snprintf(tip, sizeof tip, "%s %zu, %s %zu: %s %s", text->row, r, text->column, c,
                      number, text->unit);
             put_cell(m, &h, r, c, most > 0.0 ? value / most : 0.0, false, number, tip);

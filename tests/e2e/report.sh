@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
-    --steps 30 --log-every 0 --eval-every 10)
+    --steps 20 --log-every 0 --eval-every 10)
 report() { "$bin/moert-report" "$@" >"$log" 2>&1; }
 
 # well_formed PAGE: a strict parser takes it, no part of it lies elsewhere, and every figure has a title
@@ -32,7 +32,7 @@ done
 wait $process
 END
 slow() { # NAME ENGINE OPTION...: rank 1 of 2 is slow
-    RUN=$folder/$1 MOERT_EXCHANGE=$2 timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$folder/slowly" \
+    RUN=$folder/$1 MOERT_EXCHANGE=$2 timeout -k 5 240 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$folder/slowly" \
         "${train[@]}" "${@:3}" >"$log" 2>&1
 }
 engines=$(engine window)
