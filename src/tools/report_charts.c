@@ -101,7 +101,7 @@ static void put_cell(moert_markup *m, const heat *h, size_t row, size_t column, 
                      bool framed, const char *number, const char *tip) {
     const double x = h->left + h->width * (double)column, y = h->top + h->height * (double)row;
     const double gap = h->width > 12.0 && h->height > 12.0 ? 1.0 : 0.0, inset = framed ? 2.0 : gap;
-    moert_markup_open(m, "g", "class=\"cell%s%s\"", part > 0.55 ? " deep" : "",
+    moert_markup_open(m, "g", "class=\"cell%s%s\"", part > 0.65 ? " deep" : "",
                       framed ? " hot" : "");
     moert_markup_element(m, "title", "", "%s", tip);
     moert_markup_leaf(
