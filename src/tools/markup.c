@@ -128,6 +128,9 @@ void moert_markup_element(moert_markup *m, const char *name, const char *attribu
     va_end(arguments);
 }
 
-void moert_markup_raw(moert_markup *m, const char *text) {
-    fputs(text, m->stream);
+void moert_markup_raw(moert_markup *m, const char *text, ...) {
+    va_list arguments;
+    va_start(arguments, text);
+    vfprintf(m->stream, text, arguments);
+    va_end(arguments);
 }

@@ -44,7 +44,7 @@ void moert_markup_text(moert_markup *m, const char *text, ...) MOERT_PRINTF(2, 3
 /* <name attributes>text</name>, the text by printf rules, escaped; "" for no attributes. */
 void moert_markup_element(moert_markup *m, const char *name, const char *attributes,
                           const char *text, ...) MOERT_PRINTF(4, 5);
-/* The program's own text as it is: styles. */
-void moert_markup_raw(moert_markup *m, const char *text);
+/* The program's own text by printf rules, as it is: styles, the points of a line. */
+void moert_markup_raw(moert_markup *m, const char *text, ...) MOERT_PRINTF(2, 3);
 
 #endif

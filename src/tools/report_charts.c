@@ -96,6 +96,12 @@ static void open_heat(moert_markup *m, const heat *h, const char *title, const c
     moert_markup_element(m, "desc", "", "%s", about);
 }
 
+static void put_label(moert_markup *m, const char *class, double x, double y, const char *text) {
+    moert_markup_open(m, "text", "class=\"%s\" x=\"%.1f\" y=\"%.1f\"", class, x, y);
+    moert_markup_text(m, "%s", text);
+    moert_markup_close(m, 1);
+}
+
 /* A cell shaded by `part` of 1, with a tip and, where there is room, its number. */
 static void put_cell(moert_markup *m, const heat *h, size_t row, size_t column, double part,
                      bool framed, const char *number, const char *tip) {
@@ -107,12 +113,8 @@ static void put_cell(moert_markup *m, const heat *h, size_t row, size_t column, 
     moert_markup_leaf(
         m, "rect", "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill-opacity=\"%.3f\"",
         x + inset / 2.0, y + inset / 2.0, h->width - inset, h->height - inset, fmax(part, 0.02));
-    if (h->numbers) {
-        moert_markup_open(m, "text", "x=\"%.1f\" y=\"%.1f\"", x + h->width / 2.0,
-                          y + h->height / 2.0 + 4.0);
-        moert_markup_text(m, "%s", number);
-        moert_markup_close(m, 1);
-    }
+    if (h->numbers)
+        put_label(m, "number", x + h->width / 2.0, y + h->height / 2.0 + 4.0, number);
     moert_markup_close(m, 1);
 }
 
@@ -120,23 +122,18 @@ static void put_cell(moert_markup *m, const heat *h, size_t row, size_t column, 
 static void put_axes(moert_markup *m, const heat *h, const char *rows, const char *columns) {
     const size_t every_column = (size_t)ceil(22.0 / h->width),
                  every_row = (size_t)ceil(13.0 / h->height);
-    moert_markup_open(m, "text", "class=\"axis\" x=\"%.1f\" y=\"12\"", h->left);
-    moert_markup_text(m, "%s \xE2\x86\x92", columns);
-    moert_markup_close(m, 1);
-    moert_markup_open(m, "text", "class=\"axis\" x=\"0\" y=\"%.1f\"", h->top - 5.0);
-    moert_markup_text(m, "%s \xE2\x86\x93", rows);
-    moert_markup_close(m, 1);
+    char text[64];
+    snprintf(text, sizeof text, "%s \xE2\x86\x92", columns);
+    put_label(m, "axis", h->left, 12.0, text);
+    snprintf(text, sizeof text, "%s \xE2\x86\x93", rows);
+    put_label(m, "axis", 0.0, h->top - 5.0, text);
     for (size_t i = 0; i < h->columns; i += every_column) {
-        moert_markup_open(m, "text", "class=\"tick\" x=\"%.1f\" y=\"%.1f\"",
-                          h->left + h->width * ((double)i + 0.5), h->top - 5.0);
-        moert_markup_text(m, "%zu", i);
-        moert_markup_close(m, 1);
+        snprintf(text, sizeof text, "%zu", i);
+        put_label(m, "tick", h->left + h->width * ((double)i + 0.5), h->top - 5.0, text);
     }
     for (size_t i = 0; i < h->rows; i += every_row) {
-        moert_markup_open(m, "text", "class=\"tick row\" x=\"%.1f\" y=\"%.1f\"", h->left - 7.0,
-                          h->top + h->height * ((double)i + 0.5) + 4.0);
-        moert_markup_text(m, "%zu", i);
-        moert_markup_close(m, 1);
+        snprintf(text, sizeof text, "%zu", i);
+        put_label(m, "tick row", h->left - 7.0, h->top + h->height * ((double)i + 0.5) + 4.0, text);
     }
 }
 

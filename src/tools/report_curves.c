@@ -75,8 +75,9 @@ static void put_line(moert_markup *m, const moert_run_record *record, const curv
         for (size_t i = first; i < end; i++)
             sum += c->of(&record->step[i]);
         if (isfinite(sum))
-            fprintf(m->stream, "%s%.1f %.1f", drawing ? "L" : "M",
-                    ((double)(first + end) / 2.0 - 0.5), height_of(s, sum / (double)(end - first)));
+            moert_markup_raw(m, "%s%.1f %.1f", drawing ? "L" : "M",
+                             ((double)(first + end) / 2.0 - 0.5),
+                             height_of(s, sum / (double)(end - first)));
         drawing = isfinite(sum);
     }
     moert_markup_raw(m, "\"/>");

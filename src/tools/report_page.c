@@ -22,7 +22,7 @@ static void put_head(moert_markup *m, const char *name, const moert_verdict *ver
                       "name=\"viewport\" content=\"width=device-width,initial-scale=1\"");
     moert_markup_element(m, "title", "", "%s: %s", name, verdict->headline);
     moert_markup_begin(m, "style");
-    moert_markup_raw(m, moert_report_style);
+    moert_markup_raw(m, "%s", moert_report_style);
     moert_markup_close(m, 2);
 }
 
