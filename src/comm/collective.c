@@ -148,8 +148,8 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
     char *from = (char *)(uintptr_t)send, *to = receive;
     place(from + comm->send_start[me] * row_bytes, send_rows[me] * row_bytes,
           to + comm->receive_start[me] * row_bytes);
-    moert_phase_wait_begin();
+    moert_comm_wait_begin(comm);
     moert_status status = all_rounds(comm, from, send_rows, to, receive_rows, row_bytes);
-    moert_phase_wait_end();
+    moert_comm_wait_end(comm);
     return status;
 }

@@ -81,6 +81,7 @@ static moert_status allocate(moert_comm *comm) {
 }
 
 static void release(moert_comm *comm) {
+    free(comm->arrivals);
     free(comm->receive_start);
     free(comm->send_start);
     free(comm->displacements);
@@ -145,6 +146,7 @@ static moert_status adopt(MPI_Comm handle, const moert_comm *parent, moert_comm 
     MOERT_TRY_OR(undo, moert_comm_agree(&draft, status));
     MOERT_TRY_OR(undo, discover(&draft));
     *comm = draft;
+    moert_arrivals_join(comm);
     *out = comm;
     return MOERT_OK;
 undo:
@@ -178,6 +180,7 @@ moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part)
 void moert_comm_destroy(moert_comm *comm) {
     if (comm == NULL)
         return;
+    moert_arrivals_leave(comm);
     moert_phase_wait_begin();
     release(comm);
     moert_phase_wait_end();

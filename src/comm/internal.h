@@ -26,7 +26,21 @@ struct moert_comm {
     int *counts, *displacements;        /* [size] scratch of one collective call */
     size_t *send_start, *receive_start; /* [size] scratch of one collective call */
     int sums;                           /* the tag of the next one, see tree_sum.c */
+
+    /* comm/arrivals.h: the next communicator of this process, and the calls that were noted */
+    struct moert_comm *next;
+    struct moert_arrival *arrivals;
+    size_t arrival_count, arrival_room;
 };
+
+/* A communicator that lives from now on, or no more; see comm/arrivals.h. */
+void moert_arrivals_join(moert_comm *comm);
+void moert_arrivals_leave(const moert_comm *comm);
+
+/* Bracket a call that waits for other ranks of `comm` (or NULL): for the watchdog, the profile and
+ * comm/arrivals.h. All ranks of `comm` make the same calls in the same order. */
+void moert_comm_wait_begin(moert_comm *comm);
+void moert_comm_wait_end(moert_comm *comm);
 
 /* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
 extern size_t moert_comm_piece_bytes;
@@ -62,9 +76,9 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
 /* The same for a call that waits for other ranks: the watchdog sees this rank waiting meanwhile. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
-        moert_phase_wait_begin();                                                                  \
+        moert_comm_wait_begin(comm);                                                               \
         int mpi_waited_ = (call);                                                                  \
-        moert_phase_wait_end();                                                                    \
+        moert_comm_wait_end(comm);                                                                 \
         if (mpi_waited_ != MPI_SUCCESS)                                                            \
             return moert_mpi_fail((comm), mpi_waited_, #call, __func__, __LINE__);                 \
     } while (0)

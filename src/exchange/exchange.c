@@ -158,6 +158,17 @@ moert_status moert_exchange_settle(moert_exchange *exchange) {
     return moert_comm_agree(exchange->comm, moert_exchange_check(exchange));
 }
 
+void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_tally *tally) {
+    exchange->tally = tally;
+}
+
+/* Adds a move of rows[ranks] from this rank. */
+static void add_move(const moert_move *move, const size_t *rows, uint64_t *bytes) {
+    const size_t floats = move->window->width + (move->slots != NULL ? move->slots->width : 0);
+    for (size_t r = 0; r < move->plan->plan->ranks; r++)
+        bytes[r] += rows[r] * floats * sizeof(float);
+}
+
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]) {
     bool taken = false;
@@ -226,6 +237,8 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
         status = check_slots(&move, slot_source, "the slots of a dispatch");
     MOERT_TRY(exchange->engine->dispatch(exchange, &move, status));
     count_far_rows(exchange, plan);
+    if (exchange->tally != NULL)
+        add_move(&move, plan->plan->send_rows, exchange->tally->dispatched_bytes);
     return MOERT_OK;
 }
 
@@ -281,7 +294,10 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
         status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
     if (status == MOERT_OK)
         status = check_slots(&move, slot_target, "the slots of a combine");
-    return exchange->engine->combine(exchange, &move, status);
+    MOERT_TRY(exchange->engine->combine(exchange, &move, status));
+    if (exchange->tally != NULL)
+        add_move(&move, plan->plan->receive_rows, exchange->tally->combined_bytes);
+    return MOERT_OK;
 }
 
 moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,

@@ -69,6 +69,16 @@ uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
 uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
 
 /*
+ * Counts from now on, until NULL, the bytes of the rows, slots included, that dispatches bring from
+ * this rank to each rank of the exchange, itself too, and combines likewise: what the plans say,
+ * whatever way and padding an engine takes. Both [ranks], of the caller.
+ */
+typedef struct moert_exchange_tally {
+    uint64_t *dispatched_bytes, *combined_bytes;
+} moert_exchange_tally;
+void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_tally *tally);
+
+/*
  * Whether each engine works among these ranks, in the order in which AUTO tries them: opens and
  * closes each. The same on all ranks. Collective.
  */

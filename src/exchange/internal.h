@@ -102,6 +102,7 @@ struct moert_exchange {
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
     size_t widest;            /* largest stride of all windows so far */
     uint64_t dispatched_bytes, far_rows;
+    const moert_exchange_tally *tally; /* or NULL */
     moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
 };
 

@@ -1,9 +1,8 @@
-/* What the files of this module share: one mapped file, and JSON with clear messages. */
+/* What the files of this module share: one mapped file. */
 #ifndef MOERT_IO_INTERNAL_H
 #define MOERT_IO_INTERNAL_H
 
-#include <jansson.h>
-
+#include "io/json.h"
 #include "io/safetensors.h"
 
 /* A file begins with the header's length in this many bytes, and the header has a limit. */
@@ -32,10 +31,5 @@ bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, si
 /* "[96, 64]" into text. */
 enum { MOERT_SHAPE_TEXT_BYTES = 24 * MOERT_FILE_MAX_RANK };
 void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]);
-
-/* Parses text[bytes] as a JSON object without duplicate keys; `what` and `path` open the message.
- */
-moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
-                              json_t **object);
 
 #endif

@@ -1,5 +1,5 @@
 /* JSON objects with one clear message when they are malformed. */
-#include "io/internal.h"
+#include "io/json.h"
 
 moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
                               json_t **object) {

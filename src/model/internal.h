@@ -61,6 +61,7 @@ struct moert_model {
     moert_buffer *logits, *token_loss; /* [T,V], after the loss their gradient; [T] */
     moert_model_losses losses;         /* of the last loss */
     double factor;
+    uint64_t *counts; /* [layers,E] slots per expert of the last loss, over all ranks */
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */

@@ -93,8 +93,9 @@ static void sum_sequence(const moert_model *model, const float *numbers, size_t 
     }
 }
 
-/* counts[layers, E] over all ranks. Collective when there are replicas. */
-static moert_status gather_counts(moert_model *model, uint64_t *counts) {
+/* model->counts. Collective when there are replicas. */
+static moert_status gather_counts(moert_model *model) {
+    uint64_t *counts = model->counts;
     size_t experts = model->config.router.experts, n = model->config.layers * experts;
     size_t replicas = moert_comm_size(model->mesh->replicas);
     uint64_t *all = NULL;
@@ -203,7 +204,6 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     const moert_model_config *c = &model->config;
     size_t columns = column_of_layer(model, c->layers), experts = c->router.experts;
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
-    uint64_t *counts = NULL;
     float *gradient = NULL;
     moert_status status;
     moert_phase_set("loss");
@@ -218,21 +218,23 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
                                                       .logits = model->logits,
                                                       .loss = model->token_loss}));
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
-    MOERT_TRY_OR(done, moert_alloc(&counts, c->layers * experts, sizeof *counts));
     MOERT_TRY_OR(done, moert_alloc(&gradient, experts, sizeof *gradient));
     MOERT_TRY_OR(done, sum_everything(model, columns, sums));
-    MOERT_TRY_OR(done, gather_counts(model, counts));
+    MOERT_TRY_OR(done, gather_counts(model));
     MOERT_TRY_OR(done, moert_mesh_settle(model->mesh));
     result->cross_entropy = sums[0] / tokens;
-    result->expert_load = expert_load(model, counts);
+    result->expert_load = expert_load(model, model->counts);
     result->z = 0.0;
     for (size_t l = 0; l < c->layers; l++)
         result->z += sums[column_of_layer(model, l)] / tokens;
     status = (losses->aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
-        model, counts, sums, losses->aux_coefficient * factor, gradient, &result->aux);
+        model, model->counts, sums, losses->aux_coefficient * factor, gradient, &result->aux);
 done:
     free(gradient);
-    free(counts);
     free(sums);
     return status;
+}
+
+const uint64_t *moert_model_expert_counts(const moert_model *model) {
+    return model->counts;
 }

@@ -31,6 +31,8 @@ static moert_status create_parts(moert_model *model) {
                            true, &(moert_block_shape){outer, OUTER_TENSORS, 1}, &model->outer);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->counts, c->layers * c->router.experts);
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
         status = create_attention(model, &model->layer[i].attention);
         if (status == MOERT_OK)
@@ -88,6 +90,7 @@ void moert_model_destroy(moert_model *model) {
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(model->outer);
     free(model->layer);
+    free(model->counts);
     free(model->tensor);
     free(model);
 }

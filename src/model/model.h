@@ -93,6 +93,9 @@ moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
 
+/* Slots per expert [layers,E] of the last loss, over all ranks. Not collective. */
+const uint64_t *moert_model_expert_counts(const moert_model *model);
+
 /*
  * Gradients of the last loss, complete in this rank's slices (moert_model_slice), over all ranks
  * for replicated tensors; micro-batch `index` of `count`: the first one replaces, further ones add,

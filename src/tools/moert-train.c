@@ -104,7 +104,8 @@ static const moert_option options[] = {
     {"log-every", MOERT_OPTION_UINT, &log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
-     "at the end say where the steps' time went, in OUT/profile.json too"},
+     "at the end say where the steps' time went, in OUT/profile.json too; record each rank's "
+     "times, waits, bytes and experts' rows for moert-report OUT"},
     {"trace", MOERT_OPTION_STRING, &trainer.trace, NULL, NULL,
      "file for a trace of five steps, from the third on, for chrome://tracing: what each rank's "
      "device did, and when it waited for messages"},

@@ -52,16 +52,30 @@ static bool is_wait(size_t operation) {
     return operation == MOERT_OPERATION_WAIT || operation == MOERT_OPERATION_EXCHANGE_WAIT;
 }
 
-/* A wait while kernels run would count twice: what exceeds the step goes off the waits. */
-static void fit_waits(totals *t) {
+double moert_breakdown_fit(double *ns, double wall_ns) {
     double busy = 0.0, waits = 0.0;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
-        *(is_wait(i) ? &waits : &busy) += t->row[i].ns;
-    const double room = t->step.ns > busy ? t->step.ns - busy : 0.0;
+        *(is_wait(i) ? &waits : &busy) += ns[i];
+    const double room = wall_ns > busy ? wall_ns - busy : 0.0;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
         if (is_wait(i) && waits > room)
-            t->row[i].ns *= room / waits;
-    t->host.ns = waits < room ? room - waits : 0.0;
+            ns[i] *= room / waits;
+    return waits < room ? room - waits : 0.0;
+}
+
+/* Adds a rank's profile, of which a step has this part. */
+static void add_rank(totals *t, const moert_profile *profile, double part) {
+    double ns[MOERT_OPERATIONS];
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++)
+        ns[i] = (double)profile->row[i].ns;
+    t->host.ns += moert_breakdown_fit(ns, (double)profile->wall_ns) * part;
+    t->step.ns += (double)profile->wall_ns * part;
+    t->flight.ns += (double)profile->flight_ns * part;
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
+        const moert_profile_row *row = &profile->row[i];
+        add(&t->row[i],
+            (sums){(double)row->calls * part, ns[i] * part, row->flops * part, row->bytes * part});
+    }
 }
 
 static moert_status sum_up(const moert_device *device, moert_comm *world,
@@ -75,16 +89,9 @@ static moert_status sum_up(const moert_device *device, moert_comm *world,
     for (size_t r = 0; status == MOERT_OK && r < t->ranks; r++) {
         t->roof.gflops += all[r].roof.gflops / ranks;
         t->roof.gbps += all[r].roof.gbps / ranks;
-        t->step.ns += (double)all[r].profile.wall_ns * part;
-        t->flight.ns += (double)all[r].profile.flight_ns * part;
-        for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
-            const moert_profile_row *row = &all[r].profile.row[i];
-            add(&t->row[i], (sums){(double)row->calls * part, (double)row->ns * part,
-                                   row->flops * part, row->bytes * part});
-        }
+        add_rank(t, &all[r].profile, part);
     }
     free(all);
-    fit_waits(t);
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
         if (moert_operation_is_gemm((moert_operation)i))
             add(&t->gemm, t->row[i]);

@@ -30,6 +30,10 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
                                    uint64_t end, moert_breakdown *breakdown);
 
+/* Makes the times of a rank's operations, ns[MOERT_OPERATIONS], fit into their wall time, and
+ * returns what is left of it, the host's: a wait that overlaps a kernel counts as the kernel. */
+double moert_breakdown_fit(double *ns, double wall_ns);
+
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
  * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",

@@ -3,6 +3,7 @@
 #define MOERT_TRAIN_INTERNAL_H
 
 #include "train/breakdown.h"
+#include "train/ledger.h"
 #include "train/trace.h"
 #include "train/trainer.h"
 
@@ -16,6 +17,7 @@ typedef struct moert_trainer {
     moert_metrics *metrics;
     moert_run_state state;
     moert_breakdown breakdown; /* of options->profile */
+    moert_ledger *ledger;      /* of options->profile with options->out, or NULL */
     moert_trace *trace;        /* of options->trace, or NULL */
     int32_t *input, *target;   /* this rank's sequences of a micro-batch */
 } moert_trainer;

@@ -105,6 +105,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean)
         moert_model_result result;
         MOERT_TRY(moert_trainer_forward(t, false, i * piece, piece));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
+        moert_ledger_count(t->ledger);
         MOERT_TRY(moert_model_backward(t->model, i, pieces));
         mean->cross_entropy += result.cross_entropy * factor;
         mean->aux += result.aux * factor;

@@ -58,6 +58,8 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
         late && t->trace != NULL && t->state.step - t->breakdown.from < MOERT_TRACE_STEPS;
     const bool counts = traced || (late && t->options->profile);
     const uint64_t start = moert_clock_ns();
+    moert_ledger *ledger = counts ? t->ledger : NULL;
+    moert_ledger_begin(ledger);
     if (counts)
         MOERT_TRY(moert_profile_begin(device));
     MOERT_TRY(moert_trainer_gradients(t, mean));
@@ -70,7 +72,7 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     MOERT_TRY(moert_profile_end(device));
     if (traced)
         moert_trace_step(t->trace, t->state.step, start, moert_clock_ns());
-    return MOERT_OK;
+    return moert_ledger_end(ledger, t->state.step);
 }
 
 static moert_status step(moert_trainer *t) {
@@ -215,17 +217,25 @@ static moert_status open_metrics(moert_trainer *t) {
     return moert_metrics_open(&metrics, &t->metrics);
 }
 
+/* The folder of the run, without the profile of a run before it, unless this one goes on there. */
+static moert_status open_folder(const moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    MOERT_TRY(moert_make_folders(o->out));
+    return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
+}
+
 /* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_device *device = moert_model_mesh(t->model)->device;
-    MOERT_TRY(moert_comm_agree(t->world,
-                               t->first && o->out != NULL ? moert_make_folders(o->out) : MOERT_OK));
+    MOERT_TRY(moert_comm_agree(t->world, t->first && o->out != NULL ? open_folder(t) : MOERT_OK));
     if (o->trace != NULL) {
         t->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
         MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(device)));
         MOERT_TRY(moert_trace_start(device, t->world, o->trace, &t->trace));
     }
+    if (o->profile && o->out != NULL)
+        MOERT_TRY(moert_ledger_open(t->model, o->out, &t->ledger));
     return moert_comm_agree(t->world, t->first ? open_metrics(t) : MOERT_OK);
 }
 
@@ -251,7 +261,7 @@ static moert_status report_profile(moert_trainer *t) {
         status = moert_breakdown_report(moert_model_mesh(t->model)->device, t->world, &t->breakdown,
                                         stdout, path);
     free(path);
-    return status;
+    return status == MOERT_OK ? moert_ledger_write(t->ledger) : status;
 }
 
 /* The signals that end a run in order: what schedulers send some time before they kill (Slurm:
@@ -295,6 +305,7 @@ done:
     status = close_metrics(&t, status);
     moert_optimizer_destroy(t.optimizer);
     moert_trace_destroy(t.trace);
+    moert_ledger_destroy(t.ledger);
     moert_trainer_free(&t);
     return status;
 }

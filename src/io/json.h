@@ -1,0 +1,14 @@
+/* JSON objects from text, with one clear message when they are malformed. */
+#ifndef MOERT_IO_JSON_H
+#define MOERT_IO_JSON_H
+
+#include <jansson.h>
+
+#include "base/error.h"
+
+/* Parses text[bytes] as a JSON object without duplicate keys, to be given to json_decref; `what`
+ * and `path` open the message. Errors: ERROR_FORMAT. */
+moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
+                              json_t **object);
+
+#endif

@@ -1,0 +1,307 @@
+/* What every rank did in each profiled step. */
+#include "train/ledger.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "comm/arrivals.h"
+#include "io/durable.h"
+#include "train/breakdown.h"
+
+#define STEPS_NAME "profile-steps.jsonl"
+#define RANKS_NAME "profile-ranks.json"
+
+/* A rank's step, in ns. */
+typedef struct account {
+    double step, waited, host, operation[MOERT_OPERATIONS];
+} account;
+
+/* What a rank and another have had to do with each other in all steps. */
+typedef struct dealing {
+    double waited_ns, dispatched_bytes, combined_bytes;
+} dealing;
+
+struct moert_ledger {
+    moert_model *model;
+    moert_comm *world;
+    char *steps_path, *ranks_path;
+    FILE *file; /* rank 0's, of steps_path */
+    size_t steps, ranks, layers, experts;
+    moert_profile before;       /* when the step began */
+    account *accounts;          /* [R] of the last step */
+    double *waited_ns;          /* [R] */
+    uint64_t *bytes;            /* [2,EP] that `tally` points into */
+    moert_exchange_tally tally; /* to the ranks of the EP group */
+    uint64_t *step_rows, *rows; /* [layers,E] of the last step, of all */
+};
+
+/* ---- begin and end ---- */
+
+moert_status moert_ledger_clear(const char *out) {
+    static const char *const names[] = {"profile.json", STEPS_NAME, RANKS_NAME};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *path = moert_text_format("%s/%s", out, names[i]);
+        const moert_status status =
+            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+        free(path);
+        MOERT_TRY(status);
+    }
+    return MOERT_OK;
+}
+
+static moert_status open_files(moert_ledger *l, const char *out) {
+    l->steps_path = moert_text_format("%s/%s", out, STEPS_NAME);
+    l->ranks_path = moert_text_format("%s/%s", out, RANKS_NAME);
+    if (l->steps_path == NULL || l->ranks_path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (moert_comm_rank(l->world) != 0)
+        return MOERT_OK;
+    l->file = fopen(l->steps_path, "w");
+    return l->file != NULL
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_IO, "cannot write %s: %s", l->steps_path, strerror(errno));
+}
+
+static moert_status allocate(moert_ledger *l) {
+    const size_t group = moert_comm_size(moert_model_mesh(l->model)->experts);
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->accounts, l->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->waited_ns, l->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->bytes, 2 * group));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->step_rows, l->layers * l->experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->rows, l->layers * l->experts));
+    l->tally = (moert_exchange_tally){l->bytes, l->bytes + group};
+    return MOERT_OK;
+}
+
+moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger **ledger) {
+    const moert_model_config *config = moert_model_describe(model);
+    moert_comm *world = moert_model_mesh(model)->world;
+    moert_ledger *made;
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&made)));
+    made->model = model;
+    made->world = world;
+    made->ranks = moert_comm_size(world);
+    made->layers = config->layers;
+    made->experts = config->router.experts;
+    status = allocate(made);
+    if (status == MOERT_OK)
+        status = open_files(made, out);
+    MOERT_TRY_OR(fail, moert_comm_agree(world, status));
+    MOERT_TRY_OR(fail, moert_arrivals_enable(world));
+    *ledger = made;
+    return MOERT_OK;
+fail:
+    moert_ledger_destroy(made);
+    return status;
+}
+
+void moert_ledger_destroy(moert_ledger *l) {
+    if (l == NULL)
+        return;
+    moert_exchange_count_into(moert_model_mesh(l->model)->exchange, NULL);
+    if (l->file != NULL)
+        fclose(l->file);
+    free(l->rows);
+    free(l->step_rows);
+    free(l->bytes);
+    free(l->waited_ns);
+    free(l->accounts);
+    free(l->ranks_path);
+    free(l->steps_path);
+    free(l);
+}
+
+/* ---- a step ---- */
+
+void moert_ledger_begin(moert_ledger *l) {
+    if (l == NULL)
+        return;
+    l->before = *moert_profile_get(moert_model_mesh(l->model)->device);
+    memset(l->step_rows, 0, l->layers * l->experts * sizeof *l->step_rows);
+    moert_exchange_count_into(moert_model_mesh(l->model)->exchange, &l->tally);
+    moert_arrivals_begin();
+}
+
+void moert_ledger_count(moert_ledger *l) {
+    for (size_t i = 0; l != NULL && i < l->layers * l->experts; i++)
+        l->step_rows[i] += moert_model_expert_counts(l->model)[i];
+}
+
+/* This rank's step: what its profile has grown by, and what it waited for others meanwhile. */
+static account take_account(const moert_ledger *l, double waited_ns) {
+    const moert_profile *after = moert_profile_get(moert_model_mesh(l->model)->device);
+    account made = {.step = (double)(after->wall_ns - l->before.wall_ns)};
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++)
+        made.operation[i] = (double)(after->row[i].ns - l->before.row[i].ns);
+    made.host = moert_breakdown_fit(made.operation, made.step);
+    const double messages =
+        made.operation[MOERT_OPERATION_WAIT] + made.operation[MOERT_OPERATION_EXCHANGE_WAIT];
+    made.waited = waited_ns < messages ? waited_ns : messages;
+    return made;
+}
+
+/* [R] times in ms of one operation, or NULL if no rank took any; `offset` of it in an account. */
+static json_t *times(const moert_ledger *l, size_t offset) {
+    json_t *array = json_array();
+    double sum = 0.0;
+    for (size_t r = 0; r < l->ranks; r++) {
+        double ns;
+        memcpy(&ns, (const char *)&l->accounts[r] + offset, sizeof ns);
+        json_array_append_new(array, json_real(ns * 1e-6));
+        sum += ns;
+    }
+    if (sum > 0.0)
+        return array;
+    json_decref(array);
+    return NULL;
+}
+
+static json_t *operations(const moert_ledger *l) {
+    json_t *object = json_object();
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++)
+        json_object_set_new(object, moert_operation_text((moert_operation)i),
+                            times(l, offsetof(account, operation) + i * sizeof(double)));
+    json_object_set_new(object, "host", times(l, offsetof(account, host)));
+    return object;
+}
+
+static json_t *row_bounds(const moert_ledger *l) {
+    json_t *min = json_array(), *mean = json_array(), *max = json_array();
+    for (size_t i = 0; i < l->layers; i++) {
+        const uint64_t *rows = l->step_rows + i * l->experts;
+        uint64_t least = rows[0], most = rows[0], sum = 0;
+        for (size_t e = 0; e < l->experts; e++) {
+            least = rows[e] < least ? rows[e] : least;
+            most = rows[e] > most ? rows[e] : most;
+            sum += rows[e];
+        }
+        json_array_append_new(min, json_integer((json_int_t)least));
+        json_array_append_new(mean, json_real((double)sum / (double)l->experts));
+        json_array_append_new(max, json_integer((json_int_t)most));
+    }
+    return json_pack("{so so so}", "min", min, "mean", mean, "max", max);
+}
+
+enum { FLAGS = JSON_COMPACT | JSON_REAL_PRECISION(6) };
+
+static moert_status write_step(const moert_ledger *l, uint64_t step) {
+    json_t *line = json_pack("{sI so* so* so so}", "step", (json_int_t)step, "step_ms",
+                             times(l, offsetof(account, step)), "waited_ms",
+                             times(l, offsetof(account, waited)), "operations", operations(l),
+                             "rows", row_bounds(l));
+    const bool failed = line == NULL || json_dumpf(line, l->file, FLAGS) != 0;
+    json_decref(line);
+    fputc('\n', l->file);
+    if (failed || fflush(l->file) != 0)
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", l->steps_path, strerror(errno));
+    return MOERT_OK;
+}
+
+static double sum_of(const double *values, size_t count) {
+    double sum = 0.0;
+    for (size_t i = 0; i < count; i++)
+        sum += values[i];
+    return sum;
+}
+
+moert_status moert_ledger_end(moert_ledger *l, uint64_t step) {
+    if (l == NULL)
+        return MOERT_OK;
+    const double before = sum_of(l->waited_ns, l->ranks);
+    moert_exchange_count_into(moert_model_mesh(l->model)->exchange, NULL);
+    MOERT_TRY(moert_arrivals_end(l->waited_ns));
+    const account mine = take_account(l, sum_of(l->waited_ns, l->ranks) - before);
+    MOERT_TRY(moert_comm_allgather(l->world, &mine, sizeof mine, l->accounts));
+    for (size_t i = 0; i < l->layers * l->experts; i++)
+        l->rows[i] += l->step_rows[i];
+    l->steps++;
+    return moert_comm_agree(l->world, l->file != NULL ? write_step(l, step) : MOERT_OK);
+}
+
+/* ---- all steps ---- */
+
+/* all[R,R] on every rank. */
+static moert_status gather_dealings(const moert_ledger *l, dealing *all) {
+    const moert_mesh *mesh = moert_model_mesh(l->model);
+    const size_t group = moert_comm_size(mesh->experts), rank = moert_comm_rank(l->world);
+    const size_t first = rank / group * group; /* of the ranks that share this rank's experts */
+    const double part = 1.0 / (double)moert_max(l->steps, 1);
+    dealing *mine = all + rank * l->ranks;
+    for (size_t r = 0; r < l->ranks; r++)
+        mine[r].waited_ns = l->waited_ns[r] * part;
+    for (size_t r = 0; r < group; r++) {
+        mine[first + r].dispatched_bytes = (double)l->tally.dispatched_bytes[r] * part;
+        mine[first + r].combined_bytes = (double)l->tally.combined_bytes[r] * part;
+    }
+    return moert_comm_allgather(l->world, mine, l->ranks * sizeof *mine, all);
+}
+
+/* [R,R] of what lies `offset` bytes into a dealing, times `unit`. */
+static json_t *matrix(const moert_ledger *l, const dealing *all, size_t offset, double unit) {
+    json_t *rows = json_array();
+    for (size_t from = 0; from < l->ranks; from++) {
+        json_t *row = json_array();
+        for (size_t to = 0; to < l->ranks; to++) {
+            double value;
+            memcpy(&value, (const char *)&all[from * l->ranks + to] + offset, sizeof value);
+            json_array_append_new(row, json_real(value * unit));
+        }
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+static json_t *describe_ranks(const moert_ledger *l) {
+    json_t *ranks = json_array();
+    for (size_t r = 0; r < l->ranks; r++)
+        json_array_append_new(ranks, json_pack("{ss sI}", "host", moert_comm_host(l->world, r),
+                                               "node", (json_int_t)moert_comm_node(l->world, r)));
+    return ranks;
+}
+
+static json_t *expert_rows(const moert_ledger *l) {
+    json_t *layers = json_array();
+    for (size_t i = 0; i < l->layers; i++) {
+        json_t *row = json_array();
+        for (size_t e = 0; e < l->experts; e++)
+            json_array_append_new(row, json_real((double)l->rows[i * l->experts + e] /
+                                                 (double)moert_max(l->steps, 1)));
+        json_array_append_new(layers, row);
+    }
+    return layers;
+}
+
+static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
+    const moert_mesh *mesh = moert_model_mesh(l->model);
+    json_t *root = json_pack(
+        "{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
+        moert_exchange_engine(mesh->exchange), "group", (json_int_t)moert_comm_size(mesh->experts),
+        "ranks", describe_ranks(l), "waited_ms", matrix(l, all, offsetof(dealing, waited_ns), 1e-6),
+        "dispatched_bytes", matrix(l, all, offsetof(dealing, dispatched_bytes), 1.0),
+        "combined_bytes", matrix(l, all, offsetof(dealing, combined_bytes), 1.0), "expert_rows",
+        expert_rows(l));
+    char *text = root != NULL ? json_dumps(root, FLAGS) : NULL;
+    json_decref(root);
+    const moert_status status = text != NULL
+                                    ? moert_durable_write(l->ranks_path, text)
+                                    : MOERT_FAIL(ERROR_MEMORY, "no room for %s", l->ranks_path);
+    free(text);
+    return status;
+}
+
+moert_status moert_ledger_write(moert_ledger *l) {
+    dealing *all = NULL;
+    if (l == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_comm_agree(l->world, moert_alloc(&all, l->ranks * l->ranks, sizeof *all)));
+    moert_status status = gather_dealings(l, all);
+    if (status == MOERT_OK)
+        status = moert_comm_agree(l->world, l->file != NULL ? write_ranks(l, all) : MOERT_OK);
+    free(all);
+    return status;
+}

@@ -1,0 +1,105 @@
+// run: np=1,2,3,4 sanitize=2
+/* Who waits for whom: late ranks are charged, in any communicator, for calls that all have made. */
+#include <string.h>
+#include <unistd.h>
+
+#include "comm/arrivals.h"
+#include "comm/internal.h"
+#include "support/mpi.h"
+
+enum { LATE_US = 60000, MOST_RANKS = 256 };
+static const double LATE_NS = LATE_US * 1e3, LEAST_NS = LATE_US * 0.5e3;
+
+/* waited_ns[R] of a barrier of `comm` that a rank of the job enters late. */
+static void wait_for(moert_comm *comm, size_t late, double *waited_ns) {
+    memset(waited_ns, 0, MOST_RANKS * sizeof *waited_ns);
+    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+    moert_arrivals_begin();
+    if (test_rank == late)
+        usleep(LATE_US);
+    const moert_status status = moert_comm_barrier(comm);
+    ASSERT_OK_ON_ALL(status);
+}
+
+/* All but the late rank have waited for it, in vain it for any. */
+static bool charges(const double *waited_ns, size_t late) {
+    bool right = true;
+    for (size_t r = 0; r < test_ranks; r++)
+        right = right && waited_ns[r] < (r == late && r != test_rank ? 1e12 : LEAST_NS);
+    return right && (test_rank == late || waited_ns[late] > LEAST_NS);
+}
+
+static void test_the_last_rank_is_charged_with_the_others_waiting(void **state) {
+    (void)state;
+    double waited_ns[MOST_RANKS];
+    for (size_t late = 0; late < test_ranks; late++) {
+        wait_for(test_comm, late, waited_ns);
+        ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+        ASSERT_ON_ALL(charges(waited_ns, late));
+    }
+}
+
+/* In a part of the ranks, in reverse order of the parts, the rank of the whole is named. */
+static void test_parts_name_ranks_of_the_whole(void **state) {
+    (void)state;
+    double waited_ns[MOST_RANKS];
+    moert_comm *half;
+    const size_t late = test_ranks - 1, color = test_rank == 0 ? 1 : 0;
+    ASSERT_OK_ON_ALL(moert_comm_split(test_comm, color, &half));
+    wait_for(half, late, waited_ns);
+    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+    /* rank 0 is alone in its part; it meets the late one in the verdict that follows only */
+    const bool others = test_rank != 0 && test_rank != late;
+    ASSERT_ON_ALL(!others || waited_ns[late] > LEAST_NS);
+    moert_comm_destroy(half);
+}
+
+static void test_calls_that_only_some_ranks_make_do_not_count(void **state) {
+    (void)state;
+    double waited_ns[MOST_RANKS] = {0.0};
+    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+    moert_arrivals_begin();
+    if (test_rank == 0) {
+        moert_comm_wait_begin(test_comm);
+        usleep(LATE_US);
+        moert_comm_wait_end(test_comm);
+    }
+    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+    for (size_t r = 0; r < test_ranks; r++)
+        ASSERT_ON_ALL(waited_ns[r] == 0.0);
+}
+
+static void test_calls_outside_of_a_span_do_not_count(void **state) {
+    (void)state;
+    double waited_ns[MOST_RANKS];
+    wait_for(test_comm, 0, waited_ns);
+    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+    memset(waited_ns, 0, sizeof waited_ns);
+    if (test_rank == 0)
+        usleep(LATE_US);
+    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+    moert_arrivals_begin();
+    ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
+    double sum = 0.0;
+    for (size_t r = 0; r < test_ranks; r++)
+        sum += waited_ns[r];
+    ASSERT_ON_ALL(sum < LATE_NS);
+}
+
+static int enable(void **state) {
+    (void)state;
+    return moert_arrivals_enable(test_comm) == MOERT_OK ? 0 : -1;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_last_rank_is_charged_with_the_others_waiting),
+        cmocka_unit_test(test_parts_name_ranks_of_the_whole),
+        cmocka_unit_test(test_calls_that_only_some_ranks_make_do_not_count),
+        cmocka_unit_test(test_calls_outside_of_a_span_do_not_count),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("arrivals", tests, enable, NULL));
+}
