@@ -74,8 +74,9 @@ $(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && printf '#define MOERT_COMMIT "%s"\n' "$$(git describe --always --dirty 2>/dev/null || echo unknown)" > $@.new && \
 		if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: $(BUILD)/commit.h
-$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: ALL_CFLAGS += -include $(BUILD)/commit.h
+COMMITTED := $(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o $(BUILD)/src/tools/moert-preflight.o
+$(COMMITTED): $(BUILD)/commit.h
+$(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 
 $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<

@@ -1,0 +1,34 @@
+/* What a rank's device does in a second, measured in about one. */
+#ifndef MOERT_TOOLS_RATES_H
+#define MOERT_TOOLS_RATES_H
+
+#include "device/device.h"
+#include "moert/formats.h"
+#include "ops/tuning.h"
+
+/* X(FIELD, what a table shows, unit) */
+#define MOERT_RATE_TABLE(X)                                                                        \
+    X(gemm_gflops, "GEMM", "GFLOP/s")   /* a grouped product */                                    \
+    X(copy_gbps, "copy", "GB/s")        /* of device memory, read and written bytes */             \
+    X(upload_gbps, "to device", "GB/s") /* of host memory */                                       \
+    X(download_gbps, "to host", "GB/s")                                                            \
+    X(launch_us, "launch", "us") /* of a small kernel, of many in a row */
+
+typedef struct moert_rates {
+#define MOERT_RATE_FIELD(field, title, unit) double field;
+    MOERT_RATE_TABLE(MOERT_RATE_FIELD)
+#undef MOERT_RATE_FIELD
+} moert_rates;
+
+/* The type whose products are fastest here: BF16 on NVIDIA's tensor cores, else F32. */
+moert_number moert_rates_type(const moert_device *device);
+
+/* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
+moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
+
+/* *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
+ * device has none of that kind. Blocks. */
+moert_status moert_rates_gemm(moert_device *device, moert_tuned operation, moert_number type,
+                              size_t experts, size_t rows, size_t n, size_t k, double *gflops);
+
+#endif
