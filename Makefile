@@ -104,6 +104,8 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
+$(BUILD)/tests/test_predict: $(addprefix $(BUILD)/bench/,machine.o predict.o spread.o tokens.o)
+
 # says what is missing before the first compilation does
 $(BUILD)/packages:
 	$(Q)mkdir -p $(@D) && pkg-config --exists $(PACKAGES) cmocka || \

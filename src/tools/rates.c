@@ -26,18 +26,22 @@ static moert_status run_times(moert_device *device, enqueue *run, void *what, si
     return MOERT_OK;
 }
 
-/* Seconds of a call, the least of samples of at least `calls` calls: what disturbs only adds. */
-static moert_status time_best(moert_device *device, enqueue *run, void *what, size_t calls,
-                              double *best) {
-    double seconds = 0.0;
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Seconds of a call, the median of samples of at least `calls` calls. */
+static moert_status time_median(moert_device *device, enqueue *run, void *what, size_t calls,
+                                double *median) {
+    double seconds = 0.0, samples[SAMPLES];
     MOERT_TRY(run_times(device, run, what, 1, &seconds)); /* compiles */
     MOERT_TRY(run_times(device, run, what, 1, &seconds));
     calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
-    *best = INFINITY;
-    for (int i = 0; i < SAMPLES; i++) {
-        MOERT_TRY(run_times(device, run, what, calls, &seconds));
-        *best = fmin(*best, seconds);
-    }
+    for (int i = 0; i < SAMPLES; i++)
+        MOERT_TRY(run_times(device, run, what, calls, &samples[i]));
+    qsort(samples, SAMPLES, sizeof *samples, by_size);
+    *median = samples[SAMPLES / 2];
     return MOERT_OK;
 }
 
@@ -58,7 +62,7 @@ moert_status moert_rates_gemm(moert_device *device, moert_tuned operation, moert
     MOERT_TRY(moert_tune_product_create(device, operation, type, &shape, &product, &possible));
     const moert_trial trial = moert_tune_product_trial(&product);
     moert_status status =
-        possible ? time_best(device, trial.run, trial.what, 1, &seconds) : MOERT_OK;
+        possible ? time_median(device, trial.run, trial.what, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 2e-9 * (double)(experts * rows) * (double)n * (double)k / seconds;
     moert_tune_product_destroy(&product);
@@ -103,11 +107,11 @@ static moert_status measure_copies(moert_device *device, moert_rates *rates) {
     moert_phase_set("copy rates");
     MOERT_TRY_OR(done, moert_alloc(&c.host, c.bytes, 1));
     MOERT_TRY_OR(done, moert_buffer_create(device, c.bytes, &c.buffer));
-    MOERT_TRY_OR(done, time_best(device, upload, &c, 1, &seconds));
+    MOERT_TRY_OR(done, time_median(device, upload, &c, 1, &seconds));
     rates->upload_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_best(device, download, &c, 1, &seconds));
+    MOERT_TRY_OR(done, time_median(device, download, &c, 1, &seconds));
     rates->download_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_best(device, clear_little, &c, LAUNCHES, &seconds));
+    MOERT_TRY_OR(done, time_median(device, clear_little, &c, LAUNCHES, &seconds));
     rates->launch_us = seconds * 1e6;
 done:
     moert_buffer_destroy(c.buffer);

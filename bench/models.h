@@ -1,0 +1,29 @@
+/* The layers of released models that benches know by name. */
+#ifndef BENCH_MODELS_H
+#define BENCH_MODELS_H
+
+#include <stddef.h>
+
+/* X(name, H, I, E, K) */
+#define BENCH_MODEL_TABLE(X)                                                                       \
+    X("qwen3-30b", 2048, 768, 128, 8)                                                              \
+    X("olmoe", 2048, 1024, 64, 8)                                                                  \
+    X("deepseek-v3", 7168, 2048, 256, 8)                                                           \
+    X("mixtral-8x7b", 4096, 14336, 8, 2)
+
+/* Of a CHOICE: 0 = none, else the row + 1. */
+#define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
+#define BENCH_MODEL_HELP  "the layer of a released model, in place of the four sizes"
+
+typedef struct bench_model {
+    const char *name;
+    size_t hidden, intermediate, experts, topk;
+} bench_model;
+
+static const bench_model bench_models[] = {
+#define BENCH_MODEL_ROW(name, h, i, e, k) {name, h, i, e, k},
+    BENCH_MODEL_TABLE(BENCH_MODEL_ROW)
+#undef BENCH_MODEL_ROW
+};
+
+#endif
