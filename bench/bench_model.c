@@ -17,7 +17,7 @@
 enum { MOST_COUNTS = 64 };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
-static size_t tokens, hidden, intermediate, experts, topk, ep, waves;
+static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches;
 static unsigned model, type, dispatch, engine, skew, operation;
 static double shared_cores;
 
@@ -47,6 +47,8 @@ static const moert_option options[] = {
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
      "of the exchange; auto: window on one node, node on several"},
     {"waves", MOERT_OPTION_UINT, &waves, "1", "1..64", "in which a layer's rows travel"},
+    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
+     "of a step, which share one sum of gradients"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward",
      "what is predicted"},
@@ -80,6 +82,7 @@ static bench_work work_of(const bench_machine *m, size_t ranks) {
                     .type = type == 0 ? "f32" : "bf16",
                     .row_bytes = row_bytes[dispatch],
                     .waves = waves,
+                    .micro_batches = micro_batches,
                     .backward = operation == 1};
     while (ep == 0 && (w.ep > experts || ranks % w.ep != 0))
         w.ep--;
@@ -114,8 +117,9 @@ static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction 
 static moert_status predict_all(const bench_machine *m, json_t *rows) {
     bench_prediction p, first;
     printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
-    printf("#%5s %5s %5s %-7s %10s %14s %6s  %s\n", "ranks", "nodes", "ep", "engine", "ms",
-           "tokens/s rank", "eff.", "ms of each part, the largest first in line");
+    printf("#%5s %5s %5s %-7s %10s %14s %6s %9s %9s %9s %9s %9s %9s %9s  %s\n", "ranks", "nodes",
+           "ep", "engine", "ms", "tokens/s rank", "eff.", "products", "memory", "inside", "between",
+           "sums", "latency", "hidden", "bound by");
     for (size_t i = 0; i < count_of_counts; i++) {
         const bench_work w = work_of(m, counts[i]);
         const size_t nodes = bench_nodes(m, w.ranks);
@@ -126,12 +130,12 @@ static moert_status predict_all(const bench_machine *m, json_t *rows) {
         json_t *row = row_of(&w, nodes, &p, efficiency);
         if (json_array_append_new(rows, row) != 0)
             return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-        printf("%6zu %5zu %5zu %-7s %10.3f %14.0f %6.3f  %s:", w.ranks, nodes, w.ep,
+        printf("%6zu %5zu %5zu %-7s %10.3f %14.0f %6.3f", w.ranks, nodes, w.ep,
                json_string_value(json_object_get(row, "engine")), p.seconds * 1e3,
-               (double)w.tokens / p.seconds, efficiency, bench_part_name(p.bound));
+               (double)w.tokens / p.seconds, efficiency);
         for (int part = 0; part < BENCH_PARTS; part++)
-            printf(" %.3f", p.part[part] * 1e3);
-        printf(" -%.3f\n", p.hidden * 1e3);
+            printf(" %9.3f", p.part[part] * 1e3);
+        printf(" %9.3f  %s\n", p.hidden * 1e3, bench_part_name(p.bound));
     }
     return MOERT_OK;
 }

@@ -60,7 +60,8 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
 static moert_status look(const bench_machine *m, const bench_work *w, setting *s) {
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
-    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->waves == 0)
+    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->waves == 0 ||
+        w->micro_batches == 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu ranks in groups of %zu, %zu waves", w->ranks, w->ep,
                           w->waves);
     if (w->engine == BENCH_WINDOW && nodes > 1)
@@ -220,7 +221,7 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
     MOERT_TRY(add_pass(&s, false, &p));
     if (work->backward) {
         MOERT_TRY(add_pass(&s, true, &p));
-        p.part[BENCH_SUMS] = sums(&s);
+        p.part[BENCH_SUMS] = sums(&s) / (double)work->micro_batches;
         p.seconds += p.part[BENCH_SUMS];
     }
     for (int i = 1; i < BENCH_PARTS; i++)

@@ -36,7 +36,8 @@ typedef struct bench_work {
     double row_bytes; /* of a number of a dispatched row: 4, 2 or 33/32 */
     bench_engine engine;
     size_t waves;
-    bool backward; /* forward, backward and sums; else forward alone */
+    size_t micro_batches; /* of a step, which share one sum of gradients */
+    bool backward;        /* forward, backward and sums; else forward alone */
 } bench_work;
 
 /* X(PART, what it is) */

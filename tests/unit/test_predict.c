@@ -129,7 +129,8 @@ static bench_work even_work(size_t ranks, bench_engine engine) {
                         .type = "f32",
                         .row_bytes = 4.0,
                         .engine = engine,
-                        .waves = 1};
+                        .waves = 1,
+                        .micro_batches = 1};
 }
 
 static bench_prediction predicted(const bench_work *work) {
