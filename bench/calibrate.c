@@ -38,7 +38,6 @@ static moert_status add_rates(moert_context *context, const bench_work *w, const
                               bench_machine *m) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
-    moert_status status;
     static const size_t rows[] = {8, 32, 128, 512};
     const moert_number type = strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     const size_t experts = moert_ceil_div(w->experts, w->ep);
@@ -46,11 +45,11 @@ static moert_status add_rates(moert_context *context, const bench_work *w, const
         bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)rows[i]};
         snprintf(rate.op, sizeof rate.op, "%s", op);
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        MOERT_TRY(moert_comm_barrier(world));
-        status = moert_rates_gemm(device, packed, type, experts, rows[i], n, k, &rate.gflops);
-        if (status == MOERT_OK && rate.gflops == 0.0) /* there are no packed weights here */
-            status = moert_rates_gemm(device, plain, type, experts, rows[i], n, k, &rate.gflops);
-        MOERT_TRY(moert_comm_agree(world, status));
+        moert_rate_product product = {packed, type, experts, rows[i], n, k};
+        MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
+        product.operation = plain;
+        if (rate.gflops == 0.0) /* there are no packed weights here */
+            MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
         MOERT_TRY(bench_machine_add(m, &rate));
     }
     return MOERT_OK;
@@ -69,24 +68,23 @@ static moert_status measure_products(moert_context *context, const bench_work *w
         MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, 2 * i, h, m));
         MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, h, i, m));
     }
-    return moert_rates_gemm(moert_context_device(context), MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,
-                            w->tokens, w->experts, h, &m->f32_gflops);
+    const moert_rate_product router = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,
+                                       w->tokens,           w->experts,       h};
+    return moert_rates_gemm(moert_context_device(context), moert_context_comm(context), &router,
+                            &m->f32_gflops);
 }
 
-/* How much faster rank 0 is while the others sleep; 1 on the others. Collective. */
+/* How much faster rank 0 is while the others sleep. Collective. */
 static moert_status measure_alone(moert_context *context, double *alone) {
-    enum { ROWS = 128, SIDE = 512, EXPERTS = 4 };
+    static const moert_rate_product product = {
+        MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 4, 128, 512, 512};
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
-    const moert_number f32 = MOERT_NUMBER_F32;
-    const moert_tuned forward = MOERT_TUNED_FORWARD;
+    moert_status status = MOERT_OK;
     double together, apart = 0.0;
-    MOERT_TRY(moert_comm_barrier(world));
-    moert_status status =
-        moert_rates_gemm(device, forward, f32, EXPERTS, ROWS, SIDE, SIDE, &together);
-    MOERT_TRY(moert_comm_agree(world, status));
+    MOERT_TRY(moert_rates_gemm(device, world, &product, &together));
     if (moert_comm_rank(world) == 0)
-        status = moert_rates_gemm(device, forward, f32, EXPERTS, ROWS, SIDE, SIDE, &apart);
+        status = moert_rates_gemm(device, NULL, &product, &apart);
     else
         bench_sleep(SLEEP_S);
     MOERT_TRY(moert_comm_agree(world, status));
@@ -357,7 +355,7 @@ moert_status bench_calibrate(moert_context *context, const bench_work *work, dou
     if (status == MOERT_OK)
         status = measure_host(&m.host_gbps);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, moert_comm_agree(world, measure_products(context, work, &m)));
+    MOERT_TRY_OR(done, measure_products(context, work, &m));
     MOERT_TRY_OR(done, measure_alone(context, &m.alone));
     MOERT_TRY_OR(done, measure_engines(context, work, &m));
     MOERT_TRY_OR(done, measure_links(world, &m));

@@ -14,16 +14,33 @@ enum { SAMPLES = 5, LAUNCHES = 200, CPU_BYTES = 32 << 20, GPU_BYTES = 128 << 20 
 #define SAMPLE_S 0.02
 
 /* What is timed: enqueues something once. */
-typedef moert_status enqueue(void *what);
+typedef struct timed {
+    moert_device *device;
+    moert_comm *together; /* or NULL */
+    moert_status (*run)(void *what);
+    void *what;
+} timed;
 
-static moert_status run_times(moert_device *device, enqueue *run, void *what, size_t calls,
-                              double *seconds) {
+/* *seconds = the largest of all ranks. */
+static moert_status slowest(moert_comm *comm, double *seconds) {
+    double *all;
+    MOERT_TRY(MOERT_NEW_ARRAY(&all, moert_comm_size(comm)));
+    moert_status status = moert_comm_allgather(comm, seconds, sizeof *seconds, all);
+    for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
+        *seconds = fmax(*seconds, all[r]);
+    free(all);
+    return status;
+}
+
+static moert_status run_times(const timed *t, size_t calls, double *seconds) {
+    if (t->together != NULL)
+        MOERT_TRY(moert_comm_barrier(t->together));
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < calls; i++)
-        MOERT_TRY(run(what));
-    MOERT_TRY(moert_device_finish(device));
+        MOERT_TRY(t->run(t->what));
+    MOERT_TRY(moert_device_finish(t->device));
     *seconds = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
-    return MOERT_OK;
+    return t->together != NULL ? slowest(t->together, seconds) : MOERT_OK;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -32,14 +49,13 @@ static int by_size(const void *a, const void *b) {
 }
 
 /* Seconds of a call, the median of samples of at least `calls` calls. */
-static moert_status time_median(moert_device *device, enqueue *run, void *what, size_t calls,
-                                double *median) {
+static moert_status time_median(const timed *t, size_t calls, double *median) {
     double seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(run_times(device, run, what, 1, &seconds)); /* compiles */
-    MOERT_TRY(run_times(device, run, what, 1, &seconds));
+    MOERT_TRY(run_times(t, 1, &seconds)); /* compiles */
+    MOERT_TRY(run_times(t, 1, &seconds));
     calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
     for (int i = 0; i < SAMPLES; i++)
-        MOERT_TRY(run_times(device, run, what, calls, &samples[i]));
+        MOERT_TRY(run_times(t, calls, &samples[i]));
     qsort(samples, SAMPLES, sizeof *samples, by_size);
     *median = samples[SAMPLES / 2];
     return MOERT_OK;
@@ -51,20 +67,22 @@ moert_number moert_rates_type(const moert_device *device) {
     return moert_device_describe(device)->nvidia >= 80 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
-moert_status moert_rates_gemm(moert_device *device, moert_tuned operation, moert_number type,
-                              size_t experts, size_t rows, size_t n, size_t k, double *gflops) {
-    const moert_gemm_shape shape = {experts, rows, n, k, NULL};
+moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
+                              const moert_rate_product *p, double *gflops) {
+    const moert_gemm_shape shape = {p->experts, p->rows, p->n, p->k, NULL};
+    const double flops = 2.0 * (double)(p->experts * p->rows) * (double)p->n * (double)p->k;
     moert_tune_product product;
     bool possible;
     double seconds;
     moert_phase_set("GEMM rate");
     *gflops = 0.0;
-    MOERT_TRY(moert_tune_product_create(device, operation, type, &shape, &product, &possible));
+    MOERT_TRY(
+        moert_tune_product_create(device, p->operation, p->type, &shape, &product, &possible));
     const moert_trial trial = moert_tune_product_trial(&product);
-    moert_status status =
-        possible ? time_median(device, trial.run, trial.what, 1, &seconds) : MOERT_OK;
+    const timed t = {device, together, trial.run, trial.what};
+    moert_status status = possible ? time_median(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
-        *gflops = 2e-9 * (double)(experts * rows) * (double)n * (double)k / seconds;
+        *gflops = 1e-9 * flops / seconds;
     moert_tune_product_destroy(&product);
     return status;
 }
@@ -73,8 +91,9 @@ moert_status moert_rates_gemm(moert_device *device, moert_tuned operation, moert
 static moert_status measure_gemm(moert_device *device, double *gflops) {
     const bool gpu = moert_device_describe(device)->is_gpu;
     const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128;
-    return moert_rates_gemm(device, MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side,
-                            side, gflops);
+    const moert_rate_product product = {
+        MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side, side};
+    return moert_rates_gemm(device, NULL, &product, gflops);
 }
 
 /* ---- copies and launches ---- */
@@ -107,11 +126,11 @@ static moert_status measure_copies(moert_device *device, moert_rates *rates) {
     moert_phase_set("copy rates");
     MOERT_TRY_OR(done, moert_alloc(&c.host, c.bytes, 1));
     MOERT_TRY_OR(done, moert_buffer_create(device, c.bytes, &c.buffer));
-    MOERT_TRY_OR(done, time_median(device, upload, &c, 1, &seconds));
+    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, upload, &c}, 1, &seconds));
     rates->upload_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_median(device, download, &c, 1, &seconds));
+    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, download, &c}, 1, &seconds));
     rates->download_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_median(device, clear_little, &c, LAUNCHES, &seconds));
+    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, clear_little, &c}, LAUNCHES, &seconds));
     rates->launch_us = seconds * 1e6;
 done:
     moert_buffer_destroy(c.buffer);

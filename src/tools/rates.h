@@ -2,6 +2,7 @@
 #ifndef MOERT_TOOLS_RATES_H
 #define MOERT_TOOLS_RATES_H
 
+#include "comm/comm.h"
 #include "device/device.h"
 #include "moert/formats.h"
 #include "ops/tuning.h"
@@ -26,9 +27,18 @@ moert_number moert_rates_type(const moert_device *device);
 /* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
- * device has none of that kind. Blocks. */
-moert_status moert_rates_gemm(moert_device *device, moert_tuned operation, moert_number type,
-                              size_t experts, size_t rows, size_t n, size_t k, double *gflops);
+/*
+ * *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
+ * device has none of that kind. With `together` all its ranks measure at once, from a barrier to
+ * the slowest one, and get the same: then collective, and a failure of one rank is not known to the
+ * others. Blocks.
+ */
+typedef struct moert_rate_product {
+    moert_tuned operation;
+    moert_number type;
+    size_t experts, rows, n, k;
+} moert_rate_product;
+moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
+                              const moert_rate_product *product, double *gflops);
 
 #endif
