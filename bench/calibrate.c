@@ -12,16 +12,15 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "exchange/exchange.h"
-#include "quiet.h"
 #include "rate.h"
 #include "report.h"
 #include "tokens.h"
 #include "tools/links.h"
 #include "tools/rates.h"
+#include "tools/tune_product.h"
 
 enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_TOKENS = 1024 };
 #define LINK_SECONDS 3.0
-#define SLEEP_S      0.6 /* longer than a rate takes */
 
 /* What the ranks average: all numbers of a machine, one after the other. */
 enum { MOST_FIGURES = 256 };
@@ -32,24 +31,80 @@ typedef struct figures {
 
 /* ---- products ---- */
 
+static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
+enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
+
+static moert_number type_of(const bench_work *w) {
+    return strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+}
+
 /* All ranks at the same time, as in a layer. Collective. */
 static moert_status add_rates(moert_context *context, const bench_work *w, const char *op,
                               moert_tuned packed, moert_tuned plain, size_t n, size_t k,
                               bench_machine *m) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
-    static const size_t rows[] = {8, 32, 128, 512};
-    const moert_number type = strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+    const moert_number type = type_of(w);
     const size_t experts = moert_ceil_div(w->experts, w->ep);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)rows[i]};
+    for (size_t i = 0; i < ROW_COUNTS; i++) {
+        bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)row_counts[i]};
         snprintf(rate.op, sizeof rate.op, "%s", op);
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        moert_rate_product product = {packed, type, experts, rows[i], n, k};
+        moert_rate_product product = {packed, type, experts, row_counts[i], n, k};
         MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
         product.operation = plain;
         if (rate.gflops == 0.0) /* there are no packed weights here */
             MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
+        MOERT_TRY(bench_machine_add(m, &rate));
+    }
+    return MOERT_OK;
+}
+
+static moert_status run_fused(void *fused) {
+    return moert_gemm_glu_forward(fused);
+}
+
+/* The first product with the GLU of its result, as a layer has it: packed where that helps. */
+static moert_status time_fused(moert_context *context, moert_tune_product *p, double *seconds) {
+    moert_device *device = moert_context_device(context);
+    const moert_glu_form form = MOERT_GLU_SWIGLU;
+    const size_t groups = p->gemm.groups.count, rows = p->gemm.groups.rows;
+    const moert_packed_shape packing = {groups, p->gemm.n, p->gemm.k, moert_packed_for_glu(&form),
+                                        p->key.type};
+    moert_gemm_glu fused = {.gemm = p->gemm, .glu = {.form = form, .type = p->key.type}};
+    moert_packed *packed = NULL;
+    moert_status status =
+        moert_buffer_create(device, rows * p->gemm.n / 2 * sizeof(float), &fused.glu.h);
+    if (status == MOERT_OK)
+        status = moert_packed_create(device, &packing, &packed);
+    if (status == MOERT_OK && packed != NULL)
+        status = moert_packed_fill(packed, p->gemm.weight);
+    fused.gemm.packed = packed;
+    MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
+    MOERT_TRY_OR(done, moert_rates_time(
+                           &(moert_timed){device, moert_context_comm(context), run_fused, &fused},
+                           1, seconds));
+done:
+    moert_packed_destroy(packed);
+    moert_buffer_destroy(fused.glu.h);
+    return status;
+}
+
+static moert_status add_fused_rates(moert_context *context, const bench_work *w, bench_machine *m) {
+    const size_t experts = moert_ceil_div(w->experts, w->ep), n = 2 * w->intermediate;
+    for (size_t i = 0; i < ROW_COUNTS; i++) {
+        const moert_gemm_shape shape = {experts, row_counts[i], n, w->hidden, NULL};
+        bench_gemm_rate rate = {.op = "glu", .n = n, .k = w->hidden, .rows = (double)row_counts[i]};
+        moert_tune_product product;
+        double seconds = 1.0;
+        bool possible;
+        snprintf(rate.type, sizeof rate.type, "%s", w->type);
+        MOERT_TRY(moert_tune_product_create(moert_context_device(context), MOERT_TUNED_FORWARD,
+                                            type_of(w), &shape, &product, &possible));
+        moert_status status = time_fused(context, &product, &seconds);
+        moert_tune_product_destroy(&product);
+        MOERT_TRY(status);
+        rate.gflops = 2e-9 * (double)(experts * row_counts[i] * n * w->hidden) / seconds;
         MOERT_TRY(bench_machine_add(m, &rate));
     }
     return MOERT_OK;
@@ -68,28 +123,43 @@ static moert_status measure_products(moert_context *context, const bench_work *w
         MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, 2 * i, h, m));
         MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, h, i, m));
     }
+    MOERT_TRY(add_fused_rates(context, w, m));
     const moert_rate_product router = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,
                                        w->tokens,           w->experts,       h};
     return moert_rates_gemm(moert_context_device(context), moert_context_comm(context), &router,
                             &m->f32_gflops);
 }
 
-/* How much faster rank 0 is while the others sleep. Collective. */
-static moert_status measure_alone(moert_context *context, double *alone) {
-    static const moert_rate_product product = {
-        MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 4, 128, 512, 512};
+static moert_status run_dglu(void *glu) {
+    return moert_glu_backward(glu);
+}
+
+/* As if a token's rows all stayed here. Collective. */
+static moert_status measure_dglu(moert_context *context, const bench_work *w, double *ns) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
-    moert_status status = MOERT_OK;
-    double together, apart = 0.0;
-    MOERT_TRY(moert_rates_gemm(device, world, &product, &together));
-    if (moert_comm_rank(world) == 0)
-        status = moert_rates_gemm(device, NULL, &product, &apart);
-    else
-        bench_sleep(SLEEP_S);
-    MOERT_TRY(moert_comm_agree(world, status));
-    *alone = apart / together;
-    return moert_comm_broadcast(world, 0, alone, sizeof *alone);
+    const size_t rows = w->tokens * w->topk, n = rows * w->intermediate;
+    moert_buffer *v = NULL, *dh = NULL;
+    moert_status status = moert_buffer_create(device, 2 * n * sizeof(float), &v);
+    if (status == MOERT_OK)
+        status = moert_buffer_create(device, n * sizeof(float), &dh);
+    if (status == MOERT_OK)
+        status = moert_buffer_clear(v, 0, 2 * n * sizeof(float));
+    if (status == MOERT_OK)
+        status = moert_buffer_clear(dh, 0, n * sizeof(float));
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    moert_glu glu = {.form = MOERT_GLU_SWIGLU,
+                     .rows = rows,
+                     .width = w->intermediate,
+                     .v = v,
+                     .dh = dh,
+                     .dv = v};
+    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, world, run_dglu, &glu}, 1, ns));
+    *ns *= 1e9 / (double)n;
+done:
+    moert_buffer_destroy(dh);
+    moert_buffer_destroy(v);
+    return status;
 }
 
 /* ---- copies ---- */
@@ -356,7 +426,7 @@ moert_status bench_calibrate(moert_context *context, const bench_work *work, dou
         status = measure_host(&m.host_gbps);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, measure_products(context, work, &m));
-    MOERT_TRY_OR(done, measure_alone(context, &m.alone));
+    MOERT_TRY_OR(done, measure_dglu(context, work, &m.dglu_ns));
     MOERT_TRY_OR(done, measure_engines(context, work, &m));
     MOERT_TRY_OR(done, measure_links(world, &m));
     MOERT_TRY_OR(done, average(world, &m));

@@ -76,7 +76,6 @@ static moert_status read_fields(const char *path, const json_t *root, bench_mach
     BENCH_MACHINE_LINES(READ_LINE)
 #undef READ_LINE
     MOERT_TRY(read_number(path, root, "shared_cores", 0.0, false, &m->shared_cores));
-    MOERT_TRY(read_number(path, root, "alone", 1.0, true, &m->alone));
     MOERT_TRY(read_number(path, root, "crowd", 1.0, true, &m->crowd));
     MOERT_TRY(read_number(path, root, "crowd_nodes", 3.0, true, &m->crowd_nodes));
     MOERT_TRY(read_number(path, root, "tile_rows", 1.0, true, &m->tile_rows));
@@ -104,10 +103,10 @@ moert_status bench_machine_read(const char *path, bench_machine *machine) {
 }
 
 moert_status bench_machine_write(const bench_machine *m, const char *path) {
-    json_t *root = json_pack("{ss ss sf sf sf sf sf sf sb}", "name", m->name, "source", m->source,
-                             "shared_cores", m->shared_cores, "alone", m->alone, "crowd", m->crowd,
-                             "crowd_nodes", m->crowd_nodes, "tile_rows", m->tile_rows, "f32_gflops",
-                             m->f32_gflops, "pipelined", m->pipelined);
+    json_t *root =
+        json_pack("{ss ss sf sf sf sf sf sb}", "name", m->name, "source", m->source, "shared_cores",
+                  m->shared_cores, "crowd", m->crowd, "crowd_nodes", m->crowd_nodes, "tile_rows",
+                  m->tile_rows, "f32_gflops", m->f32_gflops, "pipelined", m->pipelined);
     json_t *rates = json_array();
 #define WRITE_NUMBER(field, help) json_object_set_new(root, #field, json_real(m->field));
     BENCH_MACHINE_NUMBERS(WRITE_NUMBER)

@@ -18,7 +18,7 @@ typedef struct bench_line {
 
 /* A product of ragged or equal groups. */
 typedef struct bench_gemm_rate {
-    char op[24];   /* forward, dgrad or wgrad */
+    char op[24];   /* forward, glu (forward with the GLU of its result), dgrad or wgrad */
     char type[8];  /* f32 or bf16 */
     size_t n, k;   /* columns of y, columns of x */
     double rows;   /* of a group */
@@ -30,6 +30,7 @@ typedef struct bench_gemm_rate {
     X(ranks_per_node, "ranks of a node, one a device")                                             \
     X(launch_us, "from one kernel to the next")                                                    \
     X(copy_gbps, "of device memory, read and written bytes")                                       \
+    X(dglu_ns, "of the gradient of a GLU, for each number of its result")                          \
     X(host_gbps, "of host memory, read and written bytes, one thread")                             \
     X(memory_gib, "of a device")
 
@@ -50,7 +51,6 @@ typedef struct bench_machine {
 #undef BENCH_MACHINE_LINE
     double shared_cores; /* of a virtual cluster: what all its ranks share, a core each at a time;
                             0: every rank has its own */
-    double alone;        /* rate of a rank whose neighbours sleep, over that beside busy ones */
     double crowd; /* share of `between` that is left when crowd_nodes nodes all send to all; of
                      two it is 1, and linear in between */
     double crowd_nodes;

@@ -34,22 +34,13 @@ typedef struct setting {
     double nodes;      /* that share the experts */
     double rows;       /* of the rank that receives most */
     double local;      /* experts of a rank */
-    double share;      /* time on shared cores over that on a busy core of its own */
+    double share;      /* ranks that take turns on a core */
     double between;    /* GB/s of a rank when all nodes send to all */
     double message_us; /* of a small collective */
 } setting;
 
 static double copy_seconds(const setting *s, double bytes) {
     return s->share * bytes / (KERNEL_SHARE * s->m->copy_gbps * 1e9);
-}
-
-/* Ranks that take turns on a core need as many times as long; where cores stay idle, less. */
-static double share_of(const bench_machine *m, double ranks) {
-    const double cores = m->shared_cores;
-    if (cores == 0.0 || ranks == cores || cores < 2.0)
-        return cores == 0.0 ? 1.0 : ceil(ranks / cores);
-    return ranks > cores ? ceil(ranks / cores)
-                         : 1.0 / (1.0 + (m->alone - 1.0) * (cores - ranks) / (cores - 1.0));
 }
 
 static double crowded_gbps(const bench_machine *m, double nodes) {
@@ -73,7 +64,7 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
     s->nodes = (double)nodes;
     s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
-    s->share = share_of(m, ranks);
+    s->share = m->shared_cores > 0.0 ? fmax(1.0, ceil(ranks / m->shared_cores)) : 1.0;
     s->between = crowded_gbps(m, s->nodes);
     s->message_us =
         ceil(log2(ranks)) * (bench_nodes(m, w->ranks) > 1 ? m->between.us : m->inside.us);
@@ -142,25 +133,26 @@ static passage pass(const setting *s, bool dispatch, double bytes) {
 /* The experts' products of one wave's rows, forward or backward. */
 static moert_status products(const setting *s, bool backward, double rows, double *seconds) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;
-    const char *const ops[] = {backward ? "dgrad" : "forward", "wgrad"};
+    const char *const first[] = {backward ? "dgrad" : "glu", "wgrad"};
+    const char *const second[] = {backward ? "dgrad" : "forward", "wgrad"};
     double sum = 0.0, one;
     for (int op = 0; op < (backward ? 2 : 1); op++) {
-        MOERT_TRY(bench_machine_product(s->m, ops[op], s->w->type, l, rows, 2.0 * i, h, &one));
+        MOERT_TRY(bench_machine_product(s->m, first[op], s->w->type, l, rows, 2.0 * i, h, &one));
         sum += one;
-        MOERT_TRY(bench_machine_product(s->m, ops[op], s->w->type, l, rows, h, i, &one));
+        MOERT_TRY(bench_machine_product(s->m, second[op], s->w->type, l, rows, h, i, &one));
         sum += one;
     }
     *seconds = s->share * sum;
     return MOERT_OK;
 }
 
-/* GLU, sums of K rows, router: what moves bytes, or multiplies in f32 without many rows. */
+/* The GLU's gradient, results of the tokens, router: what moves bytes, or has few rows. */
 static double memory(const setting *s, bool backward) {
     const double tokens = (double)s->w->tokens, h = (double)s->w->hidden;
-    const double i = (double)s->w->intermediate, times = backward ? 2.0 : 1.0;
-    const double glu = 4.0 * s->rows * i * (backward ? 5.0 : 3.0);
+    const double times = backward ? 2.0 : 1.0;
+    const double glu = backward ? 1e-9 * s->m->dglu_ns * s->rows * (double)s->w->intermediate : 0.0;
     const double router = times * 2e-9 * tokens * h * (double)s->w->experts / s->m->f32_gflops;
-    return copy_seconds(s, glu + times * 4.0 * tokens * h) + s->share * router;
+    return copy_seconds(s, times * 4.0 * tokens * h) + s->share * (glu + router);
 }
 
 /* ---- sums of gradients ---- */

@@ -13,14 +13,6 @@
 enum { SAMPLES = 5, LAUNCHES = 200, CPU_BYTES = 32 << 20, GPU_BYTES = 128 << 20 };
 #define SAMPLE_S 0.02
 
-/* What is timed: enqueues something once. */
-typedef struct timed {
-    moert_device *device;
-    moert_comm *together; /* or NULL */
-    moert_status (*run)(void *what);
-    void *what;
-} timed;
-
 /* *seconds = the largest of all ranks. */
 static moert_status slowest(moert_comm *comm, double *seconds) {
     double *all;
@@ -32,7 +24,7 @@ static moert_status slowest(moert_comm *comm, double *seconds) {
     return status;
 }
 
-static moert_status run_times(const timed *t, size_t calls, double *seconds) {
+static moert_status run_times(const moert_timed *t, size_t calls, double *seconds) {
     if (t->together != NULL)
         MOERT_TRY(moert_comm_barrier(t->together));
     const uint64_t start = moert_clock_ns();
@@ -48,8 +40,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Seconds of a call, the median of samples of at least `calls` calls. */
-static moert_status time_median(const timed *t, size_t calls, double *median) {
+moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median) {
     double seconds = 0.0, samples[SAMPLES];
     MOERT_TRY(run_times(t, 1, &seconds)); /* compiles */
     MOERT_TRY(run_times(t, 1, &seconds));
@@ -79,8 +70,8 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
     MOERT_TRY(
         moert_tune_product_create(device, p->operation, p->type, &shape, &product, &possible));
     const moert_trial trial = moert_tune_product_trial(&product);
-    const timed t = {device, together, trial.run, trial.what};
-    moert_status status = possible ? time_median(&t, 1, &seconds) : MOERT_OK;
+    const moert_timed t = {device, together, trial.run, trial.what};
+    moert_status status = possible ? moert_rates_time(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 1e-9 * flops / seconds;
     moert_tune_product_destroy(&product);
@@ -126,11 +117,12 @@ static moert_status measure_copies(moert_device *device, moert_rates *rates) {
     moert_phase_set("copy rates");
     MOERT_TRY_OR(done, moert_alloc(&c.host, c.bytes, 1));
     MOERT_TRY_OR(done, moert_buffer_create(device, c.bytes, &c.buffer));
-    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, upload, &c}, 1, &seconds));
+    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, NULL, upload, &c}, 1, &seconds));
     rates->upload_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, download, &c}, 1, &seconds));
+    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, NULL, download, &c}, 1, &seconds));
     rates->download_gbps = (double)c.bytes / seconds * 1e-9;
-    MOERT_TRY_OR(done, time_median(&(timed){device, NULL, clear_little, &c}, LAUNCHES, &seconds));
+    MOERT_TRY_OR(
+        done, moert_rates_time(&(moert_timed){device, NULL, clear_little, &c}, LAUNCHES, &seconds));
     rates->launch_us = seconds * 1e6;
 done:
     moert_buffer_destroy(c.buffer);

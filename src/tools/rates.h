@@ -27,11 +27,21 @@ moert_number moert_rates_type(const moert_device *device);
 /* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
+/* What is timed: `run` enqueues it once. With `together` all its ranks measure at once, from a
+ * barrier to the slowest one, and get the same: then collective, and a failure of one rank is not
+ * known to the others. */
+typedef struct moert_timed {
+    moert_device *device;
+    moert_comm *together; /* or NULL */
+    moert_status (*run)(void *what);
+    void *what;
+} moert_timed;
+/* *seconds of a call: the median of samples of at least `calls` calls in a row. Blocks. */
+moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *seconds);
+
 /*
  * *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
- * device has none of that kind. With `together` all its ranks measure at once, from a barrier to
- * the slowest one, and get the same: then collective, and a failure of one rank is not known to the
- * others. Blocks.
+ * device has none of that kind. `together` as above. Blocks.
  */
 typedef struct moert_rate_product {
     moert_tuned operation;
