@@ -2,13 +2,14 @@
  * bench_model: what an expert-parallel layer would take on a described machine (machine.h,
  * predict.h), for a list of rank counts; or measures the machine that it runs on.
  *
- * Efficiency is the throughput of a rank over that of the same ranks of one node.
+ * Efficiency is the throughput of a rank over that of the first count.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "calibrate.h"
 #include "models.h"
 #include "report.h"
@@ -17,7 +18,7 @@
 enum { MOST_COUNTS = 64 };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
-static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches;
+static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers;
 static unsigned model, type, dispatch, engine, skew, operation;
 static double shared_cores;
 
@@ -41,7 +42,9 @@ static const moert_option options[] = {
     {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
     {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..",
-     "ranks that share one set of experts; 0 = all, but no more than there are experts"},
+     "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
+    {"layers", MOERT_OPTION_UINT, &layers, "1", "1..1000",
+     "of the model, for that: 16 bytes a number, in 80 % of a device"},
     {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "of the experts' products"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
@@ -67,29 +70,59 @@ static void take_model(void) {
     intermediate = m->intermediate;
     experts = m->experts;
     topk = m->topk;
+    layers = m->layers;
 }
 
-static bench_work work_of(const bench_machine *m, size_t ranks) {
+static bench_work work_of(size_t ranks, size_t group) {
     static const double row_bytes[] = {4.0, 1.0 + 1.0 / 32.0, 2.0};
-    bench_work w = {.ranks = ranks,
-                    .ep = ep > 0 ? ep : ranks,
-                    .tokens = tokens,
-                    .hidden = hidden,
-                    .intermediate = intermediate,
-                    .experts = experts,
-                    .topk = topk,
-                    .skew = (bench_skew)skew,
-                    .type = type == 0 ? "f32" : "bf16",
-                    .row_bytes = row_bytes[dispatch],
-                    .waves = waves,
-                    .micro_batches = micro_batches,
-                    .backward = operation == 1};
-    while (ep == 0 && (w.ep > experts || ranks % w.ep != 0))
-        w.ep--;
-    w.engine = engine > 0                              ? (bench_engine)(engine - 1)
-               : m == NULL || bench_nodes(m, w.ep) < 2 ? BENCH_WINDOW
-                                                       : BENCH_NODE;
-    return w;
+    return (bench_work){.ranks = ranks,
+                        .ep = group,
+                        .tokens = tokens,
+                        .hidden = hidden,
+                        .intermediate = intermediate,
+                        .experts = experts,
+                        .topk = topk,
+                        .skew = (bench_skew)skew,
+                        .type = type == 0 ? "f32" : "bf16",
+                        .row_bytes = row_bytes[dispatch],
+                        .waves = waves,
+                        .micro_batches = micro_batches,
+                        .backward = operation == 1};
+}
+
+/* Whether weights, gradients and two moments of the experts, in f32, leave room for the rest. */
+static bool fits(const bench_machine *m, size_t group) {
+    const double numbers = 3.0 * (double)hidden * (double)intermediate * (double)layers *
+                           (double)moert_ceil_div(experts, group);
+    return 16.0 * numbers <= 0.8 * m->memory_gib * (double)(1 << 30);
+}
+
+/* The asked-for group, or of those that divide the ranks the fastest; ERROR_USAGE if none fits. */
+static moert_status predict_best(const bench_machine *m, size_t ranks, bench_work *best,
+                                 bench_prediction *prediction) {
+    bool found = false;
+    for (size_t group = 1; group <= ranks; group++) {
+        bench_work w = work_of(ranks, group);
+        bench_prediction p;
+        if (ep > 0 ? group != ep : ranks % group != 0 || group > experts || !fits(m, group))
+            continue;
+        w.engine = engine > 0                  ? (bench_engine)(engine - 1)
+                   : bench_nodes(m, group) < 2 ? BENCH_WINDOW
+                                               : BENCH_NODE;
+        if (ep == 0 && w.engine == BENCH_WINDOW && bench_nodes(m, group) > 1)
+            continue;
+        MOERT_TRY(bench_predict(m, &w, &p));
+        if (!found || p.seconds < prediction->seconds) {
+            *best = w;
+            *prediction = p;
+            found = true;
+        }
+    }
+    return found ? MOERT_OK
+                 : MOERT_FAIL(ERROR_USAGE,
+                              "%zu ranks: no group of them fits (%zu experts, %zu layers, %.0f GiB "
+                              "a device)",
+                              ranks, experts, layers, m->memory_gib);
 }
 
 /* ---- rows ---- */
@@ -115,15 +148,15 @@ static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction 
 }
 
 static moert_status predict_all(const bench_machine *m, json_t *rows) {
-    bench_prediction p, first;
+    bench_prediction p = {.seconds = 0.0}, first = p;
+    bench_work w = work_of(1, 1);
     printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
     printf("#%5s %5s %5s %-7s %10s %14s %6s %9s %9s %9s %9s %9s %9s %9s  %s\n", "ranks", "nodes",
            "ep", "engine", "ms", "tokens/s rank", "eff.", "products", "memory", "inside", "between",
            "sums", "latency", "hidden", "bound by");
     for (size_t i = 0; i < count_of_counts; i++) {
-        const bench_work w = work_of(m, counts[i]);
-        const size_t nodes = bench_nodes(m, w.ranks);
-        MOERT_TRY(bench_predict(m, &w, &p));
+        const size_t nodes = bench_nodes(m, counts[i]);
+        MOERT_TRY(predict_best(m, counts[i], &w, &p));
         if (i == 0)
             first = p;
         const double efficiency = first.seconds / p.seconds;
@@ -156,7 +189,8 @@ done:
 
 static moert_status calibrate(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
-    const bench_work w = work_of(NULL, moert_comm_size(world));
+    const size_t ranks = moert_comm_size(world);
+    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
     const bool first = moert_comm_rank(world) == 0;
     bench_machine m;
     MOERT_TRY(bench_calibrate(context, &w, shared_cores, &m));
@@ -168,7 +202,8 @@ static moert_status calibrate(moert_context *context) {
 
 static moert_status add_crowd(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
-    const bench_work w = work_of(NULL, moert_comm_size(world));
+    const size_t ranks = moert_comm_size(world);
+    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
     bench_machine m;
     moert_status status = moert_comm_agree(world, bench_machine_read(crowd_path, &m));
     if (status == MOERT_OK)

@@ -4,12 +4,12 @@
 
 #include <stddef.h>
 
-/* X(name, H, I, E, K) */
+/* X(name, H, I, E, K, layers with experts) */
 #define BENCH_MODEL_TABLE(X)                                                                       \
-    X("qwen3-30b", 2048, 768, 128, 8)                                                              \
-    X("olmoe", 2048, 1024, 64, 8)                                                                  \
-    X("deepseek-v3", 7168, 2048, 256, 8)                                                           \
-    X("mixtral-8x7b", 4096, 14336, 8, 2)
+    X("qwen3-30b", 2048, 768, 128, 8, 48)                                                          \
+    X("olmoe", 2048, 1024, 64, 8, 16)                                                              \
+    X("deepseek-v3", 7168, 2048, 256, 8, 58)                                                       \
+    X("mixtral-8x7b", 4096, 14336, 8, 2, 32)
 
 /* Of a CHOICE: 0 = none, else the row + 1. */
 #define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
@@ -17,11 +17,11 @@
 
 typedef struct bench_model {
     const char *name;
-    size_t hidden, intermediate, experts, topk;
+    size_t hidden, intermediate, experts, topk, layers;
 } bench_model;
 
 static const bench_model bench_models[] = {
-#define BENCH_MODEL_ROW(name, h, i, e, k) {name, h, i, e, k},
+#define BENCH_MODEL_ROW(name, h, i, e, k, layers) {name, h, i, e, k, layers},
     BENCH_MODEL_TABLE(BENCH_MODEL_ROW)
 #undef BENCH_MODEL_ROW
 };
