@@ -104,7 +104,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-$(BUILD)/tests/test_predict: $(addprefix $(BUILD)/bench/,machine.o predict.o spread.o tokens.o)
+$(BUILD)/tests/test_predict: $(addprefix $(BUILD)/bench/,machine.o predict.o spread.o step.o tokens.o)
 
 # says what is missing before the first compilation does
 $(BUILD)/packages:

@@ -13,12 +13,13 @@
 #include "calibrate.h"
 #include "models.h"
 #include "report.h"
+#include "step.h"
 #include "tools/program.h"
 
-enum { MOST_COUNTS = 64 };
+enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
-static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers;
+static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers, length;
 static unsigned model, type, dispatch, engine, skew, operation;
 static double shared_cores;
 
@@ -43,8 +44,9 @@ static const moert_option options[] = {
     {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..",
      "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
-    {"layers", MOERT_OPTION_UINT, &layers, "1", "1..1000",
-     "of the model, for that: 16 bytes a number, in 80 % of a device"},
+    {"layers", MOERT_OPTION_UINT, &layers, "0", "0..1000",
+     "of the model, for that (16 bytes a number, in 80 % of a device) and for a step; 0 = the "
+     "model's"},
     {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "of the experts' products"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
@@ -53,8 +55,9 @@ static const moert_option options[] = {
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
      "of a step, which share one sum of gradients"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
-    {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward",
-     "what is predicted"},
+    {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
+     "what is predicted: of a layer, or a training step of a model"},
+    {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
@@ -70,7 +73,7 @@ static void take_model(void) {
     intermediate = m->intermediate;
     experts = m->experts;
     topk = m->topk;
-    layers = m->layers;
+    layers = layers > 0 ? layers : m->layers;
 }
 
 static bench_work work_of(size_t ranks, size_t group) {
@@ -87,7 +90,7 @@ static bench_work work_of(size_t ranks, size_t group) {
                         .row_bytes = row_bytes[dispatch],
                         .waves = waves,
                         .micro_batches = micro_batches,
-                        .backward = operation == 1};
+                        .backward = operation > 0};
 }
 
 /* Whether weights, gradients and two moments of the experts, in f32, leave room for the rest. */
@@ -173,12 +176,32 @@ static moert_status predict_all(const bench_machine *m, json_t *rows) {
     return MOERT_OK;
 }
 
+static moert_status predict_steps(const bench_machine *m) {
+    const bench_model *of = &bench_models[model - 1];
+    const bench_stack stack = {layers, of->heads, of->kv_heads, of->head, of->vocabulary, length};
+    bench_prediction p = {.seconds = 0.0};
+    bench_work w = work_of(1, 1);
+    bench_step step;
+    printf("# moert %s, steps predicted for '%s' (%s)\n", bench_report_commit(), m->name,
+           m->source);
+    printf("#%5s %5s %10s %14s %10s %10s %10s %10s\n", "ranks", "ep", "ms", "tokens/s rank",
+           "layers", "dense", "optimizer", "sums");
+    for (size_t i = 0; i < count_of_counts; i++) {
+        MOERT_TRY(predict_best(m, counts[i], &w, &p));
+        MOERT_TRY(bench_predict_step(m, &w, &stack, &step));
+        printf("%6zu %5zu %10.2f %14.0f %10.2f %10.2f %10.2f %10.2f\n", w.ranks, w.ep,
+               step.seconds * 1e3, (double)(tokens * micro_batches) / step.seconds,
+               step.layers * 1e3, step.dense * 1e3, step.optimizer * 1e3, step.sums * 1e3);
+    }
+    return MOERT_OK;
+}
+
 static moert_status predict(void) {
     bench_machine m;
     json_t *rows = json_array();
     moert_status status;
     MOERT_TRY_OR(done, bench_machine_read(machine_path, &m));
-    MOERT_TRY_OR(done, predict_all(&m, rows));
+    MOERT_TRY_OR(done, operation == STEP ? predict_steps(&m) : predict_all(&m, rows));
     if (json_path != NULL)
         status = bench_report_write(rows, json_path);
 done:
@@ -255,6 +278,11 @@ static moert_status check_options(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "give one of --machine, --calibrate and --crowd FILE");
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    if (operation == STEP && (model == 0 || bench_models[model - 1].heads == 0))
+        return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
+                                       "qwen3-30b, olmoe or mixtral-8x7b");
+    if (operation == STEP && json_path != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--json has rows of layers, not of --op step");
     return parse_counts();
 }
 

@@ -80,6 +80,10 @@ static moert_status read_fields(const char *path, const json_t *root, bench_mach
     MOERT_TRY(read_number(path, root, "crowd_nodes", 3.0, true, &m->crowd_nodes));
     MOERT_TRY(read_number(path, root, "tile_rows", 1.0, true, &m->tile_rows));
     MOERT_TRY(read_number(path, root, "f32_gflops", NAN, true, &m->f32_gflops));
+    MOERT_TRY(
+        read_number(path, root, "attention_gflops", m->f32_gflops, true, &m->attention_gflops));
+    MOERT_TRY(read_number(path, root, "attention_backward_gflops", m->f32_gflops, true,
+                          &m->attention_backward_gflops));
     m->pipelined = json_is_true(json_object_get(root, "pipelined"));
     if (!json_is_array(rates) || json_array_size(rates) == 0)
         return bad(path, "gemm", "must be an array of rates");

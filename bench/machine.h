@@ -56,7 +56,8 @@ typedef struct bench_machine {
     double crowd_nodes;
     double tile_rows;  /* rows that a product computes at least of a group, and in multiples of */
     double f32_gflops; /* of a large product in f32: the router's */
-    bool pipelined;    /* messages overlap with the copies of staged rows */
+    double attention_gflops, attention_backward_gflops; /* f32_gflops unless given */
+    bool pipelined; /* messages overlap with the copies of staged rows */
     bench_gemm_rate *gemm;
     size_t gemms;
 } bench_machine;

@@ -43,6 +43,11 @@ static double copy_seconds(const setting *s, double bytes) {
     return s->share * bytes / (KERNEL_SHARE * s->m->copy_gbps * 1e9);
 }
 
+/* Ranks that take turns on a core. */
+static double share_of(const bench_machine *m, size_t ranks) {
+    return m->shared_cores > 0.0 ? fmax(1.0, ceil((double)ranks / m->shared_cores)) : 1.0;
+}
+
 static double crowded_gbps(const bench_machine *m, double nodes) {
     const double at = fmin(fmax((nodes - 2.0) / fmax(m->crowd_nodes - 2.0, 1.0), 0.0), 1.0);
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
@@ -64,7 +69,7 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
     s->nodes = (double)nodes;
     s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
-    s->share = m->shared_cores > 0.0 ? fmax(1.0, ceil(ranks / m->shared_cores)) : 1.0;
+    s->share = share_of(m, w->ranks);
     s->between = crowded_gbps(m, s->nodes);
     s->message_us =
         ceil(log2(ranks)) * (bench_nodes(m, w->ranks) > 1 ? m->between.us : m->inside.us);
@@ -157,21 +162,20 @@ static double memory(const setting *s, bool backward) {
 
 /* ---- sums of gradients ---- */
 
-/* A reduce-scatter and an all-gather of so many bytes among `count` ranks, through host memory. */
-static double sum_seconds(const setting *s, double bytes, double count) {
-    const double away = (count - 1.0) / count;
-    const bench_line link = bench_nodes(s->m, s->w->ranks) > 1 ? s->m->between : s->m->inside;
-    if (count < 2.0)
+double bench_sum_seconds(const bench_machine *m, size_t ranks, size_t count, double bytes) {
+    const double others = (double)count - 1.0, share = share_of(m, ranks);
+    const bench_line link = bench_nodes(m, ranks) > 1 ? m->between : m->inside;
+    if (count < 2)
         return 0.0;
-    return 2.0 * away * bytes / (link.gbps * 1e9) +
-           s->share * 4.0 * bytes / (s->m->host_gbps * 1e9) + 2.0 * (count - 1.0) * link.us * 1e-6;
+    return 2.0 * others / (double)count * bytes / (link.gbps * 1e9) +
+           share * 4.0 * bytes / (m->host_gbps * 1e9) + 2.0 * others * link.us * 1e-6;
 }
 
 static double sums(const setting *s) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate;
-    const double replicas = (double)(s->w->ranks / s->w->ep);
-    return sum_seconds(s, 4.0 * h * (double)s->w->experts, (double)s->w->ranks) +
-           sum_seconds(s, 12.0 * h * i * s->local, replicas);
+    const size_t ranks = s->w->ranks;
+    return bench_sum_seconds(s->m, ranks, ranks, 4.0 * h * (double)s->w->experts) +
+           bench_sum_seconds(s->m, ranks, ranks / s->w->ep, 12.0 * h * i * s->local);
 }
 
 /* ---- a pass ---- */

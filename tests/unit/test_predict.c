@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../bench/predict.h"
+#include "../../bench/step.h"
 #include "support/files.h"
 
 /* ---- spread ---- */
@@ -278,6 +278,38 @@ static void test_what_does_not_fit_is_refused(void **state) {
     ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "over 8 ranks");
 }
 
+/* ---- steps ---- */
+
+/* bench/results/h200-train-2026-11-22.txt: 92049 tokens/s of a Qwen3-MoE model with 4 layers on one
+ * H200, batches of 4 x 2048 tokens. */
+static void test_a_step_on_one_h200_is_near_the_measured_one(void **state) {
+    static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
+    bench_work w = {.ranks = 1,
+                    .ep = 1,
+                    .tokens = 8192,
+                    .hidden = 2048,
+                    .intermediate = 768,
+                    .experts = 128,
+                    .topk = 8,
+                    .type = "bf16",
+                    .row_bytes = 2.0,
+                    .waves = 1,
+                    .micro_batches = 1};
+    bench_machine h200;
+    bench_step one, four;
+    (void)state;
+    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
+    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &one));
+    w.micro_batches = 4;
+    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &four));
+    bench_machine_free(&h200);
+    assert_within(one.seconds / (8192.0 / 92049.0), 1.0, 0.2);
+    assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
+    assert_within(four.layers, 4.0 * one.layers, 1e-9); /* but one optimizer's step */
+    assert_within(four.dense, 4.0 * one.dense, 1e-9);
+    assert_within(four.optimizer, one.optimizer, 0.0);
+}
+
 /* ---- files ---- */
 
 static void test_a_machine_is_read_as_it_was_written(void **state) {
@@ -328,6 +360,7 @@ int main(void) {
         ON_MACHINE(test_shared_cores_and_crowds),
         ON_MACHINE(test_gradients_of_replicas_are_summed),
         ON_MACHINE(test_what_does_not_fit_is_refused),
+        cmocka_unit_test(test_a_step_on_one_h200_is_near_the_measured_one),
         ON_MACHINE(test_a_machine_is_read_as_it_was_written),
         ON_MACHINE(test_malformed_machines_name_the_field),
     };
