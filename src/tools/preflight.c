@@ -71,11 +71,6 @@ static double wall_seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* *skew = how far this rank's wall clock is ahead of rank 0's, the median of some readings right
  * after a barrier. Collective. */
 static moert_status compare_clocks(moert_comm *world, double *skew) {
@@ -86,7 +81,7 @@ static moert_status compare_clocks(moert_comm *world, double *skew) {
         MOERT_TRY(moert_comm_broadcast(world, 0, &zero, sizeof zero));
         samples[i] = mine - zero;
     }
-    qsort(samples, CLOCK_SAMPLES, sizeof *samples, by_size);
+    moert_rates_sort(samples, CLOCK_SAMPLES);
     *skew = samples[CLOCK_SAMPLES / 2];
     return MOERT_OK;
 }

@@ -128,18 +128,13 @@ static void judge_text(judge *j, size_t offset, const char *differs, const char 
 
 /* ---- rates ---- */
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The median of those above 0, of two the larger (or the smaller); 0 where there are none. */
 static double median(const judge *j, const double *values, bool larger) {
     size_t count = 0;
     for (size_t r = 0; r < j->all->ranks; r++)
         if (values[r] > 0.0)
             j->sorted[count++] = values[r];
-    qsort(j->sorted, count, sizeof *j->sorted, by_size);
+    moert_rates_sort(j->sorted, count);
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 

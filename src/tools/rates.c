@@ -40,6 +40,10 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+void moert_rates_sort(double *values, size_t count) {
+    qsort(values, count, sizeof *values, by_size);
+}
+
 moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median) {
     double seconds = 0.0, samples[SAMPLES];
     MOERT_TRY(run_times(t, 1, &seconds)); /* compiles */
@@ -47,7 +51,7 @@ moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median
     calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
     for (int i = 0; i < SAMPLES; i++)
         MOERT_TRY(run_times(t, calls, &samples[i]));
-    qsort(samples, SAMPLES, sizeof *samples, by_size);
+    moert_rates_sort(samples, SAMPLES);
     *median = samples[SAMPLES / 2];
     return MOERT_OK;
 }
