@@ -74,8 +74,9 @@ $(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && printf '#define MOERT_COMMIT "%s"\n' "$$(git describe --always --dirty 2>/dev/null || echo unknown)" > $@.new && \
 		if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: $(BUILD)/commit.h
-$(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o: ALL_CFLAGS += -include $(BUILD)/commit.h
+COMMITTED := $(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o $(BUILD)/src/tools/moert-preflight.o
+$(COMMITTED): $(BUILD)/commit.h
+$(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 
 $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
@@ -102,6 +103,8 @@ $(BUILD)/tests/%: $(BUILD)/tests/tools/%.o $(TOOLPART) $(STATIC)
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
+
+$(BUILD)/tests/test_predict: $(addprefix $(BUILD)/bench/,machine.o predict.o spread.o step.o tokens.o)
 
 # says what is missing before the first compilation does
 $(BUILD)/packages:

@@ -17,6 +17,7 @@
 #include "comm/comm.h"
 #include "device/device.h"
 #include "layer_check.h"
+#include "models.h"
 #include "moert/layer.h"
 #include "rate.h"
 #include "report.h"
@@ -34,19 +35,8 @@ static const char *json_path;
 static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
 static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
 
-static const struct model {
-    const char *name;
-    size_t hidden, intermediate, experts, topk;
-} models[] = {
-    {"qwen3-30b", 2048, 768, 128, 8},
-    {"olmoe", 2048, 1024, 64, 8},
-    {"deepseek-v3", 7168, 2048, 256, 8},
-    {"mixtral-8x7b", 4096, 14336, 8, 2},
-};
-
 static const moert_option options[] = {
-    {"model", MOERT_OPTION_CHOICE, &model, "none", "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b",
-     "the layer of a released model, in place of the four sizes"},
+    {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
     {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
     {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
     {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
@@ -80,7 +70,7 @@ typedef struct bench {
 static void take_model(void) {
     if (model == 0)
         return;
-    const struct model *m = &models[model - 1];
+    const bench_model *m = &bench_models[model - 1];
     hidden = m->hidden;
     intermediate = m->intermediate;
     experts = m->experts;

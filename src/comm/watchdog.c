@@ -298,6 +298,10 @@ bool moert_watchdog_claim(moert_watchdog *watchdog) {
     return atomic_exchange(&watchdog->table->reported, 1) == 0;
 }
 
+bool moert_watchdog_is_on(const moert_watchdog *watchdog) {
+    return watchdog != NULL && watchdog->table != NULL && watchdog->timeout_s > 0;
+}
+
 void moert_watchdog_stop(moert_watchdog *watchdog) {
     if (watchdog == NULL)
         return;

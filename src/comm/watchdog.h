@@ -30,6 +30,8 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
  * SIGTERM. True without a table. Not collective. NULL is legal.
  */
 bool moert_watchdog_claim(moert_watchdog *watchdog);
+/* Whether it watches: false without a table or a limit. */
+bool moert_watchdog_is_on(const moert_watchdog *watchdog);
 /* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);
 

@@ -198,6 +198,10 @@ const char *moert_context_topology(const moert_context *context) {
     return context->topology;
 }
 
+bool moert_context_is_watched(const moert_context *context) {
+    return moert_watchdog_is_on(context->watchdog);
+}
+
 bool moert_context_claim_report(moert_context *context) {
     return context == NULL || moert_watchdog_claim(context->watchdog);
 }

@@ -14,6 +14,9 @@ const char *moert_context_topology(const moert_context *context);
 /* Where this rank was placed; cpu_count 0 when nothing was bound. */
 const moert_placement *moert_context_placement(const moert_context *context);
 
+/* Whether the watchdog guards this rank. */
+bool moert_context_is_watched(const moert_context *context);
+
 /* True for the first rank of its host that is about to report a failure and to abort; the others
  * end without words. context may be NULL. Not collective. */
 bool moert_context_claim_report(moert_context *context);

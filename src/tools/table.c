@@ -1,6 +1,7 @@
 /* Prints aligned tables. */
 #include "tools/table.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,20 @@ static void put_bytes(double bytes, char *cell) {
     for (; bytes >= 1024.0 && unit + 1 < sizeof units / sizeof units[0]; unit++)
         bytes /= 1024.0;
     snprintf(cell, CELL_BYTES, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+}
+
+/* Three digits, without an exponent. */
+static void put_real(double value, char *cell) {
+    const double size = fabs(value);
+    if (value == 0.0)
+        snprintf(cell, CELL_BYTES, "-");
+    else
+        snprintf(cell, CELL_BYTES, "%.*f",
+                 size < 1.0     ? 3
+                 : size < 10.0  ? 2
+                 : size < 100.0 ? 1
+                                : 0,
+                 value);
 }
 
 /* The strings under the keys of `keys`, which commas separate; empty ones are left out. */
@@ -46,6 +61,8 @@ static void put_cell(const moert_column *column, const json_t *row, char *cell) 
         snprintf(cell, CELL_BYTES, "%lld", (long long)json_integer_value(value));
     else if (column->kind == MOERT_COLUMN_BYTES)
         put_bytes((double)json_integer_value(value), cell);
+    else if (column->kind == MOERT_COLUMN_REAL)
+        put_real(json_number_value(value), cell);
     else if (column->kind == MOERT_COLUMN_FLAG)
         snprintf(cell, CELL_BYTES, "%s", json_is_true(value) ? "yes" : "no");
     else
@@ -79,7 +96,8 @@ static void put_row(FILE *file, const json_t *row, const moert_column *columns, 
             put_wrapped(file, cell, at);
             return;
         }
-        const bool right = kind == MOERT_COLUMN_COUNT || kind == MOERT_COLUMN_BYTES;
+        const bool right =
+            kind == MOERT_COLUMN_COUNT || kind == MOERT_COLUMN_BYTES || kind == MOERT_COLUMN_REAL;
         const char *gap = i + 1 < count ? "  " : "\n";
         fprintf(file, right ? "%*s%s" : "%-*s%s", widths[i], cell, gap);
         at += (size_t)widths[i] + 2;

@@ -13,6 +13,7 @@
     X(TEXT)  /* strings, "-" when all are empty; in the last column wrapped at 100 characters */   \
     X(COUNT) /* an integer, to the right */                                                        \
     X(BYTES) /* an integer, as "1.5 GiB" */                                                        \
+    X(REAL)  /* a number, in three significant digits, to the right; "-" for 0 */                  \
     X(FLAG)  /* a boolean, as yes or no */                                                         \
     X(MARK)  /* a boolean, as * or nothing */
 

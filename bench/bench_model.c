@@ -1,0 +1,301 @@
+/*
+ * bench_model: what an expert-parallel layer would take on a described machine (machine.h,
+ * predict.h), for a list of rank counts; or measures the machine that it runs on.
+ *
+ * Efficiency is the throughput of a rank over that of the first count.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "calibrate.h"
+#include "models.h"
+#include "report.h"
+#include "step.h"
+#include "tools/program.h"
+
+enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
+
+static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
+static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers, length;
+static unsigned model, type, dispatch, engine, skew, operation;
+static double shared_cores;
+
+static const moert_option options[] = {
+    {"machine", MOERT_OPTION_STRING, &machine_path, NULL, NULL,
+     "file that describes it, such as bench/machines/h200.json"},
+    {"calibrate", MOERT_OPTION_STRING, &calibrate_path, NULL, NULL,
+     "measure these ranks instead, for layers of these sizes, and write the machine there"},
+    {"crowd", MOERT_OPTION_STRING, &crowd_path, NULL, NULL,
+     "measure what three nodes or more that all send to all leave of their links, and add it to "
+     "the "
+     "machine of this file"},
+    {"shared-cores", MOERT_OPTION_FLOAT, &shared_cores, "0", "0..100000",
+     "calibrate: cores that all nodes share, one for each rank at a time; 0: they have their own"},
+    {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", NULL,
+     "counts to predict, by commas"},
+    {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
+    {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
+    {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
+    {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
+    {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..",
+     "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
+    {"layers", MOERT_OPTION_UINT, &layers, "0", "0..1000",
+     "of the model, for that (16 bytes a number, in 80 % of a device) and for a step; 0 = the "
+     "model's"},
+    {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "of the experts' products"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+    {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
+     "of the exchange; auto: window on one node, node on several"},
+    {"waves", MOERT_OPTION_UINT, &waves, "1", "1..64", "in which a layer's rows travel"},
+    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
+     "of a step, which share one sum of gradients"},
+    {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
+     "what is predicted: of a layer, or a training step of a model"},
+    {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
+};
+
+static size_t counts[MOST_COUNTS], count_of_counts;
+
+/* ---- the work ---- */
+
+static void take_model(void) {
+    if (model == 0)
+        return;
+    const bench_model *m = &bench_models[model - 1];
+    hidden = m->hidden;
+    intermediate = m->intermediate;
+    experts = m->experts;
+    topk = m->topk;
+    layers = layers > 0 ? layers : m->layers;
+}
+
+static bench_work work_of(size_t ranks, size_t group) {
+    static const double row_bytes[] = {4.0, 1.0 + 1.0 / 32.0, 2.0};
+    return (bench_work){.ranks = ranks,
+                        .ep = group,
+                        .tokens = tokens,
+                        .hidden = hidden,
+                        .intermediate = intermediate,
+                        .experts = experts,
+                        .topk = topk,
+                        .skew = (bench_skew)skew,
+                        .type = type == 0 ? "f32" : "bf16",
+                        .row_bytes = row_bytes[dispatch],
+                        .waves = waves,
+                        .micro_batches = micro_batches,
+                        .backward = operation > 0};
+}
+
+/* Whether weights, gradients and two moments of the experts, in f32, leave room for the rest. */
+static bool fits(const bench_machine *m, size_t group) {
+    const double numbers = 3.0 * (double)hidden * (double)intermediate * (double)layers *
+                           (double)moert_ceil_div(experts, group);
+    return 16.0 * numbers <= 0.8 * m->memory_gib * (double)(1 << 30);
+}
+
+/* The asked-for group, or of those that divide the ranks the fastest; ERROR_USAGE if none fits. */
+static moert_status predict_best(const bench_machine *m, size_t ranks, bench_work *best,
+                                 bench_prediction *prediction) {
+    bool found = false;
+    for (size_t group = 1; group <= ranks; group++) {
+        bench_work w = work_of(ranks, group);
+        bench_prediction p;
+        if (ep > 0 ? group != ep : ranks % group != 0 || group > experts || !fits(m, group))
+            continue;
+        w.engine = engine > 0                  ? (bench_engine)(engine - 1)
+                   : bench_nodes(m, group) < 2 ? BENCH_WINDOW
+                                               : BENCH_NODE;
+        if (ep == 0 && w.engine == BENCH_WINDOW && bench_nodes(m, group) > 1)
+            continue;
+        MOERT_TRY(bench_predict(m, &w, &p));
+        if (!found || p.seconds < prediction->seconds) {
+            *best = w;
+            *prediction = p;
+            found = true;
+        }
+    }
+    return found ? MOERT_OK
+                 : MOERT_FAIL(ERROR_USAGE,
+                              "%zu ranks: no group of them fits (%zu experts, %zu layers, %.0f GiB "
+                              "a device)",
+                              ranks, experts, layers, m->memory_gib);
+}
+
+/* ---- rows ---- */
+
+static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction *p,
+                      double efficiency) {
+    static const char *const engines[] = {"window", "staged", "node"};
+    json_t *row = json_pack(
+        "{ss sI sI sI ss ss sI sI sI sI sI sf sf sf ss sf sf}", "op",
+        w->backward ? "forward+backward" : "forward", "ranks", (json_int_t)w->ranks, "nodes",
+        (json_int_t)nodes, "ep", (json_int_t)w->ep, "engine", engines[w->engine], "skew",
+        bench_skew_name(w->skew), "T", (json_int_t)w->tokens, "H", (json_int_t)w->hidden, "I",
+        (json_int_t)w->intermediate, "E", (json_int_t)w->experts, "K", (json_int_t)w->topk, "ms",
+        p->seconds * 1e3, "tokens_per_s_rank", (double)w->tokens / p->seconds, "efficiency",
+        efficiency, "bound", bench_part_name(p->bound), "bytes_inside", p->bytes_inside,
+        "bytes_between", p->bytes_between);
+    json_t *parts = json_object();
+    for (int i = 0; i < BENCH_PARTS; i++)
+        json_object_set_new(parts, bench_part_name((bench_part)i), json_real(p->part[i] * 1e3));
+    json_object_set_new(parts, "overlapped", json_real(-p->hidden * 1e3));
+    json_object_set_new(row, "parts_ms", parts);
+    return row;
+}
+
+static moert_status predict_all(const bench_machine *m, json_t *rows) {
+    bench_prediction p = {.seconds = 0.0}, first = p;
+    bench_work w = work_of(1, 1);
+    printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
+    printf("#%5s %5s %5s %-7s %10s %14s %6s %9s %9s %9s %9s %9s %9s %9s  %s\n", "ranks", "nodes",
+           "ep", "engine", "ms", "tokens/s rank", "eff.", "products", "memory", "inside", "between",
+           "sums", "latency", "hidden", "bound by");
+    for (size_t i = 0; i < count_of_counts; i++) {
+        const size_t nodes = bench_nodes(m, counts[i]);
+        MOERT_TRY(predict_best(m, counts[i], &w, &p));
+        if (i == 0)
+            first = p;
+        const double efficiency = first.seconds / p.seconds;
+        json_t *row = row_of(&w, nodes, &p, efficiency);
+        if (json_array_append_new(rows, row) != 0)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+        printf("%6zu %5zu %5zu %-7s %10.3f %14.0f %6.3f", w.ranks, nodes, w.ep,
+               json_string_value(json_object_get(row, "engine")), p.seconds * 1e3,
+               (double)w.tokens / p.seconds, efficiency);
+        for (int part = 0; part < BENCH_PARTS; part++)
+            printf(" %9.3f", p.part[part] * 1e3);
+        printf(" %9.3f  %s\n", p.hidden * 1e3, bench_part_name(p.bound));
+    }
+    return MOERT_OK;
+}
+
+static moert_status predict_steps(const bench_machine *m) {
+    const bench_model *of = &bench_models[model - 1];
+    const bench_stack stack = {layers, of->heads, of->kv_heads, of->head, of->vocabulary, length};
+    bench_prediction p = {.seconds = 0.0};
+    bench_work w = work_of(1, 1);
+    bench_step step;
+    printf("# moert %s, steps predicted for '%s' (%s)\n", bench_report_commit(), m->name,
+           m->source);
+    printf("#%5s %5s %10s %14s %10s %10s %10s %10s\n", "ranks", "ep", "ms", "tokens/s rank",
+           "layers", "dense", "optimizer", "sums");
+    for (size_t i = 0; i < count_of_counts; i++) {
+        MOERT_TRY(predict_best(m, counts[i], &w, &p));
+        MOERT_TRY(bench_predict_step(m, &w, &stack, &step));
+        printf("%6zu %5zu %10.2f %14.0f %10.2f %10.2f %10.2f %10.2f\n", w.ranks, w.ep,
+               step.seconds * 1e3, (double)(tokens * micro_batches) / step.seconds,
+               step.layers * 1e3, step.dense * 1e3, step.optimizer * 1e3, step.sums * 1e3);
+    }
+    return MOERT_OK;
+}
+
+static moert_status predict(void) {
+    bench_machine m;
+    json_t *rows = json_array();
+    moert_status status;
+    MOERT_TRY_OR(done, bench_machine_read(machine_path, &m));
+    MOERT_TRY_OR(done, operation == STEP ? predict_steps(&m) : predict_all(&m, rows));
+    if (json_path != NULL)
+        status = bench_report_write(rows, json_path);
+done:
+    bench_machine_free(&m);
+    json_decref(rows);
+    return status;
+}
+
+static moert_status calibrate(moert_context *context) {
+    moert_comm *world = moert_context_comm(context);
+    const size_t ranks = moert_comm_size(world);
+    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
+    const bool first = moert_comm_rank(world) == 0;
+    bench_machine m;
+    MOERT_TRY(bench_calibrate(context, &w, shared_cores, &m));
+    moert_status status = first ? bench_machine_write(&m, calibrate_path) : MOERT_OK;
+    moert_program_say(context, "calibrated: %s\n", m.name);
+    bench_machine_free(&m);
+    return moert_comm_agree(world, status);
+}
+
+static moert_status add_crowd(moert_context *context) {
+    moert_comm *world = moert_context_comm(context);
+    const size_t ranks = moert_comm_size(world);
+    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
+    bench_machine m;
+    moert_status status = moert_comm_agree(world, bench_machine_read(crowd_path, &m));
+    if (status == MOERT_OK)
+        status = bench_calibrate_crowd(context, &w, &m);
+    if (status == MOERT_OK)
+        status = moert_comm_agree(
+            world, moert_comm_rank(world) == 0 ? bench_machine_write(&m, crowd_path) : MOERT_OK);
+    if (status == MOERT_OK)
+        moert_program_say(context, "%.0f nodes together reach %.2f of a link\n", m.crowd_nodes,
+                          m.crowd);
+    bench_machine_free(&m);
+    return status;
+}
+
+static moert_status run(moert_context *context) {
+    moert_comm *world = moert_context_comm(context);
+    if (crowd_path != NULL)
+        return add_crowd(context);
+    if (calibrate_path != NULL)
+        return calibrate(context);
+    return moert_comm_agree(world, moert_comm_rank(world) == 0 ? predict() : MOERT_OK);
+}
+
+/* ---- options ---- */
+
+static moert_status parse_counts(void) {
+    const char *at = counts_text;
+    for (count_of_counts = 0; count_of_counts < MOST_COUNTS; count_of_counts++) {
+        char *end;
+        const unsigned long value = strtoul(at, &end, 10);
+        if (end == at || at[0] < '0' || at[0] > '9' || value == 0 || (*end != ',' && *end != '\0'))
+            return MOERT_FAIL(ERROR_USAGE, "--ranks is '%s', not counts such as 8,16,32",
+                              counts_text);
+        counts[count_of_counts] = value;
+        if (*end == '\0') {
+            count_of_counts++;
+            return MOERT_OK;
+        }
+        at = end + 1;
+    }
+    return MOERT_FAIL(ERROR_USAGE, "--ranks has more than %d counts", MOST_COUNTS);
+}
+
+static moert_status check_options(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    take_model();
+    if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)
+        return MOERT_FAIL(ERROR_USAGE, "give one of --machine, --calibrate and --crowd FILE");
+    if (topk > experts)
+        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    if (operation == STEP && (model == 0 || bench_models[model - 1].heads == 0))
+        return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
+                                       "qwen3-30b, olmoe or mixtral-8x7b");
+    if (operation == STEP && json_path != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--json has rows of layers, not of --op step");
+    return parse_counts();
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
+                    "--calibrate FILE [OPTION...]",
+        .about = "Predicts the time of an expert-parallel layer on a machine of some kind, with "
+                 "its parts and what bounds it, or measures such a machine.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check_options,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# launch/scaling on 1 and 2 ranks: rows of both modes, efficiency 1 of the first, the same in JSON, plots; bench_model: a table that adds
+# up, and clear refusals.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+export MAKEFLAGS= # not that of a make that runs the tests
+
+if [ "${TEST_BUILD:-build}" -ef build ]; then
+    timeout -k 5 240 launch/scaling --what layer --ranks "1 2" --tokens 64 --sizes "--hidden 64 --experts 4 --topk 2" --repeat 1 --out "$folder/scaling" >"$log" 2>&1
+    [ $? -eq 0 ] && [ "$(grep -c '^  layer ' "$log")" -eq 4 ]
+    verdict $? "two modes by two counts are four lines"
+    awk -F, 'NR > 1 && ($3 == 1 && $9 != 1 || $8 <= 0 || ($8 / ($6 / $7 * 1e3) - 1)^2 > 1e-6) { exit 1 } END { exit NR != 5 }' "$folder/scaling/scaling.csv"
+    verdict $? "tokens/s are those of the time; the first count has efficiency 1"
+    [ "$(grep -c '"efficiency": [0-9.]*}' "$folder/scaling/scaling.json")" -eq 4 ] && [ "$(tail -n 1 "$folder/scaling/scaling.json")" = ']' ]
+    verdict $? "the rows are a JSON array"
+    [ -s "$folder/scaling/weak.svg" ] && [ -s "$folder/scaling/strong.svg" ]
+    verdict $? "both plots are there"
+fi
+launch/scaling --ranks "1 none" >"$log" 2>&1
+[ $? -eq 2 ] && grep -q "^scaling: 'none' is not a positive number" "$log"
+verdict $? "a bad count is refused"
+launch/scaling --hosts "$folder/missing" >"$log" 2>&1
+[ $? -eq 2 ] && grep -q "^scaling: --hosts: cannot read" "$log"
+verdict $? "a file of hosts that is not there is refused"
+
+h200() { timeout -k 5 60 "$bin/bench_model" --machine bench/machines/h200.json --model qwen3-30b --tokens 16384 --type bf16 "$@" >"$folder/out" 2>"$log"; }
+h200 --ranks 8,64,1024 --json "$folder/rows.json"
+[ $? -eq 0 ] && [ "$(grep -vc '^#' "$folder/out")" -eq 3 ] && [ "$(grep -c '"bound"' "$folder/rows.json")" -eq 3 ] &&
+    awk '!/^#/ { sum = -$14; for (i = 8; i <= 13; i++) sum += $i; if ((sum - $5)^2 > 1e-4) exit 1 }' "$folder/out" &&
+    awk '!/^#/ { if ($7 > last && NR > 3) exit 1; last = $7 } /^ *8 / && $7 != 1 { exit 1 }' "$folder/out"
+verdict $? "bench_model: the parts of a row add up, and efficiency falls"
+h200 --ranks 8,x
+[ $? -eq 2 ] && grep -q "bench_model: --ranks is '8,x'" "$log"
+verdict $? "bench_model: bad counts are refused"
+alone "$bin/bench_model" --machine "$folder/none.json"
+[ $? -eq 1 ] && grep -q 'bench_model: .*none.json' "$log"
+verdict $? "bench_model: a machine that is not there is named"
+ranks 2 "$bin/bench_model" --crowd bench/machines/h200.json
+[ $? -eq 2 ] && grep -q 'a crowd is three nodes or more, not 1' "$log"
+verdict $? "bench_model: one node is no crowd"
+finish
