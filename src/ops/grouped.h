@@ -76,9 +76,9 @@ void moert_packed_destroy(moert_packed *packed);
  * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
  * may be flushed to 0.
  */
+/* Groups [first, end), whose rows [first_row, end_row) the host must know. */
 typedef struct moert_part {
-    size_t first, end;         /* groups */
-    size_t first_row, end_row; /* theirs */
+    size_t first, end, first_row, end_row;
 } moert_part;
 typedef struct moert_gemm {
     moert_groups groups;
