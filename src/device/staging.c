@@ -94,26 +94,29 @@ static moert_status check_range(const moert_staging *staging, size_t offset_byte
     return MOERT_OK;
 }
 
-moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, size_t bytes) {
-    moert_device *device = staging->buffer->device;
+/* Nothing to do where both are one. */
+static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t bytes, bool to_host) {
+    moert_device *device = moert_buffer_device(staging->buffer);
+    char *host = (char *)staging->host + offset_bytes;
     MOERT_TRY(check_range(staging, offset_bytes, bytes));
-    if (staging->locked != NULL && bytes > 0)
-        MOERT_CL(device,
-                 clEnqueueReadBuffer(device->queue, staging->buffer->memory, CL_FALSE, offset_bytes,
-                                     bytes, (char *)staging->host + offset_bytes, 0, NULL,
-                                     moert_profile_event(device, MOERT_FAMILY_COPY)));
+    if (staging->locked == NULL || bytes == 0)
+        return MOERT_OK;
+    cl_event *event = moert_profile_event(device, MOERT_FAMILY_COPY);
+    if (to_host)
+        MOERT_CL(device, clEnqueueReadBuffer(device->queue, staging->buffer->memory, CL_FALSE,
+                                             offset_bytes, bytes, host, 0, NULL, event));
+    else
+        MOERT_CL(device, clEnqueueWriteBuffer(device->queue, staging->buffer->memory, CL_FALSE,
+                                              offset_bytes, bytes, host, 0, NULL, event));
     return MOERT_OK;
 }
 
+moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, size_t bytes) {
+    return copy(staging, offset_bytes, bytes, true);
+}
+
 moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes) {
-    moert_device *device = staging->buffer->device;
-    MOERT_TRY(check_range(staging, offset_bytes, bytes));
-    if (staging->locked != NULL && bytes > 0)
-        MOERT_CL(device,
-                 clEnqueueWriteBuffer(device->queue, staging->buffer->memory, CL_FALSE,
-                                      offset_bytes, bytes, (char *)staging->host + offset_bytes, 0,
-                                      NULL, moert_profile_event(device, MOERT_FAMILY_COPY)));
-    return MOERT_OK;
+    return copy(staging, offset_bytes, bytes, false);
 }
 
 /* ---- marks ---- */

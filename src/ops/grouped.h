@@ -69,6 +69,11 @@ moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *co
 size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
 void moert_packed_destroy(moert_packed *packed);
 
+/* Groups [first, end), whose rows [first_row, end_row) the host must know. */
+typedef struct moert_part {
+    size_t first, end, first_row, end_row;
+} moert_part;
+
 /*
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
  * dgrad x, wgrad weight; bias_grad bias) is float32; a weight that is a factor is float32 [G,N,K]
@@ -76,10 +81,6 @@ void moert_packed_destroy(moert_packed *packed);
  * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
  * may be flushed to 0.
  */
-typedef struct moert_part {
-    size_t first, end;         /* groups */
-    size_t first_row, end_row; /* theirs */
-} moert_part;
 typedef struct moert_gemm {
     moert_groups groups;
     moert_part part;   /* forward, dgrad, without a shared weight: of the groups; zeros: all */

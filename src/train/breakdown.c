@@ -170,7 +170,8 @@ static void print(FILE *file, const totals *t) {
         fprintf(file, ", at %.1f GFLOP/s, %.1f %% of the peak", gemm.gflops,
                 gemm.peak_share * 100.0);
     if (t->flight.ns > 0.0)
-        fprintf(file, "\n  rows in flight: %.3f ms a step, of which ranks waited %.3f ms",
+        fprintf(file,
+                "\n  rows in flight: %.3f ms a step; waits for them, late ranks and plans: %.3f ms",
                 t->flight.ns * 1e-6, t->row[MOERT_OPERATION_EXCHANGE_WAIT].ns * 1e-6);
     fputs("\n\n", file);
     fflush(file);

@@ -14,7 +14,7 @@ layer() {
     [[ $title != *"--dense bf16" ]] || tolerance=2e-2 kind=bf16
     local output=$folder/output.safetensors first=$folder/$1.$kind.safetensors
     shift 4
-    MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
+    MOERT_WAVES=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
         --input "$golden/$case/input.safetensors" --output "$output" "$@" &&
         "$compare" tensors --expected "$golden/$case/expected.safetensors" --actual "$output" --tolerance $tolerance \
             >>"$log" 2>&1

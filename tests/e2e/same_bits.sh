@@ -14,7 +14,7 @@ train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
     [[ " $* " != *" --model "* ]] || sizes=()
-    MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
+    MOERT_WAVES=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
 # what must agree of a run: metrics without times, checkpoints, and the model

@@ -8,7 +8,7 @@
 
 #include "support/gemm.h"
 
-static const way nvidia = {"nvidia", "auto", MOERT_NUMBER_BF16, true, false};
+static const way nvidia = {"nvidia", "auto", MOERT_NUMBER_BF16, true, false, false};
 
 /* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
  * and rows past the end; strides, places in y, one weight for all; the last three are not aligned
