@@ -1,4 +1,4 @@
-// run: np=1,2,4 sanitize=2
+// run: np=1,4 sanitize=2
 /* What a profiled training records: rows, bytes and times that fit together, and an expert that was
  * planted as hot, whose words moert-report finds. */
 #include <math.h>
