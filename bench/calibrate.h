@@ -15,6 +15,9 @@
 moert_status bench_calibrate(moert_context *context, const bench_work *work, double shared_cores,
                              bench_machine *machine);
 
+/* The links of a machine alone, whose host_gbps is known. Collective. */
+moert_status bench_calibrate_links(moert_comm *world, bench_machine *machine);
+
 /* Measures machine->crowd on these nodes, of which there must be three or more (ERROR_USAGE):
  * messages of all to all, beside those of two nodes at a time. Collective, blocking; the same on
  * all ranks. */
