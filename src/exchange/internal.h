@@ -103,7 +103,7 @@ struct moert_exchange {
     size_t widest;            /* largest stride of all windows so far */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
-    moert_buffer *counts, *words; /* of plans, nothing is kept there: kernels/plan.cl */
+    moert_buffer *counts, *words;      /* of plans, nothing is kept there: kernels/plan.cl */
 };
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */

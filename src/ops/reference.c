@@ -182,8 +182,8 @@ moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
     moert_glu glu = fused->glu;
     uint32_t end;
     MOERT_TRY(moert_reference_gemm_forward(&fused->gemm));
-    MOERT_TRY(
-        moert_buffer_read(groups->ends, (moert_part_of(&fused->gemm).end - 1) * sizeof end, &end, sizeof end));
+    MOERT_TRY(moert_buffer_read(groups->ends, (moert_part_of(&fused->gemm).end - 1) * sizeof end,
+                                &end, sizeof end));
     glu.rows = end;
     return moert_reference_glu_forward(&glu);
 }

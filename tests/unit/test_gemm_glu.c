@@ -151,6 +151,8 @@ static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
         }
 }
 
+/* But for packings of an interleaved form, whose tiles may be of an odd width, which takes two
+ * calls. */
 static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **state) {
     (void)state;
     if (moert_device_describe(test_device)->gpu_form) {
@@ -161,7 +163,7 @@ static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **
         for (size_t w = PORTABLE_F32; w <= PACKED_F32; w++) {
             const problem *p = &problems[i];
             const gated_run one = {.form = forms[i % FORMS].form, .fused = true, .drop_v = true};
-            if (p->k > 64)
+            if (p->k > 64 || (w == PACKED_F32 && one.form.interleaved))
                 continue;
             arrays got = make_arrays(p, false), before = make_arrays(p, false);
             float *h = unset_results(p);
