@@ -1,4 +1,5 @@
 /* Windows: their memory, and its growth. */
+#include <stdint.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -7,13 +8,26 @@
 #include "exchange/internal.h"
 
 enum { ROW_FLOATS = 16 }; /* rows start and end at whole vectors */
+enum { CODES = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
     moert_window *made;
     MOERT_TRY(MOERT_NEW(&made));
-    *made = (moert_window){
-        .exchange = exchange, .width = width, .stride = moert_round_up(width, ROW_FLOATS)};
+    *made = (moert_window){.exchange = exchange,
+                           .width = width,
+                           .columns = width,
+                           .stride = moert_round_up(width, ROW_FLOATS)};
     *window = made;
+    return MOERT_OK;
+}
+
+moert_status moert_window_create_codes(moert_exchange *exchange, size_t columns,
+                                       moert_window **window) {
+    if (columns % CODES != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 codes, not %zu",
+                          columns);
+    MOERT_TRY(moert_window_create(exchange, columns / CODES, window));
+    (*window)->columns = columns;
     return MOERT_OK;
 }
 

@@ -16,6 +16,7 @@ typedef struct moert_storage {
 struct moert_window {
     moert_exchange *exchange;
     size_t width, stride; /* floats */
+    size_t columns;       /* numbers of a row: its floats, or twice as many bf16 codes */
     size_t capacity_rows; /* the same on all ranks; 0 before the first reservation */
     moert_storage storage;
 };

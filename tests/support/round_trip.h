@@ -27,13 +27,15 @@ typedef struct {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
+    bool codes;  /* y is a window of codes */
     float *host; /* at least as large as any of them */
     size_t wrong;
 } trip;
 
-/* Windows outlive a shape, buffers and plan do not. Collective, except for the buffers. */
+/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, results come
+ * back as bf16 codes. Collective, except for the buffers. */
 moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
-                               size_t width, trip *t);
+                               size_t width, bool codes, trip *t);
 void trip_free_windows(trip *t);
 moert_status trip_make_buffers(const shape *c, trip *t);
 void trip_free_buffers(trip *t);

@@ -48,7 +48,8 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         trip t;
-        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
         ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
         trip_free_buffers(&t);
         trip_free_windows(&t);
@@ -56,11 +57,28 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+static void test_exchange_sums_rows_of_codes_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    moert_window *odd = NULL;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        shape c = shapes[i];
+        trip t;
+        c.width += c.width % 2;
+        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
+                        "pairs of bf16 codes, not 33");
+    moert_exchange_destroy(exchange);
+}
+
 static void test_exchange_grows_its_windows(void **state) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t tokens[] = {3, 40, 7, 300};
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, false, &t));
     for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
@@ -73,7 +91,7 @@ static void test_exchange_grows_its_windows(void **state) {
 static void test_exchange_repeats_with_changing_payload(void **state) {
     moert_exchange *exchange = open_exchange(state);
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, false, &t));
     for (unsigned i = 0; i < 200; i++) {
         shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
@@ -96,7 +114,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
     const size_t tokens = c.tokens[test_rank];
     size_t before = 0, wrong = 0;
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     uint32_t *host = (uint32_t *)t.host;
     for (size_t r = 0; r < test_rank; r++)
@@ -171,7 +189,7 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     moert_exchange_plan *plan = NULL;
     moert_buffer *small;
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
     ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
@@ -245,6 +263,7 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
 /* X(name): the tests that every engine passes. */
 #define ENGINE_TESTS(X)                                                                            \
     X(test_exchange_moves_rows_exactly)                                                            \
+    X(test_exchange_sums_rows_of_codes_exactly)                                                    \
     X(test_exchange_grows_its_windows)                                                             \
     X(test_exchange_repeats_with_changing_payload)                                                 \
     X(test_exchange_dispatches_any_bits)                                                           \
