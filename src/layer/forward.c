@@ -74,20 +74,19 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.x = layer->h;
-    second.y = moert_window_rows(out);
-    second.ldy = moert_window_stride(out);
     second.bias = NULL;
+    MOERT_TRY(moert_wire_results(layer, out, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
-    if (!o->expert_biases)
-        return MOERT_OK;
-    return moert_scaled_bias_forward(
-        &(moert_scaled_bias){.groups = second.groups,
-                             .n = o->hidden,
-                             .ldy = second.ldy,
-                             .prob = moert_window_rows(layer->prob),
-                             .prob_stride = prob_stride,
-                             .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-                             .y = second.y});
+    if (o->expert_biases)
+        MOERT_TRY(moert_scaled_bias_forward(
+            &(moert_scaled_bias){.groups = second.groups,
+                                 .n = o->hidden,
+                                 .ldy = second.ldy,
+                                 .prob = moert_window_rows(layer->prob),
+                                 .prob_stride = prob_stride,
+                                 .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+                                 .y = second.y}));
+    return moert_wire_return(layer, out);
 }
 
 /* y += the shared expert, which sees every token where it is. */
@@ -139,7 +138,7 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     status = moert_wire_pack(layer, x, &packed);
     MOERT_TRY(moert_exchange_dispatch(mesh->exchange, layer->plan, status, packed, layer->x,
                                       layer->routing.weight, layer->prob));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    MOERT_TRY(moert_wire_out(layer, out));
     return moert_window_reserve(*out, layer->plan->plan);
 }
 

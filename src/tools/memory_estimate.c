@@ -185,15 +185,15 @@ static size_t window_rows(const moert_memory_setting *setting, const moert_memor
     return moert_min(with_room(needed), limit);
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows, of which
- * only results lie in float32 whatever the dispatch. */
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows on their
+ * way, of which one has results. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t *used, size_t *reserved) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const struct {
         size_t count, width;
     } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
-                   {1, s->config->hidden},
+                   {1, moert_wire_back_width(&options)},
                    {s->config->layers + 1, 1}};
     *used = *reserved = 0;
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
@@ -206,8 +206,11 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
 /* The mail of engine_staged.c on the host; *arrived: rows that came back, on the device. */
 static size_t count_staging(const moert_memory_shape *s, size_t *arrived) {
     const size_t slots = s->tokens * s->config->router.topk, rows = moert_max(slots, s->rows);
-    const size_t width = s->config->hidden, wide = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
-    *arrived = slots * wide;
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const size_t back = moert_wire_back_width(&options);
+    const size_t width = moert_max(moert_wire_width(&options), back);
+    const size_t wide = moert_round_up(width, MOERT_WINDOW_ROW_FLOATS);
+    *arrived = slots * moert_round_up(back, MOERT_WINDOW_ROW_FLOATS);
     return 2 * with_room(rows * width) + with_room(rows * wide) + 2 * with_room(rows) +
            with_room(rows * MOERT_WINDOW_ROW_FLOATS);
 }

@@ -1,13 +1,15 @@
 // run: np=1,2,3,4 sanitize=2
 /*
  * Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
- * in every precision; what rounding before the experts' own rounding changes; bytes that travel.
+ * in every precision; what rounding before the experts' own rounding changes; bytes that travel;
+ * results of bf16.
  * test_layer holds their values against float64.
  */
 #include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer_run.h"
@@ -100,6 +102,9 @@ static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **
         check_engines(alone, &options);
         options.dispatch = MOERT_DISPATCH_MXFP8;
         check_engines(alone, &options);
+        options.dispatch = MOERT_DISPATCH_BF16;
+        options.combine = MOERT_COMBINE_BF16;
+        check_engines(alone, &options);
     }
     moert_context_destroy(alone);
 }
@@ -186,6 +191,40 @@ static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
     ASSERT_ON_ALL(!rows && !gradients);
 }
 
+/* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
+ * part as well, and no gradient of a weight hears of it. */
+static void test_results_of_bf16_are_rounded_once(void **state) {
+    (void)state;
+    oracle_layer oracle;
+    layer_results results[2];
+    size_t wrong = 0, rounded = 0, engine = LOCAL;
+    moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
+    float largest = 0.0f;
+    uint64_t bytes;
+    while (!works(engine))
+        engine++;
+    options.router.topk = 1;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int c = MOERT_COMBINE_F32; c <= MOERT_COMBINE_BF16; c++) {
+        oracle.options.combine = (moert_combine)c;
+        compute(&oracle, test_context, engines[engine], false, &results[c], &bytes);
+    }
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        largest = fmaxf(largest, fabsf(results[0].dx[i]));
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
+        const float y = results[0].y[i], dx = results[0].dx[i];
+        const uint32_t code = moert_number_encode(MOERT_NUMBER_BF16, y);
+        wrong += results[1].y[i] != moert_number_decode(MOERT_NUMBER_BF16, code);
+        wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
+        rounded += results[1].y[i] != y && results[1].dx[i] != dx;
+    }
+    const bool same = same_gradients(&oracle, &results[0], &results[1]);
+    for (size_t c = 0; c < 2; c++)
+        layer_results_free(&results[c]);
+    oracle_layer_destroy(&oracle);
+    ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
+}
+
 /* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
 static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
     (void)state;
@@ -219,6 +258,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_rows_that_are_rounded_already_lose_nothing),
         cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
         cmocka_unit_test(test_precision_bf16_sees_no_dispatch_of_bf16),
+        cmocka_unit_test(test_results_of_bf16_are_rounded_once),
         cmocka_unit_test(test_dispatches_move_what_a_row_is_on_its_way),
     };
     if (!mpi_tests_begin(count, arguments))
