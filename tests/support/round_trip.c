@@ -66,7 +66,8 @@ static size_t all_tokens(const shape *c, const trip *t) {
 moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
                                size_t width, bool codes, trip *t) {
     *t = (trip){.device = device, .comm = comm, .exchange = exchange, .codes = codes};
-    MOERT_TRY(moert_window_create(exchange, width, &t->x));
+    MOERT_TRY(codes ? moert_window_create_codes(exchange, 2 * width, &t->x)
+                    : moert_window_create(exchange, width, &t->x));
     MOERT_TRY((codes ? moert_window_create_codes : moert_window_create)(exchange, width, &t->y));
     MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
     return moert_window_create(exchange, 1, &t->slot_y);

@@ -32,8 +32,9 @@ typedef struct {
     size_t wrong;
 } trip;
 
-/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, results come
- * back as bf16 codes. Collective, except for the buffers. */
+/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, rows go
+ * into a window of as many pairs of codes, and results come back as codes. Collective, except for
+ * the buffers. */
 moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
                                size_t width, bool codes, trip *t);
 void trip_free_windows(trip *t);
