@@ -65,9 +65,9 @@ random_moment() { # in the first half of the run, in any phase of a step
     sleep 0.0$((RANDOM % 100))
 }
 
-finish() { # waits for the run, at most a minute; sets status, seconds
+finish() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
     local from=$SECONDS
-    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt 60 ]; do sleep 0.1; done
+    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
     kill -KILL "$launcher" 2>/dev/null
     wait "$launcher"
     status=$?
@@ -86,7 +86,7 @@ says_once() { # PATTERN: the only message
 
 resumes() { # NAME RANKS: goes on to the end
     start "$1" "$2" --resume auto
-    finish
+    finish 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/step-00000$steps" "$dir/run/checkpoints/step-00000$steps" &&
         diff -r "$work/whole/run/model" "$dir/run/model" && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ] &&
         [ -z "$(find "$dir/run" -name '*.tmp' -o -name '*.old' -o -name '*.partial')" ]
@@ -121,7 +121,7 @@ fault() {
 }
 
 start whole 1
-finish
+finish 300
 verdict $status "a run without faults"
 
 for ((n = 0; n < faults; n++)); do fault $n; done
