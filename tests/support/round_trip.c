@@ -20,6 +20,10 @@ static void choose(const shape *c, size_t token, int32_t *slot) {
         size_t pick = k + (size_t)(u * (double)(c->experts - k));
         if (c->choice == ONE_EXPERT)
             pick = c->experts - 1;
+        else if (c->choice == ZIPF)
+            pick = k + (size_t)(pow((double)(c->experts - k + 1), u) - 1.0);
+        else if (c->choice == HOT && k == 0 && u < 0.3 * (double)c->topk)
+            pick = 0;
         int32_t taken = deck[pick];
         deck[pick] = deck[k];
         deck[k] = taken;

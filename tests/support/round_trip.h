@@ -9,8 +9,9 @@
 
 enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
 
-/* How the tokens of a shape choose their experts. */
-typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED } pattern;
+/* How the tokens of a shape choose their experts. ZIPF: the n-th about 1/n as often; HOT: one takes
+ * 30 % of the slots or more. */
+typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
 
 typedef struct {
     const char *name;

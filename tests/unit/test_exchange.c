@@ -28,6 +28,9 @@ static const shape shapes[] = {
     {"fewer experts than ranks", 2, 1, 16, {5, 6, 7, 8}, RANDOM, 10},
     {"some slots dropped", 8, 4, 64, {25, 17, 40, 3}, SOME_DROPPED, 11},
     {"all slots dropped", 8, 2, 64, {5, 4, 3, 2}, ALL_DROPPED, 12},
+    {"by Zipf's law", 16, 4, 48, {120, 64, 90, 77}, ZIPF, 17},
+    {"one takes 30 %", 16, 2, 48, {120, 64, 90, 77}, HOT, 18},
+    {"one of many takes all", 16, 1, 48, {300, 1, 200, 90}, ONE_EXPERT, 19},
     {"width 1", 8, 2, 1, {19, 17, 3, 20}, RANDOM, 13},
     {"width 15", 8, 2, 15, {19, 17, 3, 20}, RANDOM, 14},
     {"width 17", 8, 2, 17, {19, 17, 3, 20}, RANDOM, 15},
@@ -71,6 +74,38 @@ static void test_exchange_sums_rows_of_codes_exactly(void **state) {
     }
     ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
                         "pairs of bf16 codes, not 33");
+    moert_exchange_destroy(exchange);
+}
+
+/* Resident pages of memory shared with others, in bytes. */
+static size_t shared_bytes(void) {
+    char line[128];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "RssShmem: %zu kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib * 1024;
+}
+
+/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows lie.
+ */
+static void test_windows_take_memory_by_the_rows_that_come(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
+    const size_t page = c.width * sizeof(float), slack = 64 * page;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    const size_t before = shared_bytes();
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
+    const size_t most = 2 * rows * page + slack, least = 2 * c.tokens[0] * page;
+    ASSERT_ON_ALL(taken >= least && taken <= most);
+    ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
     moert_exchange_destroy(exchange);
 }
 
@@ -279,7 +314,8 @@ static unsigned local_engine = MOERT_EXCHANGE_LOCAL, window_engine = MOERT_EXCHA
 
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(STAGED_ROW)
-        cmocka_unit_test(test_exchange_chooses_the_best_engine),
+        WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
+            cmocka_unit_test(test_exchange_chooses_the_best_engine),
     cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };
