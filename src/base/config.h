@@ -30,7 +30,8 @@
       "each)")                                                                                     \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
-      "host sums its own first and sends one row a token: repeatable, but other bits)")            \
+      "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
+      "bf16 codes, --combine bf16)")                                                               \
     X(waves, "MOERT_WAVES", UINT, "0", "0-8",                                                      \
       "waves in which the staged exchange sends rows, so that experts compute while others' rows " \
       "travel; 0 = by the size of the traffic")                                                    \

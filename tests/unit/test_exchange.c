@@ -472,6 +472,20 @@ static void test_nodes_may_sum_first(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* A sum of codes would have to be rounded. */
+static void test_nodes_never_sum_codes_first(void **state) {
+    const shape c = {"codes", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
+    trip t;
+    set_variable("MOERT_NODE_SUM", "presum");
+    moert_exchange *exchange = open_exchange(state);
+    set_variable("MOERT_NODE_SUM", NULL);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
 static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
     const setup *tested = *state;
     moert_exchange *exchange;
@@ -535,6 +549,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     ENGINE_TESTS(X)                                                                                \
     X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
     X(test_nodes_may_sum_first)                                                                    \
+    X(test_nodes_never_sum_codes_first)                                                            \
     X(test_ranks_must_agree_on_how_nodes_sum)                                                      \
     X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
     X(test_hosts_of_several_ranks_take_the_node_exchange)
