@@ -20,6 +20,7 @@ struct bench_alltoall {
     bench_team *team;
     const moert_plan *plan;
     size_t row_bytes;
+    bool codes;
     MPI_Datatype row;
     int *counts;             /* of MPI: sent and received rows, and where they start */
     uint32_t *token, *place; /* of each row to send; of each received row among the experts' rows */
@@ -92,7 +93,7 @@ static moert_status make_rows(char **rows, size_t count, size_t row_bytes) {
 }
 
 moert_status bench_alltoall_create(moert_device *device, bench_team *team, const moert_plan *plan,
-                                   size_t row_bytes, bench_alltoall **made) {
+                                   size_t row_bytes, bool codes, bench_alltoall **made) {
     size_t sent = 0;
     bench_alltoall *a;
     moert_status status;
@@ -103,6 +104,7 @@ moert_status bench_alltoall_create(moert_device *device, bench_team *team, const
     a->team = team;
     a->plan = plan;
     a->row_bytes = row_bytes;
+    a->codes = codes;
     a->row = MPI_DATATYPE_NULL;
     MOERT_TRY_OR(destroy, set_counts(a));
     MOERT_TRY_OR(destroy, MOERT_NEW_ARRAY(&a->token, sent));
@@ -219,7 +221,8 @@ moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moer
                                     moert_buffer *target) {
     const int *sent = a->counts, *received = sent + 2 * a->plan->ranks;
     const unsigned tokens = (unsigned)a->plan->tokens, topk = (unsigned)a->plan->topk;
-    const unsigned width = (unsigned)(a->row_bytes / sizeof(float));
+    const unsigned stride = (unsigned)(a->row_bytes / sizeof(float));
+    const unsigned width = a->codes ? 2 * stride : stride;
     move_rows(a, (move){.target = a->received,
                         .source = a->rows,
                         .from = a->place,
@@ -227,9 +230,10 @@ moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moer
                         .streamed = streamed});
     MOERT_TRY(exchange(a, a->received, received, a->sent, sent));
     MOERT_TRY(MOERT_RUN(a->device, MOERT_PROGRAM(a->device, "exchange -DREMOTE=0", width),
-                        "combine_rows", ((moert_grid){moert_ceil_div(tokens, TOKENS), 1, 1}),
+                        a->codes ? "combine_codes" : "combine_rows",
+                        ((moert_grid){moert_ceil_div(tokens, TOKENS), 1, 1}),
                         MOERT_ARG(a->returned), MOERT_ARG(a->destination), MOERT_ARG(weight),
                         MOERT_ARG(target), MOERT_ARG(tokens), MOERT_ARG(topk), MOERT_ARG(width),
-                        MOERT_ARG(width)));
+                        MOERT_ARG(stride)));
     return moert_device_finish(a->device);
 }

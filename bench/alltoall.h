@@ -12,10 +12,11 @@
 
 typedef struct bench_alltoall bench_alltoall;
 
-/* For rows of `row_bytes`, of a combine a multiple of 64. Device, team and plan must outlive it.
+/* For rows of `row_bytes`, of `codes` of bf16 or of float32, which a combine takes in multiples of
+ * 64 bytes. Device, team and plan must outlive it.
  * Errors: ERROR_MEMORY, ERROR_DEVICE, ERROR_UNSUPPORTED (more rows than MPI counts). */
 moert_status bench_alltoall_create(moert_device *device, bench_team *team, const moert_plan *plan,
-                                   size_t row_bytes, bench_alltoall **made);
+                                   size_t row_bytes, bool codes, bench_alltoall **made);
 void bench_alltoall_destroy(bench_alltoall *a); /* NULL is legal */
 
 /* source[T,row_bytes] to the owners of the slots; `streamed`: rows are copied by stores that pass
@@ -23,7 +24,7 @@ void bench_alltoall_destroy(bench_alltoall *a); /* NULL is legal */
 moert_status bench_alltoall_dispatch(bench_alltoall *a, bool streamed, const void *source);
 /* [plan->rows,row_bytes]: where a dispatch puts this rank's rows and a combine takes them. */
 void *bench_alltoall_rows(bench_alltoall *a);
-/* target[T,width] = sum over k of weight[t,k] * (row of slot k), rows of `width` float32, in order
+/* target[T,H] = sum over k of weight[t,k] * (row of slot k), rows of H numbers, in order
  * of k by fma from 0. Collective over MPI_COMM_WORLD. */
 moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moert_buffer *weight,
                                     moert_buffer *target);

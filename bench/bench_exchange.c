@@ -1,7 +1,7 @@
 /*
  * bench_exchange: dispatch and combine between the ranks of a job, of rows whose every element is
- * known from the global number of the token, beside packing + MPI_Alltoallv + unpacking of the same
- * rows (bench/alltoall.h) on CPU devices.
+ * known from the global number of the token (bench/payload.h), beside packing + MPI_Alltoallv +
+ * unpacking of the same rows (bench/alltoall.h) on CPU devices.
  *
  * A sample is the time from a barrier to the end of the call, of the slowest rank; the sides take
  * turns, and before each sample every core reads its L2 cache full of something else. The plan
@@ -20,19 +20,18 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "exchange/exchange.h"
+#include "payload.h"
 #include "rate.h"
 #include "report.h"
 #include "tokens.h"
 #include "tools/program.h"
 
-enum dtype { F32, BF16, MXFP8 };
 enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
 
 static unsigned engine, dtype, skew;
 static size_t tokens, hidden, topk, experts, repeat, seed;
 static bool with_rival;
 static const char *json_path;
-static const char *const dtype_names[] = {"f32", "bf16", "mxfp8"};
 
 static const moert_option options[] = {
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|local|window|node|staged",
@@ -41,8 +40,8 @@ static const moert_option options[] = {
     {"hidden", MOERT_OPTION_UINT, &hidden, "1024", "32..65536", "numbers of a row, H"},
     {"topk", MOERT_OPTION_UINT, &topk, "4", "1..64", "experts of a token, K"},
     {"experts", MOERT_OPTION_UINT, &experts, "16", "1..4096", "E"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", "f32|bf16|mxfp8",
-     "of dispatched rows; combine sums f32 alone"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", BENCH_DTYPE_WORDS,
+     "of the rows; MXFP8 is dispatched alone"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
@@ -61,27 +60,18 @@ typedef struct bench {
     moert_plan *slots;        /* the same with the slots, which devices may have alone */
     bench_alltoall *alltoall; /* or NULL */
     moert_buffer *index, *source, *weight, *target;
-    int32_t *all_index;      /* [ranks,T,K] */
-    uint64_t *token_of;      /* [M] the global token of a row of this rank */
-    float *weights;          /* [T,K] */
-    float *host;             /* [T,width] what is dispatched */
-    float *seen;             /* [M,stride] or [T,width]: what has come */
+    int32_t *all_index; /* [ranks,T,K] */
+    uint64_t *token_of; /* [M] the global token of a row of this rank */
+    float *weights;     /* [T,K] */
+    float *host;        /* [T,width] what is dispatched */
+    float *seen;        /* [M,stride] or [T,H]: what has come */
+    bench_payload payload;
     size_t width, row_bytes; /* of a row, in floats */
     double *of_ranks;        /* [ranks] */
     double bytes;            /* of the rows counted, mean of the ranks */
     json_t *rows;
     size_t wrong;
 } bench;
-
-/* ---- payload ---- */
-
-/* Of a row: rows that are summed have numbers, others any bits. */
-static float element(uint64_t token, size_t column) {
-    const uint32_t word = bench_word(seed, token, column);
-    float value;
-    memcpy(&value, &word, sizeof value);
-    return dtype == F32 ? bench_number(seed, token, column) : value;
-}
 
 /* An expert's rows come from the ranks in turn, from each by token. */
 static moert_status find_tokens(bench *b) {
@@ -108,18 +98,16 @@ static moert_status find_slots(bench *b) {
 /* ---- set-up ---- */
 
 static moert_status make_buffers(bench *b) {
-    const size_t rank = moert_comm_rank(b->comm), slots = tokens * topk, row = b->width;
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->host, tokens * row));
+    const size_t rank = moert_comm_rank(b->comm), slots = tokens * topk;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->host, tokens * b->width));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->weights, slots));
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t i = 0; i < row; i++)
-            b->host[t * row + i] = element(rank * tokens + t, i);
+    bench_payload_fill(&b->payload, rank * tokens, tokens, b->host);
     for (size_t s = 0; s < slots; s++)
         b->weights[s] = (float)moert_rng_uniform(seed, 3, rank * slots + s);
     MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(int32_t), &b->index));
     MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(float), &b->weight));
     MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->source));
-    MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->target));
+    MOERT_TRY(moert_buffer_create(b->device, tokens * hidden * sizeof(float), &b->target));
     MOERT_TRY(
         moert_buffer_write(b->index, 0, b->all_index + rank * slots, slots * sizeof(int32_t)));
     MOERT_TRY(moert_buffer_write(b->weight, 0, b->weights, slots * sizeof(float)));
@@ -148,10 +136,11 @@ static moert_status count_bytes(bench *b) {
 }
 
 static moert_status prepare(bench *b) {
-    static const double word_bytes[] = {[F32] = 4.0, [BF16] = 2.0, [MXFP8] = 1.0 + 1.0 / 32.0};
     const bool is_cpu = moert_device_describe(b->device)->is_cpu;
     const size_t all = moert_comm_size(b->comm) * tokens;
-    b->width = moert_ceil_div((size_t)ceil((double)hidden * word_bytes[dtype]), sizeof(float));
+    const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
+    b->payload = (bench_payload){seed, (bench_dtype)dtype, hidden, presums ? 1e-6f : 0.0f};
+    b->width = bench_payload_width(&b->payload);
     b->row_bytes = b->width * sizeof(float);
     MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, moert_comm_size(b->comm)));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->all_index, all * topk));
@@ -162,19 +151,21 @@ static moert_status prepare(bench *b) {
             b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team));
     MOERT_TRY(status);
     MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
-    MOERT_TRY(moert_window_create(b->exchange, b->width, &b->window));
+    MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_codes(b->exchange, hidden, &b->window)
+                                  : moert_window_create(b->exchange, b->width, &b->window));
     MOERT_TRY(
         moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, tokens, topk, experts, &b->plan));
     MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
     const size_t seen =
-        moert_max(b->plan->plan->rows * moert_window_stride(b->window), tokens * b->width);
+        moert_max(b->plan->plan->rows * moert_window_stride(b->window), tokens * hidden);
     status = MOERT_NEW_ARRAY(&b->seen, seen);
     if (status == MOERT_OK)
         status = find_tokens(b);
     if (status == MOERT_OK)
         status = find_slots(b);
     if (status == MOERT_OK && with_rival && is_cpu)
-        status = bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes, &b->alltoall);
+        status = bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes,
+                                       dtype == BENCH_BF16, &b->alltoall);
     MOERT_TRY(moert_comm_agree(b->comm, status));
     return count_bytes(b);
 }
@@ -221,44 +212,6 @@ enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
 /* ---- checks ---- */
 
-static size_t count_different(const float *seen, const float *wanted, size_t floats) {
-    size_t wrong = 0;
-    for (size_t i = 0; i < floats; i++)
-        wrong += memcmp(&seen[i], &wanted[i], sizeof *seen) != 0;
-    return wrong;
-}
-
-static size_t count_wrong_rows(const bench *b, const float *rows, size_t stride) {
-    size_t wrong = 0;
-    for (size_t m = 0; m < b->plan->plan->rows; m++)
-        for (size_t i = 0; i < b->width; i++) {
-            const float wanted = element(b->token_of[m], i);
-            wrong += count_different(&rows[m * stride + i], &wanted, 1);
-        }
-    return wrong;
-}
-
-/* No expert has changed its rows: each slot gives the token's own. Sums of sums are in another
- * order, which the terms' magnitudes bound. */
-static size_t count_wrong_sums(const bench *b, const float *sums) {
-    const float slack = moert_config_get()->combine == MOERT_COMBINE_PRESUM ? 1e-6f : 0.0f;
-    const uint32_t *to = b->slots->slot_rank;
-    size_t wrong = 0;
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t i = 0; i < b->width; i++) {
-            const float x = b->host[t * b->width + i], seen = sums[t * b->width + i];
-            float sum = 0.0f, magnitude = 0.0f;
-            for (size_t s = t * topk; s < (t + 1) * topk; s++)
-                if (to[s] != MOERT_PLAN_DROPPED) {
-                    sum = fmaf(b->weights[s], x, sum);
-                    magnitude += fabsf(b->weights[s] * x);
-                }
-            wrong += slack > 0.0f ? !(fabsf(seen - sum) <= slack * magnitude)
-                                  : count_different(&seen, &sum, 1);
-        }
-    return wrong;
-}
-
 /* Wipes where the rows or the sums of a side go. */
 static moert_status wipe(bench *b, bool sums, enum side side) {
     if (side != OURS && !sums) {
@@ -272,16 +225,20 @@ static moert_status wipe(bench *b, bool sums, enum side side) {
 
 static moert_status count_wrong(bench *b, bool sums, enum side side, size_t *wrong) {
     const size_t stride = moert_window_stride(b->window), rows = b->plan->plan->rows;
+    const float *seen = b->seen;
     if (sums) {
-        MOERT_TRY(moert_buffer_read(b->target, 0, b->seen, tokens * b->row_bytes));
-        *wrong += count_wrong_sums(b, b->seen);
-    } else if (side != OURS) {
-        *wrong += count_wrong_rows(b, bench_alltoall_rows(b->alltoall), b->width);
-    } else if (rows > 0) {
+        MOERT_TRY(moert_buffer_read(b->target, 0, b->seen, tokens * hidden * sizeof(float)));
+        *wrong += bench_payload_wrong_sums(&b->payload, b->slots->rank * tokens, tokens, topk,
+                                           b->weights, b->slots->slot_rank, seen);
+        return MOERT_OK;
+    }
+    if (side != OURS)
+        seen = bench_alltoall_rows(b->alltoall);
+    else if (rows > 0)
         MOERT_TRY(moert_buffer_read(moert_window_rows(b->window), 0, b->seen,
                                     rows * stride * sizeof(float)));
-        *wrong += count_wrong_rows(b, b->seen, stride);
-    }
+    *wrong += bench_payload_wrong_rows(&b->payload, b->token_of, rows, seen,
+                                       side != OURS ? b->width : stride);
     return MOERT_OK;
 }
 
@@ -302,7 +259,12 @@ static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     return over_ranks(b, (double)(moert_clock_ns() - start) * 1e-3, NULL, us);
 }
 
-static moert_status take_turns(bench *b, unsigned op, double median[SIDES]) {
+/* Of a side's samples. */
+typedef struct times {
+    double least, median, p99;
+} times;
+
+static moert_status take_turns(bench *b, unsigned op, times of[SIDES]) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
     double *us;
     moert_status status;
@@ -310,8 +272,12 @@ static moert_status take_turns(bench *b, unsigned op, double median[SIDES]) {
     for (size_t i = 0; i < repeat; i++)
         for (unsigned side = 0; side < sides; side++)
             MOERT_TRY_OR(release, take(b, op, (enum side)side, &us[side * repeat + i]));
-    for (unsigned side = 0; side < sides; side++)
-        median[side] = bench_median(us + side * repeat, repeat);
+    for (unsigned side = 0; side < sides; side++) {
+        double *sorted = us + side * repeat;
+        of[side].median = bench_median(sorted, repeat);
+        of[side].least = sorted[0];
+        of[side].p99 = sorted[moert_ceil_div(99 * repeat, 100) - 1];
+    }
 release:
     free(us);
     return status;
@@ -319,31 +285,35 @@ release:
 
 /* ---- rows ---- */
 
-static moert_status report(bench *b, unsigned op, const double us[SIDES], size_t wrong) {
-    const double rival = b->alltoall != NULL ? fmin(us[PACKED], us[PACKED_STREAMED]) : 0.0;
-    const double gbps = b->bytes / us[OURS] * 1e-3, ratio = rival / us[OURS];
+static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t wrong) {
+    const double rival =
+        b->alltoall != NULL ? fmin(us[PACKED].median, us[PACKED_STREAMED].median) : 0.0;
+    const double gbps = b->bytes / us[OURS].median * 1e-3;
+    const double ratio = rival / us[OURS].median;
     const char *name = moert_exchange_engine(b->exchange);
-    const char *type = dtype_names[dtype], *form = bench_skew_name((bench_skew)skew);
+    const char *type = bench_dtype_name((bench_dtype)dtype),
+               *form = bench_skew_name((bench_skew)skew);
     const size_t ranks = moert_comm_size(b->comm);
     json_t *of_rival[] = {json_null(), json_null(), json_null()};
     if (rival > 0.0) {
-        of_rival[0] =
-            json_string(us[PACKED] < us[PACKED_STREAMED] ? "packed MPI_Alltoallv"
-                                                         : "packed MPI_Alltoallv, streamed");
+        of_rival[0] = json_string(rival == us[PACKED].median ? "packed MPI_Alltoallv"
+                                                             : "packed MPI_Alltoallv, streamed");
         of_rival[1] = json_real(rival);
         of_rival[2] = json_real(ratio);
     }
-    json_t *row = json_pack("{ss ss sI sI sI sI sI ss ss sf sf sf so so so sI}", "op",
+    json_t *row = json_pack("{ss ss sI sI sI sI sI ss ss sf sf sf sf sf so so so sI}", "op",
                             operations[op].name, "engine", name, "ranks", (json_int_t)ranks, "T",
                             (json_int_t)tokens, "H", (json_int_t)hidden, "K", (json_int_t)topk, "E",
                             (json_int_t)experts, "dtype", type, "skew", form, "bytes", b->bytes,
-                            "us", us[OURS], "gbps", gbps, "rival", of_rival[0], "rival_us",
-                            of_rival[1], "ratio", of_rival[2], "wrong", (json_int_t)wrong);
+                            "us", us[OURS].median, "us_min", us[OURS].least, "us_p99", us[OURS].p99,
+                            "gbps", gbps, "rival", of_rival[0], "rival_us", of_rival[1], "ratio",
+                            of_rival[2], "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-    moert_program_say(b->context, "%-9s %-7s %5zu %7zu %6zu %3zu %5zu %-6s %-9s %10.1f %8.2f",
+    moert_program_say(b->context,
+                      "%-9s %-7s %5zu %7zu %6zu %3zu %5zu %-6s %-9s %10.1f %10.1f %10.1f %8.2f",
                       operations[op].name, name, ranks, tokens, hidden, topk, experts, type, form,
-                      us[OURS], gbps);
+                      us[OURS].least, us[OURS].median, us[OURS].p99, gbps);
     if (rival > 0.0)
         moert_program_say(b->context, " %10.1f %6.2f", rival, ratio);
     else
@@ -356,7 +326,8 @@ static moert_status report(bench *b, unsigned op, const double us[SIDES], size_t
 /* Both sides are verified before and after the samples; the rival's elements count as well. */
 static moert_status run_operation(bench *b, unsigned op) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
-    double us[SIDES], wrong_of_all;
+    times us[SIDES];
+    double wrong_of_all;
     size_t wrong = 0;
     for (unsigned side = 0; side < sides; side++)
         MOERT_TRY(check(b, op, (enum side)side, &wrong));
@@ -375,11 +346,12 @@ static moert_status run(moert_context *context) {
     moert_status status;
     moert_program_say(context, "# moert %s, %s, %u threads a rank\n", bench_report_commit(),
                       moert_device_name(b.device), moert_device_describe(b.device)->compute_units);
-    moert_program_say(context, "%-9s %-7s %5s %7s %6s %3s %5s %-6s %-9s %10s %8s %10s %6s %6s\n",
-                      "#op", "engine", "ranks", "T", "H", "K", "E", "dtype", "skew", "us", "GB/s",
-                      "rival us", "ratio", "wrong");
+    moert_program_say(context,
+                      "%-9s %-7s %5s %7s %6s %3s %5s %-6s %-9s %10s %10s %10s %8s %10s %6s %6s\n",
+                      "#op", "engine", "ranks", "T", "H", "K", "E", "dtype", "skew", "us min",
+                      "median", "p99", "GB/s", "rival us", "ratio", "wrong");
     MOERT_TRY_OR(release, prepare(&b));
-    for (unsigned op = 0; op < (dtype == F32 ? OPERATIONS : 1); op++)
+    for (unsigned op = 0; op < (bench_payload_sums(&b.payload) ? OPERATIONS : 1); op++)
         MOERT_TRY_OR(release, run_operation(&b, op));
     if (json_path != NULL && moert_comm_rank(b.comm) == 0)
         status = bench_report_write(b.rows, json_path);

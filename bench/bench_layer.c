@@ -29,11 +29,12 @@ enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 #define SAMPLE_S 0.05
 
 static size_t tokens, hidden, intermediate, experts, topk, ep, repeat, seed;
-static unsigned model, precision, dispatch;
+static unsigned model, precision, dispatch, combine;
 static const char *json_path;
 
 static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
 static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
+static const char *const combine_names[] = {"f32", "bf16"};
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
@@ -45,6 +46,8 @@ static const moert_option options[] = {
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..", "ranks that share one set of experts; 0 = all"},
     {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS, "of the products"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "of rows on their way back"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
@@ -103,6 +106,7 @@ static moert_status prepare(bench *b) {
     o.router.topk = topk;
     o.precision = (moert_precision)precision;
     o.dispatch = (moert_dispatch)dispatch;
+    o.combine = (moert_combine)combine;
     MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, ranks));
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
@@ -188,7 +192,8 @@ release:
 static double bound(void) {
     static const double of_precision[] = {1e-5, 0.03, 0.15, 0.5};
     static const double of_dispatch[] = {1e-5, 0.15, 0.03};
-    return fmax(of_precision[precision], of_dispatch[dispatch]);
+    static const double of_combine[] = {1e-5, 0.03};
+    return fmax(of_precision[precision], fmax(of_dispatch[dispatch], of_combine[combine]));
 }
 
 static moert_status report(bench *b, int operation, double seconds) {
@@ -200,20 +205,21 @@ static moert_status report(bench *b, int operation, double seconds) {
     const double off = fmax(b->worst[0], b->worst[1]), gflops = flops / seconds * 1e-9;
     const bool wrong = !(b->worst[0] <= bound() && b->worst[1] <= bound());
     json_t *row = json_pack(
-        "{ss ss sI sI sI sI sI sI ss ss sf sf sf sf sb}", "op", names[operation], "engine", engine,
-        "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "I",
+        "{ss ss sI sI sI sI sI sI ss ss ss sf sf sf sf sb}", "op", names[operation], "engine",
+        engine, "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "I",
         (json_int_t)intermediate, "E", (json_int_t)experts, "K", (json_int_t)topk, "precision",
-        precision_names[precision], "dispatch", dispatch_names[dispatch], "ms", seconds * 1e3,
-        "tokens_per_s", (double)(ranks * tokens) / seconds, "gflops", gflops, "error", off, "wrong",
-        wrong);
+        precision_names[precision], "dispatch", dispatch_names[dispatch], "combine",
+        combine_names[combine], "ms", seconds * 1e3, "tokens_per_s",
+        (double)(ranks * tokens) / seconds, "gflops", gflops, "error", off, "wrong", wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
-    moert_program_say(b->context,
-                      "%-17s %-7s %5zu %6zu %6zu %6zu %4zu %3zu %-9s %-8s %10.3f %12.0f %12.1f "
-                      "%9.1e %s\n",
-                      names[operation], engine, ranks, tokens, hidden, intermediate, experts, topk,
-                      precision_names[precision], dispatch_names[dispatch], seconds * 1e3,
-                      (double)(ranks * tokens) / seconds, gflops, off, wrong ? "wrong" : "right");
+    moert_program_say(
+        b->context,
+        "%-17s %-7s %5zu %6zu %6zu %6zu %4zu %3zu %-9s %-8s %-7s %10.3f %12.0f %12.1f "
+        "%9.1e %s\n",
+        names[operation], engine, ranks, tokens, hidden, intermediate, experts, topk,
+        precision_names[precision], dispatch_names[dispatch], combine_names[combine], seconds * 1e3,
+        (double)(ranks * tokens) / seconds, gflops, off, wrong ? "wrong" : "right");
     b->wrong = b->wrong || wrong;
     return MOERT_OK;
 }
@@ -228,9 +234,10 @@ static moert_status run(moert_context *context) {
     take_model();
     moert_program_say(context, "# moert %s, %s\n", bench_report_commit(),
                       moert_device_name(b.device));
-    moert_program_say(context, "%-17s %-7s %5s %6s %6s %6s %4s %3s %-9s %-8s %10s %12s %12s %9s\n",
+    moert_program_say(context,
+                      "%-17s %-7s %5s %6s %6s %6s %4s %3s %-9s %-8s %-7s %10s %12s %12s %9s\n",
                       "#op", "engine", "ranks", "T", "H", "I", "E", "K", "precision", "dispatch",
-                      "ms", "tokens/s", "GFLOP/s rank", "error");
+                      "combine", "ms", "tokens/s", "GFLOP/s rank", "error");
     MOERT_TRY_OR(release, prepare(&b));
     MOERT_TRY_OR(release, check(&b));
     for (int operation = 0; operation < OPERATIONS; operation++) {

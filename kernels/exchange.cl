@@ -2,7 +2,8 @@
  * Rows between ranks.
  *
  *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
- *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k
+ *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k;
+ *              _rows: of float32, _codes: of bf16 codes, two in the place of a float
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
@@ -18,6 +19,7 @@
 #if !defined(REMOTE)
 #error "REMOTE must be defined (0, 1)"
 #endif
+#include "formats.h"
 
 #if MOERT_ITEMS == 1
 #define TOKENS 16
@@ -119,10 +121,22 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
     put_end();
 }
 
+/* The numbers of a row from i on: n are wanted, and there are whole vectors of floats. */
+INLINED vec read_row(global const float *row, bool codes, int i, int n)
+{
+    if (codes)
+        return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
+#if MOERT_ITEMS == 1
+    return *(global const vec *)(row + i);
+#else
+    return load_part(row + i, n);
+#endif
+}
+
 /* Adds the rows of up to STREAMS slots, read side by side, to a token's sum. */
 #if MOERT_ITEMS == 1
-static inline void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight,
-                                    global float *out, bool started, uint slots, uint width, uint stride)
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+                              global float *out, bool started, uint slots, uint width, uint stride)
 {
     global const float *row[STREAMS];
     float factor[STREAMS];
@@ -136,13 +150,13 @@ static inline void combine_slots_of(WINDOW window, global const uint2 *destinati
     for (uint i = 0; i < width; i += VEC) {
         vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
         for (uint j = 0; j < streams; j++)
-            sum = fma((vec)factor[j], *(global const vec *)(row[j] + i), sum);
+            sum = fma((vec)factor[j], read_row(row[j], codes, i, width - i), sum);
         store_part(sum, out + i, width - i);
     }
 }
 #else
-static inline void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight,
-                                    global float *out, bool started, uint slots, uint width, uint stride)
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+                              global float *out, bool started, uint slots, uint width, uint stride)
 {
     global const float *row[STREAMS]; /* null: none */
     float factor[STREAMS];
@@ -155,7 +169,7 @@ static inline void combine_slots_of(WINDOW window, global const uint2 *destinati
         const int n = (int)width - i;
         vec sum = started ? load_part(out + i, n) : (vec)0.0f, part[STREAMS];
         UNROLL for (int k = 0; k < STREAMS; k++)
-            part[k] = load_part(row[k] + i, row[k] != 0 ? n : 0);
+            part[k] = read_row(row[k], codes, i, row[k] != 0 ? n : 0);
         UNROLL for (int k = 0; k < STREAMS; k++)
             sum = row[k] != 0 ? fma((vec)factor[k], part[k], sum) : sum;
         store_part(sum, out + i, n);
@@ -167,19 +181,31 @@ static inline void combine_slots_of(WINDOW window, global const uint2 *destinati
  * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
  * chain. weight 0 (null) means 1 for all.
  */
-KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                         global float *target, uint tokens, uint topk, uint width, uint stride)
+INLINED void combine_group(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
     for (uint t = first; t < last; t++) {
         uint k = 0;
         do {
             const size_t slot = (size_t)t * topk + k;
-            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, target + (size_t)t * width,
-                             k > 0, min(topk - k, (uint)STREAMS), width, stride);
+            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
+                             target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
             k += STREAMS;
         } while (k < topk);
     }
+}
+
+KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
+                         global float *target, uint tokens, uint topk, uint width, uint stride)
+{
+    combine_group(window, destination, weight, false, target, tokens, topk, width, stride);
+}
+
+KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
+                          global float *target, uint tokens, uint topk, uint width, uint stride)
+{
+    combine_group(window, destination, weight, true, target, tokens, topk, width, stride);
 }
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */

@@ -142,8 +142,7 @@ typedef enum moert_precision {
 } moert_precision;
 
 /*
- * How rows of x and dy travel from their token's rank to the owners of its experts; the results
- * travel back, and are summed, as float32.
+ * How rows of x and dy travel from their token's rank to the owners of its experts.
  *   F32    as they are, 4H bytes
  *   MXFP8  E4M3 with a scale for every 32 columns, RCEIL: H + ceil(H/32) bytes, rounded up to 4
  *   BF16   to nearest even: 2H bytes, H even; with precision BF16 the same bits as F32 (biases of
@@ -156,6 +155,14 @@ typedef enum moert_dispatch {
     MOERT_DISPATCH_MXFP8,
     MOERT_DISPATCH_BF16
 } moert_dispatch;
+
+/*
+ * How the experts' results, and in backward the gradients of their inputs, travel back. Each row is
+ * rounded once, by the rank that has made it; a token's K rows are summed in float32.
+ *   F32    as they are, 4H bytes
+ *   BF16   to nearest even: 2H bytes, H even
+ */
+typedef enum moert_combine { MOERT_COMBINE_F32, MOERT_COMBINE_BF16 } moert_combine;
 
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);

@@ -79,12 +79,14 @@ typedef struct moert_layer_options {
     moert_precision precision; /* of the experts' GEMMs; the router stays in float32 */
     moert_precision dense;     /* of the shared expert's: F32 or BF16 */
     moert_dispatch dispatch;
+    moert_combine combine;
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
     {                                                                                              \
         sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false,  \
-            false, false, false, MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32      \
+            false, false, false, MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32,     \
+            MOERT_COMBINE_F32                                                                      \
     }
 
 /* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP: says which), ERROR_MEMORY. The mesh must

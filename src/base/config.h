@@ -28,9 +28,10 @@
       "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
       "each)")                                                                                     \
-    X(combine, "MOERT_COMBINE", CHOICE, "exact", "exact|presum",                                   \
+    X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
-      "host sums its own first and sends one row a token: repeatable, but other bits)")            \
+      "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
+      "bf16 codes, --combine bf16)")                                                               \
     X(waves, "MOERT_WAVES", UINT, "0", "0-8",                                                      \
       "waves in which the staged exchange sends rows, so that experts compute while others' rows " \
       "travel; 0 = by the size of the traffic")                                                    \
@@ -72,7 +73,7 @@ enum {
     MOERT_EXCHANGE_NODE,
     MOERT_EXCHANGE_STAGED
 };
-enum { MOERT_COMBINE_EXACT, MOERT_COMBINE_PRESUM };
+enum { MOERT_NODE_SUM_EXACT, MOERT_NODE_SUM_PRESUM };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };

@@ -6,8 +6,8 @@
  *             relay there, which stores it into the windows of its neighbours by the same kernel
  *   combine   a relay gathers the results of the slots that it has stored, and sends them back
  *             one by one, or summed where that has the same bits; the source sums its slots, near
- *             and far, in slot order: the bits of all engines. With MOERT_COMBINE=presum a relay
- *             sends one sum a row: fewer bytes, other bits
+ *             and far, in slot order: the bits of all engines. With MOERT_NODE_SUM=presum a relay
+ *             sends one sum a row: fewer bytes, other bits; rows of codes are never summed there
  *
  * Each synchronises twice. What a relay must know of a plan's rows comes before its first dispatch.
  */
@@ -193,7 +193,7 @@ static moert_status sum_results(moert_exchange *exchange, const moert_relay *rel
                                 moert_cargo *cargo) {
     const moert_returns *returns = &relay->sums;
     moert_window whole = *window;
-    whole.width = window->stride;
+    whole.width = whole.columns = window->stride;
     MOERT_TRY(reserve_cargo(exchange->device, returns->rows_out, returns->rows_in, window->stride,
                             cargo));
     const moert_move sum = {.plan = &relay->summed,
@@ -212,6 +212,18 @@ static moert_status make_reach(const moert_exchange *exchange, const moert_windo
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &cargo->reach));
     MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, cargo->reach, 0, bytes));
     return moert_buffer_write(cargo->reach, bytes, &arrived, sizeof arrived);
+}
+
+/* Results that come one by one, or as sums; codes one by one, since a sum has more digits. */
+static const moert_returns *returns_of(const moert_exchange *exchange, const moert_move *move) {
+    const moert_relay *relay = move->plan->relay;
+    const bool sums = exchange->rails->presum || move->weight == NULL;
+    return sums && !moert_window_has_codes(move->window) ? &relay->sums : &relay->each;
+}
+
+/* Whether relays weight what they sum. */
+static bool weights_sums(const moert_exchange *exchange, const moert_move *move) {
+    return move->weight != NULL && returns_of(exchange, move) == &move->plan->relay->sums;
 }
 
 /* *mixed = the weights of near slots, and 1 for the sums of the others. */
@@ -235,18 +247,12 @@ free_weights:
     return status;
 }
 
-/* Results that come one by one, or as sums. */
-static const moert_returns *returns_of(const moert_exchange *exchange, const moert_move *move) {
-    const moert_relay *relay = move->plan->relay;
-    return exchange->rails->presum || move->weight == NULL ? &relay->sums : &relay->each;
-}
-
 /* The last kernels: sums of near and far rows, and the slots' floats. */
 static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
     moert_move sum = *move;
     MOERT_TRY(make_reach(exchange, move->window, &node->rows));
-    if (exchange->rails->presum && move->weight != NULL)
+    if (weights_sums(exchange, move))
         MOERT_TRY(mix_weights(exchange, move, &sum.weight));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach,
                                         returns_of(exchange, move)->to.buffer));
@@ -280,8 +286,8 @@ static moert_status send_weights(moert_exchange *exchange, const moert_move *mov
 static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
     const moert_relay *relay = move->plan->relay;
-    const bool weighted = exchange->rails->presum && move->weight != NULL;
-    const moert_buffer *weight = weighted ? moert_staging_buffer(node->weights.in) : NULL;
+    const moert_buffer *weight =
+        weights_sums(exchange, move) ? moert_staging_buffer(node->weights.in) : NULL;
     if (returns_of(exchange, move) == &relay->sums)
         MOERT_TRY(sum_results(exchange, relay, move->window, weight, &node->rows));
     else
@@ -298,7 +304,7 @@ static moert_status combine_node(moert_exchange *exchange, const moert_move *mov
     if (status == MOERT_OK && !relay->known)
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
     status = meet(node->inside.comm, finish(exchange, status));
-    if (exchange->rails->presum && move->weight != NULL)
+    if (weights_sums(exchange, move))
         MOERT_TRY(send_weights(exchange, move, status));
     if (status == MOERT_OK)
         status = prepare_results(exchange, move);
@@ -330,14 +336,14 @@ static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REAS
 
 /* The ranks must agree on how results are summed. Collective. */
 static void compare_settings(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const unsigned mine = moert_config_get()->combine;
+    const unsigned mine = moert_config_get()->node_sum;
     unsigned first = mine;
     if (moert_comm_broadcast(exchange->comm, 0, &first, sizeof first) != MOERT_OK)
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
     else if (mine != first)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "MOERT_COMBINE is %s on rank %zu, %s on 0",
-                 moert_config_choice("MOERT_COMBINE", mine), moert_comm_rank(exchange->comm),
-                 moert_config_choice("MOERT_COMBINE", first));
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "MOERT_NODE_SUM is %s on rank %zu, %s on 0",
+                 moert_config_choice("MOERT_NODE_SUM", mine), moert_comm_rank(exchange->comm),
+                 moert_config_choice("MOERT_NODE_SUM", first));
 }
 
 static void close_node(moert_exchange *exchange) {
@@ -362,7 +368,7 @@ static moert_status make_node(moert_exchange *exchange) {
     exchange->state = node;
     node->inside.device = exchange->device;
     MOERT_TRY(moert_mail_create(exchange->comm, &node->mail));
-    return moert_rails_create(exchange->comm, moert_config_get()->combine == MOERT_COMBINE_PRESUM,
+    return moert_rails_create(exchange->comm, moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM,
                               &exchange->rails);
 }
 

@@ -289,7 +289,7 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
     moert_phase_set("combine");
     moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)
-        status = check_buffer(target, "the target of a combine", tokens * window->width);
+        status = check_buffer(target, "the target of a combine", tokens * window->columns);
     if (status == MOERT_OK && weight != NULL)
         status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
     if (status == MOERT_OK)

@@ -93,6 +93,10 @@ void moert_exchange_survey(moert_device *device, moert_comm *comm,
 
 /* A window for rows of `width` floats, still without rows. Collective. */
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
+/* A window for rows of `columns` bf16 codes, two in the place of a float: combine sums their values
+ * in float32, dispatch copies them as ever. Collective. Errors: ERROR_UNSUPPORTED (odd). */
+moert_status moert_window_create_codes(moert_exchange *exchange, size_t columns,
+                                       moert_window **window);
 void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */
 size_t moert_window_stride(const moert_window *window);
 /* This rank's rows, [>= plan->rows, stride]; valid until the window grows. */
@@ -136,7 +140,8 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
                                      moert_window *slots);
 
 /*
- * target[T,width] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0;
+ * target[T,width], of codes [T,columns], = sum over k of weight[t,k] * (row of slot k), in order of
+ * k, by fma from 0;
  * weight NULL = plain sum. A token without slots gets 0. With `slots` (or NULL) also
  * slot_target[T,K] = the slots' floats (0 when dropped). Waits for this rank's compute on the
  * windows first, whose status is `local`, as above. Collective.

@@ -17,10 +17,10 @@ typedef struct moert_shape {
     moert_grid by_token, by_slot;
 } moert_shape;
 
-static moert_status narrow(const moert_move *move, bool remote, moert_shape *shape) {
+/* `width`: of a row of the move, in floats to dispatch and in numbers to combine. */
+static moert_status narrow(const moert_move *move, size_t width, bool remote, moert_shape *shape) {
     const moert_plan *plan = move->plan->plan;
     const moert_device *device = move->window->exchange->device;
-    const size_t width = move->window->width;
     int slots, stride;
     MOERT_TRY(moert_to_int(plan->tokens * plan->topk, "slots of a plan", &slots));
     MOERT_TRY(moert_to_int(move->window->stride, "width of a window", &stride));
@@ -38,17 +38,18 @@ static moert_status narrow(const moert_move *move, bool remote, moert_shape *sha
     return MOERT_OK;
 }
 
-/* For a profile: every token's row once, and once for each of its K experts. */
-static void tell_work(const moert_exchange *exchange, const moert_shape *shape) {
+/* For a profile: every token's row once, and once for each of its K experts in the window. */
+static void tell_work(const moert_exchange *exchange, const moert_move *move,
+                      const moert_shape *shape) {
     moert_profile_work(exchange->device, shape->program, 0.0,
-                       sizeof(float) * (double)shape->width *
-                           (double)((size_t)shape->tokens + shape->slots));
+                       sizeof(float) * ((double)shape->width * (double)shape->tokens +
+                                        (double)move->window->width * (double)shape->slots));
 }
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, remote, &shape));
-    tell_work(exchange, &shape);
+    MOERT_TRY(narrow(move, move->window->width, remote, &shape));
+    tell_work(exchange, move, &shape);
     MOERT_TRY(MOERT_RUN(exchange->device, shape.program, "dispatch_rows", shape.by_token,
                         MOERT_ARG(reach_of(move->window, remote)),
                         MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
@@ -67,18 +68,19 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, remote, &shape));
-    tell_work(exchange, &shape);
-    return MOERT_RUN(exchange->device, shape.program, "combine_rows", shape.by_token,
-                     MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
-                     MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
-                     MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
+    MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
+    tell_work(exchange, move, &shape);
+    const bool codes = moert_window_has_codes(move->window);
+    return MOERT_RUN(exchange->device, shape.program, codes ? "combine_codes" : "combine_rows",
+                     shape.by_token, MOERT_ARG(reach), MOERT_ARG(destination),
+                     MOERT_ARG(move->weight), MOERT_ARG(move->target), MOERT_ARG(shape.tokens),
+                     MOERT_ARG(shape.topk), MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
 }
 
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote) {
     moert_shape shape;
-    MOERT_TRY(narrow(move, remote, &shape));
+    MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
     return MOERT_RUN(exchange->device, shape.program, "combine_slots", shape.by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_target), MOERT_ARG(shape.slots));

@@ -1,4 +1,5 @@
 /* Windows: their memory, and its growth. */
+#include <stdint.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -7,12 +8,15 @@
 #include "exchange/internal.h"
 
 enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* rows start and end at whole vectors */
+enum { CODES = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
     moert_window *made;
     MOERT_TRY(MOERT_NEW(&made));
-    *made = (moert_window){
-        .exchange = exchange, .width = width, .stride = moert_round_up(width, ROW_FLOATS)};
+    *made = (moert_window){.exchange = exchange,
+                           .width = width,
+                           .columns = width,
+                           .stride = moert_round_up(width, ROW_FLOATS)};
     exchange->widest = moert_max(exchange->widest, made->stride);
     *window = made;
     return MOERT_OK;
@@ -22,6 +26,16 @@ moert_status moert_storage_point(moert_device *device, const uint64_t *table, si
                                  moert_storage *storage) {
     MOERT_TRY(moert_buffer_create(device, ranks * sizeof *table, &storage->addresses));
     return moert_buffer_write(storage->addresses, 0, table, ranks * sizeof *table);
+}
+
+moert_status moert_window_create_codes(moert_exchange *exchange, size_t columns,
+                                       moert_window **window) {
+    if (columns % CODES != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 codes, not %zu",
+                          columns);
+    MOERT_TRY(moert_window_create(exchange, columns / CODES, window));
+    (*window)->columns = columns;
+    return MOERT_OK;
 }
 
 void moert_storage_release(moert_storage *storage) {

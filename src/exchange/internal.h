@@ -45,9 +45,14 @@ void moert_storage_release(moert_storage *storage);
 struct moert_window {
     moert_exchange *exchange;
     size_t width, stride; /* floats */
+    size_t columns;       /* numbers of a row: its floats, or twice as many bf16 codes */
     size_t capacity_rows; /* the same on all ranks; 0 before the first reservation */
     moert_storage storage;
 };
+
+static inline bool moert_window_has_codes(const moert_window *window) {
+    return window->columns != window->width;
+}
 
 /* One dispatch or combine; `slots`, slot_values and weight may be NULL. */
 typedef struct moert_move {

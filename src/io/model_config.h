@@ -42,6 +42,7 @@ typedef struct moert_model_config {
     moert_precision precision; /* of the experts' GEMMs */
     moert_precision dense;     /* of all others but the router's: F32 or BF16 */
     moert_dispatch dispatch;
+    moert_combine combine;
     char *text; /* config.json as read, to be written beside a trained model, which is plain:
                    without quantization_config */
 } moert_model_config;

@@ -52,10 +52,10 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
                                      layer->options.hidden);
     in.part = *part;
-    in.x = moert_window_rows(out);
-    in.ldx = moert_window_stride(out);
     in.y = layer->dv;
-    return moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in);
+    MOERT_TRY(moert_wire_results(layer, out, &in.x, &in.ldx));
+    MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in));
+    return moert_wire_return(layer, out);
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
@@ -214,7 +214,7 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
                                     &layer->dy));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    MOERT_TRY(moert_wire_out(layer, out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
     MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
     MOERT_TRY(moert_window_reserve(*dprob, layer->plan->plan));

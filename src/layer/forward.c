@@ -84,21 +84,20 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.part = *part;
     second.x = layer->h;
-    second.y = moert_window_rows(out);
-    second.ldy = moert_window_stride(out);
     second.bias = NULL;
+    MOERT_TRY(moert_wire_results(layer, out, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
-    if (!o->expert_biases)
-        return MOERT_OK;
-    return moert_scaled_bias_forward(
-        &(moert_scaled_bias){.groups = second.groups,
-                             .part = *part,
-                             .n = o->hidden,
-                             .ldy = second.ldy,
-                             .prob = moert_window_rows(layer->prob),
-                             .prob_stride = prob_stride,
-                             .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-                             .y = second.y});
+    if (o->expert_biases)
+        MOERT_TRY(moert_scaled_bias_forward(
+            &(moert_scaled_bias){.groups = second.groups,
+                                 .part = *part,
+                                 .n = o->hidden,
+                                 .ldy = second.ldy,
+                                 .prob = moert_window_rows(layer->prob),
+                                 .prob_stride = prob_stride,
+                                 .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
+                                 .y = second.y}));
+    return moert_wire_return(layer, out);
 }
 
 /* The experts wave by wave, whose results travel while the next are computed. A rank that fails
@@ -168,7 +167,7 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index,
                                        layer->batch.tokens, router->topk, router->experts,
                                        &layer->plan));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_OUT, layer->options.hidden, out));
+    MOERT_TRY(moert_wire_out(layer, out));
     MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
     if (moert_wire_takes_waves(&layer->options))
         moert_exchange_cut(mesh->exchange, layer->plan,

@@ -30,6 +30,13 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "rows of an odd hidden size, %zu, are not dispatched as bf16",
                           options->hidden);
+    if ((unsigned)options->combine > MOERT_COMBINE_BF16)
+        return MOERT_FAIL(ERROR_USAGE, "combine of a layer is %u, above %d",
+                          (unsigned)options->combine, MOERT_COMBINE_BF16);
+    if (options->combine == MOERT_COMBINE_BF16 && options->hidden % 2 != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "results of an odd hidden size, %zu, are not combined as bf16",
+                          options->hidden);
     MOERT_TRY(moert_router_check(&options->router));
     if (options->router.experts < moert_comm_size(mesh->experts))
         return MOERT_FAIL(ERROR_USAGE,

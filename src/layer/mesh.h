@@ -31,6 +31,7 @@ typedef enum moert_scratch {
 /* Windows that hold nothing between a dispatch and its combine. */
 typedef enum moert_shared_window {
     MOERT_WINDOW_OUT,   /* results of the experts, or gradients of their inputs */
+    MOERT_WINDOW_CODES, /* the same as bf16 codes; its width counts codes */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
     MOERT_SHARED_WINDOWS

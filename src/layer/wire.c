@@ -1,4 +1,4 @@
-/* Rows of MXFP8 and of bf16 for the exchange, and back. */
+/* Rows of MXFP8 and of bf16 for the exchange and from it, and results of bf16. */
 #include "layer/wire.h"
 
 #include "base/memory.h"
@@ -16,14 +16,19 @@ size_t moert_wire_width(const moert_layer_options *options) {
     return moert_ceil_div(shape.q_bytes + shape.scales, sizeof(float));
 }
 
+size_t moert_wire_back_width(const moert_layer_options *options) {
+    return options->combine == MOERT_COMBINE_BF16 ? options->hidden / CODES : options->hidden;
+}
+
 bool moert_wire_has_factors(const moert_layer_options *options) {
     return options->dispatch == MOERT_DISPATCH_BF16 && options->precision == MOERT_PRECISION_BF16 &&
            !options->expert_biases;
 }
 
 bool moert_wire_takes_waves(const moert_layer_options *options) {
-    return moert_wire_has_factors(options) ||
-           (options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32);
+    const bool plain =
+        options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32;
+    return options->combine == MOERT_COMBINE_F32 && (plain || moert_wire_has_factors(options));
 }
 
 /* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
@@ -96,4 +101,30 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
     *stride = hidden;
     return o->dispatch == MOERT_DISPATCH_BF16 ? widen(layer, width, op.q, op.x)
                                               : moert_dequantize_run(&op);
+}
+
+moert_status moert_wire_out(moert_layer *layer, moert_window **out) {
+    const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
+    return moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_CODES : MOERT_WINDOW_OUT,
+                             layer->options.hidden, out);
+}
+
+moert_status moert_wire_results(moert_layer *layer, const moert_window *out, moert_buffer **rows,
+                                size_t *stride) {
+    *rows = moert_window_rows(out);
+    *stride = moert_window_stride(out);
+    if (layer->options.combine == MOERT_COMBINE_F32)
+        return MOERT_OK;
+    *stride *= CODES;
+    return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
+                              rows);
+}
+
+moert_status moert_wire_return(moert_layer *layer, const moert_window *out) {
+    const size_t codes = layer->plan->plan->rows * moert_window_stride(out) * CODES;
+    if (layer->options.combine == MOERT_COMBINE_F32)
+        return MOERT_OK;
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
+                                        codes, layer->mesh->scratch[MOERT_SCRATCH_DENSE],
+                                        moert_window_rows(out)});
 }

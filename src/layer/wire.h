@@ -1,7 +1,8 @@
 /*
  * What a row of x or dy is while it travels to the owners of its experts (moert_dispatch): its
  * float32 values, or the payload and the scales that stand for them. To the exchange it is a row of
- * so many floats, which dispatch copies bit by bit.
+ * so many floats, which dispatch copies bit by bit. And what their results are on the way back
+ * (moert_combine).
  */
 #ifndef MOERT_LAYER_WIRE_H
 #define MOERT_LAYER_WIRE_H
@@ -10,6 +11,8 @@
 
 /* The width of a window for rows on their way, in floats. */
 size_t moert_wire_width(const moert_layer_options *options);
+/* The same of the results on their way back. */
+size_t moert_wire_back_width(const moert_layer_options *options);
 
 /* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
@@ -17,12 +20,21 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
 /* Whether rows travel as the bf16 codes that the experts' products take. */
 bool moert_wire_has_factors(const moert_layer_options *options);
 /* Whether the experts' forward and dgrad can take the rows of some experts alone: if nothing is
- * made of all rows first. */
+ * made of all rows, before them or after. */
 bool moert_wire_takes_waves(const moert_layer_options *options);
 /* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
  * buffer until the next unpack. If they are factors: where they are, as codes and `*stride` codes
  * apart. */
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
+
+/* The window from which the experts' results go back. Collective when it is new. */
+moert_status moert_wire_out(moert_layer *layer, moert_window **out);
+/* Where the results [M,H] are to be made, `*stride` floats apart: in that window, or a scratch
+ * buffer until the next unpack, with the window's gaps. */
+moert_status moert_wire_results(moert_layer *layer, const moert_window *out, moert_buffer **rows,
+                                size_t *stride);
+/* They are made: rounds them into the window if they are elsewhere. */
+moert_status moert_wire_return(moert_layer *layer, const moert_window *out);
 
 #endif

@@ -20,6 +20,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.precision = config->precision;
     options.dense = config->dense;
     options.dispatch = config->dispatch;
+    options.combine = config->combine;
     return options;
 }
 

@@ -133,6 +133,8 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
            codes = travels && !given ? s->tokens * moert_wire_width(&options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
+    if (c->combine == MOERT_COMBINE_BF16)
+        floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         codes = moert_max(codes, s->rows * h / 2);
     if (rounds) {

@@ -211,15 +211,15 @@ static size_t window_rows(const moert_memory_setting *setting, const moert_memor
     return moert_min(with_room(needed), limit);
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows, of which
- * only results lie in float32 whatever the dispatch. */
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows on their
+ * way, of which one has results. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t *used, size_t *reserved) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const struct {
         size_t count, width;
     } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
-                   {1, s->config->hidden},
+                   {1, moert_wire_back_width(&options)},
                    {s->config->layers + 1, 1}};
     *used = *reserved = 0;
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
@@ -234,7 +234,7 @@ static size_t count_staging(const moert_memory_shape *s) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t forth = moert_round_up(moert_wire_width(&options), MOERT_WINDOW_ROW_FLOATS);
-    const size_t back = moert_round_up(s->config->hidden, MOERT_WINDOW_ROW_FLOATS);
+    const size_t back = moert_round_up(moert_wire_back_width(&options), MOERT_WINDOW_ROW_FLOATS);
     return with_room(slots * forth) + with_room(slots * back) +
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
@@ -242,8 +242,10 @@ static size_t count_staging(const moert_memory_shape *s) {
 /* The cargo of engine_node.c, of rows and of slots, if every slot's result travels between hosts.
  */
 static size_t count_cargo(const moert_memory_shape *s) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;
-    const size_t wide = moert_round_up(s->config->hidden, MOERT_WINDOW_ROW_FLOATS);
+    const size_t widest = moert_max(moert_wire_width(&options), moert_wire_back_width(&options));
+    const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
     return with_room(s->rows * (wide + MOERT_WINDOW_ROW_FLOATS)) +
            with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }

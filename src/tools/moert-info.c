@@ -10,7 +10,7 @@
 
 static const char *model_path;
 static size_t batch, length, micro_batches, ep;
-static unsigned precision, dense, dispatch;
+static unsigned precision, dense, dispatch, combine;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -26,6 +26,8 @@ static const moert_option options[] = {
      "operands of all other GEMMs but the router's"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
@@ -84,16 +86,18 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces;
-    const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch;
-    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss}", "path", &path, "weights",
+    const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
+        *shown_combine;
+    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss ss}", "path", &path, "weights",
                 &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
                 "precision", &shown_precision, "dense", &shown_dense, "dispatch", &shown_dispatch,
-                "engine", &engine);
+                "combine", &shown_combine, "engine", &engine);
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
-           "experts in %s, dense layers in %s, %s exchange of rows in %s, micro-batches in a step: "
+           "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
+           "micro-batches in a step: "
            "%lld\n",
            path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
-           shown_dense, engine, shown_dispatch, (long long)pieces);
+           shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
@@ -161,6 +165,7 @@ static moert_status run(moert_context *context) {
     config.precision = (moert_precision)precision;
     config.dense = (moert_precision)dense;
     config.dispatch = (moert_dispatch)dispatch;
+    config.combine = (moert_combine)combine;
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);
@@ -175,9 +180,9 @@ done:
 
 int main(int argc, char **argv) {
     const moert_program program = {
-        .synopsis =
-            "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-            "[--micro-batches N] [--precision P] [--dense P] [--dispatch D]] [--ep N] [--json]",
+        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
+                    "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
+                    "[--ep N] [--json]",
         .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
                  "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
                  "the memory that training the model would take.",

@@ -18,7 +18,7 @@ enum {
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
-static unsigned precision, dense, dispatch;
+static unsigned precision, dense, dispatch, combine;
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
@@ -36,6 +36,8 @@ static const moert_option options[] = {
      "operands of the shared expert's GEMMs"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
 };
 
 typedef struct job {
@@ -229,6 +231,7 @@ static moert_status run_job(job *j) {
     j->config.precision = (moert_precision)precision;
     j->config.dense = (moert_precision)dense;
     j->config.dispatch = (moert_dispatch)dispatch;
+    j->config.combine = (moert_combine)combine;
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
     MOERT_TRY(moert_layer_create(j->mesh, &layer_options, &j->layer));

@@ -19,7 +19,7 @@ static size_t steps = SIZE_MAX;
 static size_t token_bits, ep, seed, warmup, eval_every, save_every, max_skipped, log_every,
     sample_bytes;
 static double held_out, temperature;
-static unsigned schedule_kind, aux_form, precision, dense, dispatch;
+static unsigned schedule_kind, aux_form, precision, dense, dispatch, combine;
 
 static const moert_option options[] = {
     {.help = "Model: read from a directory, or new of the given sizes"},
@@ -84,6 +84,8 @@ static const moert_option options[] = {
      "operands of all other GEMMs but the router's"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
      "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -160,6 +162,7 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
     config->precision = (moert_precision)precision;
     config->dense = (moert_precision)dense;
     config->dispatch = (moert_dispatch)dispatch;
+    config->combine = (moert_combine)combine;
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,

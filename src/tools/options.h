@@ -21,11 +21,12 @@
 
 #include "base/error.h"
 
-/* Limits of a CHOICE of moert_precision, for experts and for dense layers, and of moert_dispatch.
- */
+/* Limits of a CHOICE of moert_precision, for experts and for dense layers, and of moert_dispatch
+ * and moert_combine. */
 #define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
 #define MOERT_DENSE_WORDS     "f32|bf16"
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
+#define MOERT_COMBINE_WORDS   "f32|bf16"
 
 /* X(TYPE, what --help shows): the type decides what `target` points to. */
 #define MOERT_OPTION_TABLE(X)                                                                      \

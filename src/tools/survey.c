@@ -267,12 +267,13 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;
     json_t *part =
-        json_pack("{so ss sI sI sI so so so ss}", "path", text(model->path), "weights",
+        json_pack("{so ss sI sI sI so so so so ss}", "path", text(model->path), "weights",
                   method != NULL ? method : "plain", "batch", number(model->batch), "length",
                   number(model->length), "micro_batches", number(model->micro_batches), "precision",
                   word(MOERT_PRECISION_WORDS, model->config->precision), "dense",
                   word(MOERT_DENSE_WORDS, model->config->dense), "dispatch",
-                  word(MOERT_DISPATCH_WORDS, model->config->dispatch), "engine",
+                  word(MOERT_DISPATCH_WORDS, model->config->dispatch), "combine",
+                  word(MOERT_COMBINE_WORDS, model->config->combine), "engine",
                   moert_config_choice("MOERT_EXCHANGE", setting.engine));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();

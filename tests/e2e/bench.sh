@@ -84,15 +84,16 @@ exchanged() { # TITLE RANKS ROWS RIVAL OPTION...: right rows of the JSON file, w
     ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
     local status=$?
     { [ $status -eq 0 ] && all_are wrong 0 "$3" && all_are ranks "$2" "$3" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$3" &&
-        all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"; } >>"$log" 2>&1
+        all_are us_min '[0-9.e-]+' "$3" && all_are us_p99 '[0-9.e-]+' "$3" && all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"; } >>"$log" 2>&1
     verdict $? "bench_exchange: $1"
 }
 for skew in balanced zipf hot one; do
     exchanged "$skew, through windows and packed messages: every element is right" 2 2 '"packed MPI_Alltoallv.*"' --skew $skew --engine window
 done
-exchanged "through host buffers on 3 ranks" 3 2 '"packed MPI_Alltoallv.*"' --engine staged
+exchanged "bf16 through windows" 2 2 '"packed MPI_Alltoallv.*"' --dtype bf16 --engine window
+exchanged "bf16 through host buffers on 3 ranks" 3 2 '"packed MPI_Alltoallv.*"' --dtype bf16 --engine staged
 exchanged "rows of MXFP8 on one rank, without the rival" 1 1 null --dtype mxfp8 --no-rival
-for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16'; do
+for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine bf16'; do
     ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
     status=$?
     { [ $status -eq 0 ] && all_are wrong false 2 && all_are op '"forward(.backward)?"' 2 &&
@@ -100,8 +101,9 @@ for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16'; do
     verdict $? "bench_layer $how: y and dx of sampled tokens are those of float64"
 done
 alone "$bin/bench_exchange" --topk 9 --experts 8
-[ $? -eq 2 ] && grep -q 'bench_exchange: --topk is 9' "$log"
-verdict $? "bench_exchange: more experts for a token than there are: refused with a reason"
+[ $? -eq 2 ] && grep -q 'bench_exchange: --topk is 9' "$log" && alone "$bin/bench_exchange" --skew half
+[ $? -eq 2 ] && grep -q 'bench_exchange: --skew half: expected balanced|zipf' "$log"
+verdict $? "bench_exchange: more experts for a token than there are, a skew that there is not: refused with a reason"
 
 losses() { # FILE LOSS: metrics of four steps, the third with this loss
     for loss in 5.5 5.25 "$2" 4.75; do

@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
 # A training run whose rank is killed or frozen ends soon and names the rank; one that gets SIGTERM saves and ends in order.
-# Either way it goes on from its last checkpoint, on any number of ranks, to the very bytes of a run that nothing happened to.
+# Either way it goes on from its last checkpoint, on any number of ranks, to the very bytes of a run that nothing happened to,
+# and nothing of it is left in folders for temporary files and shared memory. FAULTS_SEED=N repeats what was drawn: who, when.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
 program=${TEST_BUILD:-build}/bin/moert-train
 export -n TEST_BUILD TEST_ALL # no variables of the programs
+faults=3
+[ "${TEST_ALL:-0}" -eq 0 ] || faults=20
+RANDOM=${FAULTS_SEED:=$$}
+echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
 work=$(mktemp -d)
+shared=$(mktemp -d -p /dev/shm)
 launcher=
 leave() {
     [ -z "$launcher" ] || kill -KILL "$launcher" 2>/dev/null
-    rm -rf "$work"
+    rm -rf "$work" "$shared"
 }
 trap leave EXIT
 steps=240
@@ -32,8 +38,8 @@ verdict() { # 0 or 1, TITLE
 
 start() { # NAME RANKS [OPTION...]: in the background, with output in $dir
     dir=$work/$1
-    mkdir -p "$dir"
-    FAULTS_RUN=$dir "${MOERT_MPIRUN[@]}" -n "$2" "$program" "${arguments[@]}" --out "$dir/run" "${@:3}" \
+    mkdir -p "$dir/tmp"
+    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared FAULTS_RUN=$dir "${MOERT_MPIRUN[@]}" -n "$2" "$program" "${arguments[@]}" --out "$dir/run" "${@:3}" \
         >"$dir/stdout" 2>"$dir/stderr" &
     launcher=$!
 }
@@ -46,17 +52,22 @@ rank_pid() { # RANK: its process in the run of $dir
     done 2>/dev/null
 }
 
-random_moment() { # waits until the run has done a random number of steps
-    local target=$((5 + RANDOM % (steps / 2))) tries=0
+steps_done() { # N: waits until the run has done so many
+    local target=$1 tries=0
     while [ "$(wc -l 2>/dev/null <"$dir/run/metrics.jsonl" || echo 0)" -lt $target ] && [ $tries -lt 600 ]; do
         sleep 0.05
         tries=$((tries + 1))
     done
 }
 
-finish() { # waits for the run, at most a minute; sets status, seconds
+random_moment() { # in the first half of the run, in any phase of a step
+    steps_done $((1 + RANDOM % (steps / 2)))
+    sleep 0.0$((RANDOM % 100))
+}
+
+finish() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
     local from=$SECONDS
-    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt 60 ]; do sleep 0.1; done
+    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
     kill -KILL "$launcher" 2>/dev/null
     wait "$launcher"
     status=$?
@@ -65,44 +76,55 @@ finish() { # waits for the run, at most a minute; sets status, seconds
     echo "status $status after $seconds s" >>"$dir/stderr"
 }
 
+temporary() { # Open MPI's sessions, sockets and shared memory
+    find "$dir/tmp" "$shared" -mindepth 1
+}
+
 says_once() { # PATTERN: the only message
     [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"
 }
 
 resumes() { # NAME RANKS: goes on to the end
     start "$1" "$2" --resume auto
-    finish
+    finish 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/step-00000$steps" "$dir/run/checkpoints/step-00000$steps" &&
         diff -r "$work/whole/run/model" "$dir/run/model" && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ] &&
         [ -z "$(find "$dir/run" -name '*.tmp' -o -name '*.old' -o -name '*.partial')" ]
     verdict $? "$1: resumed on $2 ranks, the same bytes as without the fault"
 }
 
-# fault NAME SIGNAL RANKS VICTIM RESUMED PATTERN
+place="at step [0-9]+ in phase '[a-z_ -]+'; rank [0-9] has waited for it for [0-9]+ s in '[a-z_ -]+'; ending the job"
+gone="is gone \(its process [0-9]+ has ended\), $place\$"
+stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
+
+# fault N: a random rank of 2 or 4 is killed or frozen at a random moment, and the run resumed on 1 to 4
 fault() {
-    start "$1" "$3"
+    local ranks=$((($1 + 1) / 2 % 2 == 0 ? 2 : 4)) signal=KILL says=$gone pids
+    [ $(($1 % 2)) -eq 0 ] || signal=STOP says=$stopped
+    local victim=$((RANDOM % ranks)) title before after
+    title="fault $1: $signal to rank $victim of $ranks"
+    start "fault-$1" $ranks
+    steps_done 1
+    before=$(temporary)
+    pids=($(for ((rank = 0; rank < ranks; rank++)); do rank_pid $rank; done))
     random_moment
-    local pids
-    pids=$(for ((rank = 0; rank < $3; rank++)); do rank_pid $rank; done)
-    kill -"$2" "$(rank_pid "$4")"
+    kill -$signal "${pids[victim]}"
     finish
-    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && says_once "$6"
-    verdict $? "$1: rank $4 of $3 at a random moment; the job ends and names it"
+    [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && says_once "^moert: rank $victim on .* $says"
+    verdict $? "$title: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
     sleep 0.2
-    ! ls -d $(sed 's|^|/proc/|' <<<"$pids") >/dev/null 2>&1
-    verdict $? "$1: no process is left"
-    resumes "$1" "$5"
+    after=$(temporary)
+    [ -z "$after" ] || echo "left: $after" >>"$dir/stderr"
+    [ -n "$before" ] && [ -z "$after" ] && ! ls -d "${pids[@]/#//proc/}" >/dev/null 2>&1
+    verdict $? "$title: no process, session, socket or shared memory is left"
+    resumes "fault-$1" $((1 + RANDOM % 4))
 }
 
 start whole 1
-finish
+finish 300
 verdict $status "a run without faults"
 
-place="at step [0-9]+ in phase '[a-z_ -]+'; rank [0-9] has waited for it for [0-9]+ s in '[a-z_ -]+'; ending the job"
-fault killed KILL 2 1 3 "^moert: rank 1 on .* is gone \(its process [0-9]+ has ended\), $place\$"
-fault killed-first KILL 3 0 1 "^moert: rank 0 on .* is gone .*, $place\$"
-fault frozen STOP 2 0 1 "^moert: rank 0 on .* is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
-fault frozen-last STOP 3 2 2 "^moert: rank 2 on .* is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
+for ((n = 0; n < faults; n++)); do fault $n; done
 
 # ordered NAME RANKS VICTIM...: SIGTERM to these ranks
 ordered() {

@@ -64,8 +64,8 @@ info 2 --ep 1 --model "$model" --batch 4 --length 32
 has_lines '^ +\*  MOERT_TIMEOUT_S +77 +60 ' '^4 sequences of 32 tokens, experts in f32, dense layers in f32, staged exchange' 'in groups of 1 of 2 ranks'
 verdict $? "what is set is shown and used"
 unset MOERT_EXCHANGE MOERT_TIMEOUT_S
-info 1 --model "$model" --precision nvfp4 --dense bf16 --dispatch mxfp8 --micro-batches 2
-has_lines ' tokens, experts in nvfp4, dense layers in bf16, local exchange of rows in mxfp8, micro-batches in a step: 2$'
+info 1 --model "$model" --precision nvfp4 --dense bf16 --dispatch mxfp8 --combine bf16 --micro-batches 2
+has_lines ' tokens, experts in nvfp4, dense layers in bf16, local exchange of rows in mxfp8 and back in bf16, micro-batches in a step: 2$'
 verdict $? "the recipe of the estimate is shown"
 
 info 2 --model "$model" --json

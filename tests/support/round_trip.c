@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/rng.h"
 
 /* ---- the values, from the global token alone ---- */
@@ -19,6 +20,10 @@ static void choose(const shape *c, size_t token, int32_t *slot) {
         size_t pick = k + (size_t)(u * (double)(c->experts - k));
         if (c->choice == ONE_EXPERT)
             pick = c->experts - 1;
+        else if (c->choice == ZIPF)
+            pick = k + (size_t)(pow((double)(c->experts - k + 1), u) - 1.0);
+        else if (c->choice == HOT && k == 0 && u < 0.3 * (double)c->topk)
+            pick = 0;
         int32_t taken = deck[pick];
         deck[pick] = deck[k];
         deck[k] = taken;
@@ -34,9 +39,10 @@ static float weight(const shape *c, size_t token, size_t k) {
     return (float)moert_rng_normal(c->salt + 1000u, token, k);
 }
 
-/* What expert e makes of a row's element. */
-static float result(float x, size_t expert) {
-    return x * 0.37f - (float)expert * 1.3f;
+/* What expert e makes of a row's element: of a window of codes, a number that bf16 has. */
+static float result(const trip *t, float x, size_t expert) {
+    const float y = x * 0.37f - (float)expert * 1.3f;
+    return t->codes ? moert_number_of_bits(moert_number_bits_of(y) & 0xFFFF0000) : y;
 }
 
 /* Tokens of the ranks below `end`. */
@@ -62,10 +68,11 @@ static size_t all_tokens(const shape *c, const trip *t) {
 /* ---- one round trip ---- */
 
 moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
-                               size_t width, trip *t) {
-    *t = (trip){.device = device, .comm = comm, .exchange = exchange};
-    MOERT_TRY(moert_window_create(exchange, width, &t->x));
-    MOERT_TRY(moert_window_create(exchange, width, &t->y));
+                               size_t width, bool codes, trip *t) {
+    *t = (trip){.device = device, .comm = comm, .exchange = exchange, .codes = codes};
+    MOERT_TRY(codes ? moert_window_create_codes(exchange, 2 * width, &t->x)
+                    : moert_window_create(exchange, width, &t->x));
+    MOERT_TRY((codes ? moert_window_create_codes : moert_window_create)(exchange, width, &t->y));
     MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
     return moert_window_create(exchange, 1, &t->slot_y);
 }
@@ -145,9 +152,15 @@ static void check_slot(const shape *c, trip *t, size_t row, size_t token, size_t
 /* The padding is poisoned: nobody may use it. */
 static void make_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
     (void)k;
-    size_t stride = moert_window_stride(t->y);
-    for (size_t i = 0; i < stride; i++)
-        t->host[row * stride + i] = i < c->width ? result(payload(c, token, i), e) : NAN;
+    const size_t stride = moert_window_stride(t->y), last = t->codes ? 2 * stride : stride;
+    float *target = t->host + row * stride;
+    for (size_t i = 0; i < last; i++) {
+        const float y = i < c->width ? result(t, payload(c, token, i), e) : NAN;
+        if (t->codes)
+            ((uint16_t *)target)[i] = (uint16_t)(moert_number_bits_of(y) >> 16);
+        else
+            target[i] = y;
+    }
 }
 
 static void make_slot(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
@@ -212,7 +225,7 @@ static float wanted_sum(const shape *c, const trip *t, size_t token, size_t colu
         if (!s.taken[k])
             continue;
         s.factor[k] = weighted ? weight(c, token, k) : 1.0f;
-        s.term[k] = result(payload(c, token, column), (size_t)slot[k]);
+        s.term[k] = result(t, payload(c, token, column), (size_t)slot[k]);
         s.node[k] = node_of(c, t, slot[k]);
     }
     return sum_terms(&s, c->topk);

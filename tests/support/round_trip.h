@@ -10,8 +10,9 @@
 
 enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
 
-/* How the tokens of a shape choose their experts. */
-typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED } pattern;
+/* How the tokens of a shape choose their experts. ZIPF: the n-th about 1/n as often; HOT: one takes
+ * 30 % of the slots or more. */
+typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
 
 typedef struct {
     const char *name;
@@ -28,15 +29,18 @@ typedef struct {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
+    bool codes;                  /* y is a window of codes */
     size_t waves;                /* 0 = 1 */
     float *host;                 /* at least as large as any of them */
     const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
     size_t wrong;
 } trip;
 
-/* Windows outlive a shape, buffers and plan do not. Collective, except for the buffers. */
+/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, rows go
+ * into a window of as many pairs of codes, and results come back as codes. Collective, except for
+ * the buffers. */
 moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
-                               size_t width, trip *t);
+                               size_t width, bool codes, trip *t);
 void trip_free_windows(trip *t);
 moert_status trip_make_buffers(const shape *c, trip *t);
 void trip_free_buffers(trip *t);

@@ -30,6 +30,9 @@ static const shape shapes[] = {
     {"fewer experts than ranks", 2, 1, 16, {5, 6, 7, 8}, RANDOM, 10},
     {"some slots dropped", 8, 4, 64, {25, 17, 40, 3}, SOME_DROPPED, 11},
     {"all slots dropped", 8, 2, 64, {5, 4, 3, 2}, ALL_DROPPED, 12},
+    {"by Zipf's law", 16, 4, 48, {120, 64, 90, 77}, ZIPF, 17},
+    {"one takes 30 %", 16, 2, 48, {120, 64, 90, 77}, HOT, 18},
+    {"one of many takes all", 16, 1, 48, {300, 1, 200, 90}, ONE_EXPERT, 19},
     {"width 1", 8, 2, 1, {19, 17, 3, 20}, RANDOM, 13},
     {"width 15", 8, 2, 15, {19, 17, 3, 20}, RANDOM, 14},
     {"width 17", 8, 2, 17, {19, 17, 3, 20}, RANDOM, 15},
@@ -86,7 +89,8 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         trip t;
-        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
         ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
         trip_free_buffers(&t);
         trip_free_windows(&t);
@@ -103,7 +107,7 @@ static void test_exchange_in_waves_moves_rows_exactly(void **state) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
             trip t;
             ASSERT_OK_ON_ALL(
-                trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+                trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
             t.waves = waves;
             ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
             trip_free_buffers(&t);
@@ -119,7 +123,7 @@ static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     t.waves = 4;
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(
@@ -142,11 +146,60 @@ static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+static void test_exchange_sums_rows_of_codes_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    moert_window *odd = NULL;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        shape c = shapes[i];
+        trip t;
+        c.width += c.width % 2;
+        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
+                        "pairs of bf16 codes, not 33");
+    moert_exchange_destroy(exchange);
+}
+
+/* Resident pages of memory shared with others, in bytes. */
+static size_t shared_bytes(void) {
+    char line[128];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "RssShmem: %zu kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib * 1024;
+}
+
+/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows lie.
+ */
+static void test_windows_take_memory_by_the_rows_that_come(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
+    const size_t page = c.width * sizeof(float), slack = 64 * page;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    const size_t before = shared_bytes();
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
+    const size_t most = 2 * rows * page + slack, least = 2 * c.tokens[0] * page;
+    ASSERT_ON_ALL(taken >= least && taken <= most);
+    ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
 static void test_exchange_grows_its_windows(void **state) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t tokens[] = {3, 40, 7, 300};
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, false, &t));
     for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
@@ -159,7 +212,7 @@ static void test_exchange_grows_its_windows(void **state) {
 static void test_exchange_repeats_with_changing_payload(void **state) {
     moert_exchange *exchange = open_exchange(state);
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, false, &t));
     for (unsigned i = 0; i < 200; i++) {
         shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
@@ -182,7 +235,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
     const size_t tokens = c.tokens[test_rank];
     size_t before = 0, wrong = 0;
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     uint32_t *host = (uint32_t *)t.host;
     for (size_t r = 0; r < test_rank; r++)
@@ -257,7 +310,7 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     moert_exchange_plan *plan = NULL;
     moert_buffer *small;
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
     ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
@@ -309,7 +362,7 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
     ASSERT_OK_ON_ALL(
         moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
     ASSERT_OK_ON_ALL(
@@ -388,14 +441,15 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
     int32_t *index = test_alloc((slots + 1) * sizeof *index);
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
     const size_t pairs = count_far_pairs(comm, index, tokens, c.topk, c.experts);
-    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == pairs && (pairs > 0) == (tokens > 0));
+    const uint64_t before = moert_exchange_far_rows(exchange); /* of the trip's two dispatches */
+    ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (tokens > 0));
     ASSERT_OK_ON_ALL(
         moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
-    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == 2 * pairs);
+    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
     free(index);
     trip_free_buffers(&t);
     trip_free_windows(&t);
@@ -403,12 +457,13 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
 }
 
 static void test_nodes_may_sum_first(void **state) {
-    set_variable("MOERT_COMBINE", "presum");
+    set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);
-    set_variable("MOERT_COMBINE", NULL);
+    set_variable("MOERT_NODE_SUM", NULL);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         trip t;
-        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, shapes[i].width, &t));
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
         t.presummed = spread[((const setup *)*state)->together];
         ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
         trip_free_buffers(&t);
@@ -417,21 +472,35 @@ static void test_nodes_may_sum_first(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* A sum of codes would have to be rounded. */
+static void test_nodes_never_sum_codes_first(void **state) {
+    const shape c = {"codes", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
+    trip t;
+    set_variable("MOERT_NODE_SUM", "presum");
+    moert_exchange *exchange = open_exchange(state);
+    set_variable("MOERT_NODE_SUM", NULL);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
 static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
     const setup *tested = *state;
     moert_exchange *exchange;
-    set_variable("MOERT_COMBINE", test_rank == test_ranks - 1 ? "presum" : NULL);
+    set_variable("MOERT_NODE_SUM", test_rank == test_ranks - 1 ? "presum" : NULL);
     const moert_status status = moert_exchange_create(test_device, spread[tested->together],
                                                       MOERT_EXCHANGE_NODE, &exchange);
-    set_variable("MOERT_COMBINE", NULL);
-    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "MOERT_COMBINE is presum on rank");
+    set_variable("MOERT_NODE_SUM", NULL);
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "MOERT_NODE_SUM is presum on rank");
 }
 
 static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     moert_status status = trip_make_buffers(&c, &t);
     ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, status, t.index, c.tokens[test_rank],
                                               c.topk, c.experts, &t.plan));
@@ -466,6 +535,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 /* X(name): the tests that every engine passes. */
 #define ENGINE_TESTS(X)                                                                            \
     X(test_exchange_moves_rows_exactly)                                                            \
+    X(test_exchange_sums_rows_of_codes_exactly)                                                    \
     X(test_exchange_grows_its_windows)                                                             \
     X(test_exchange_repeats_with_changing_payload)                                                 \
     X(test_exchange_dispatches_any_bits)                                                           \
@@ -479,6 +549,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     ENGINE_TESTS(X)                                                                                \
     X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
     X(test_nodes_may_sum_first)                                                                    \
+    X(test_nodes_never_sum_codes_first)                                                            \
     X(test_ranks_must_agree_on_how_nodes_sum)                                                      \
     X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
     X(test_hosts_of_several_ranks_take_the_node_exchange)
@@ -505,7 +576,8 @@ static const struct CMUnitTest tests[] = {
         ENGINE_TESTS(STAGED_ROW) NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(
             NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
                         test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
-    cmocka_unit_test(test_exchange_chooses_the_best_engine),
+    WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
+        cmocka_unit_test(test_exchange_chooses_the_best_engine),
     cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };

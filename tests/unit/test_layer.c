@@ -340,6 +340,12 @@ static void test_impossible_layers_and_meshes_are_refused(void **state) {
     options.dispatch = MOERT_DISPATCH_BF16;
     options.hidden = 33;
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED, "33");
+    options.dispatch = MOERT_DISPATCH_F32;
+    options.combine = MOERT_COMBINE_BF16;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED,
+                        "combined as bf16");
+    options.combine = (moert_combine)2;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "combine");
     options = plain_form();
     options.router.experts = options.router.topk = 1;
     status = moert_layer_create(mesh, &options, &layer);

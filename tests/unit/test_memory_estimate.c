@@ -100,7 +100,8 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
         measure_window(moe->prob, moe->plan->plan->rows, &found);
     }
     for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
-        measure_window(mesh->windows[i], model->layer[0].moe->plan->plan->rows, &found);
+        if (mesh->windows[i] != NULL)
+            measure_window(mesh->windows[i], model->layer[0].moe->plan->plan->rows, &found);
     return found;
 }
 
@@ -154,9 +155,11 @@ typedef struct recipe {
     moert_precision precision, dense;
     moert_dispatch dispatch;
     size_t micro_batches, hidden; /* 0: the model's */
+    moert_combine combine;
 } recipe;
 
-static const recipe plain = {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0};
+static const recipe plain = {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0,
+                             MOERT_COMBINE_F32};
 
 /* With one rank per group every row stays where it is, whatever the routing. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
@@ -171,6 +174,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.precision = how->precision;
     config.dense = how->dense;
     config.dispatch = how->dispatch;
+    config.combine = how->combine;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
     ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
@@ -214,22 +218,26 @@ static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void *
 static void test_estimate_counts_what_low_precision_and_micro_batches_add(void **state) {
     (void)state;
     static const recipe recipes[] = {
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 3, 0},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 2, 0},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 72},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 0},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 3, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 72,
+         MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0,
+         MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_BF16},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_BF16},
     };
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);

@@ -1,13 +1,15 @@
 // run: np=1,2,3,4 sanitize=2
 /*
  * Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
- * in every precision; what rounding before the experts' own rounding changes; bytes that travel.
+ * in every precision; what rounding before the experts' own rounding changes; bytes that travel;
+ * results of bf16; skewed routing.
  * test_layer holds their values against float64.
  */
 #include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer_run.h"
@@ -72,13 +74,35 @@ static bool works(size_t engine) {
                               : true;
 }
 
+/* How the tokens are drawn to experts: the router's biases, or NULL for the oracle's own. */
+typedef struct skew {
+    const double *bias;
+    size_t busy; /* experts with tokens, or 0 = any number */
+} skew;
+
+static size_t busy_experts(const oracle_layer *oracle, const layer_results *results) {
+    const size_t experts = oracle->options.router.experts;
+    const size_t n = oracle->elements[MOERT_LAYER_W1] / experts;
+    size_t busy = 0;
+    for (size_t e = 0; e < experts; e++) {
+        size_t i = e * n;
+        while (i < (e + 1) * n && results->gradient[MOERT_LAYER_W1][i] == 0.0f)
+            i++;
+        busy += i < (e + 1) * n;
+    }
+    return busy;
+}
+
 /* `alone` gives what all ranks and engines must. */
-static void check_engines(moert_context *alone, const moert_layer_options *options) {
+static void check_engines(moert_context *alone, const moert_layer_options *options, skew s) {
     oracle_layer oracle;
     layer_results want, got;
     uint64_t bytes;
     oracle_layer_create(options, TOKENS, &oracle);
+    for (size_t e = 0; s.bias != NULL && e < options->router.experts; e++)
+        oracle.tensor[MOERT_LAYER_ROUTER_BIAS][e] = s.bias[e];
     compute(&oracle, alone, "local", false, &want, &bytes);
+    ASSERT_ON_ALL(s.busy == 0 || busy_experts(&oracle, &want) == s.busy);
     for (size_t e = 0; e < ENGINES; e++) {
         if (!works(e))
             continue;
@@ -97,12 +121,35 @@ static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
         moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_BF16);
-        check_engines(alone, &options);
+        check_engines(alone, &options, (skew){NULL, 0});
         options.shared_intermediate = 7;
         options.expert_biases = options.router_bias = true;
-        check_engines(alone, &options);
+        check_engines(alone, &options, (skew){NULL, 0});
         options.dispatch = MOERT_DISPATCH_MXFP8;
-        check_engines(alone, &options);
+        check_engines(alone, &options, (skew){NULL, 0});
+        options.dispatch = MOERT_DISPATCH_BF16;
+        options.combine = MOERT_COMBINE_BF16;
+        check_engines(alone, &options, (skew){NULL, 0});
+    }
+    moert_context_destroy(alone);
+}
+
+/* By Zipf's law, one expert for most tokens, one for all. */
+static void test_skewed_routing_gives_the_same_bits(void **state) {
+    (void)state;
+    static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
+                        all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
+    static const struct {
+        skew s;
+        size_t topk;
+    } cases[] = {{{zipf, 0}, 2}, {{one, 4}, 2}, {{all, 1}, 1}};
+    moert_context *alone;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
+        options.router_bias = true;
+        options.router.topk = cases[i].topk;
+        check_engines(alone, &options, cases[i].s);
     }
     moert_context_destroy(alone);
 }
@@ -189,6 +236,40 @@ static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
     ASSERT_ON_ALL(!rows && !gradients);
 }
 
+/* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
+ * part as well, and no gradient of a weight hears of it. */
+static void test_results_of_bf16_are_rounded_once(void **state) {
+    (void)state;
+    oracle_layer oracle;
+    layer_results results[2];
+    size_t wrong = 0, rounded = 0, engine = LOCAL;
+    moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
+    float largest = 0.0f;
+    uint64_t bytes;
+    while (!works(engine))
+        engine++;
+    options.router.topk = 1;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int c = MOERT_COMBINE_F32; c <= MOERT_COMBINE_BF16; c++) {
+        oracle.options.combine = (moert_combine)c;
+        compute(&oracle, test_context, engines[engine], false, &results[c], &bytes);
+    }
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        largest = fmaxf(largest, fabsf(results[0].dx[i]));
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
+        const float y = results[0].y[i], dx = results[0].dx[i];
+        const uint32_t code = moert_number_encode(MOERT_NUMBER_BF16, y);
+        wrong += results[1].y[i] != moert_number_decode(MOERT_NUMBER_BF16, code);
+        wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
+        rounded += results[1].y[i] != y && results[1].dx[i] != dx;
+    }
+    const bool same = same_gradients(&oracle, &results[0], &results[1]);
+    for (size_t c = 0; c < 2; c++)
+        layer_results_free(&results[c]);
+    oracle_layer_destroy(&oracle);
+    ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
+}
+
 /* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
 static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
     (void)state;
@@ -219,9 +300,11 @@ static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_and_engines_give_the_same_bits_in_every_precision),
+        cmocka_unit_test(test_skewed_routing_gives_the_same_bits),
         cmocka_unit_test(test_rows_that_are_rounded_already_lose_nothing),
         cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
         cmocka_unit_test(test_precision_bf16_sees_no_dispatch_of_bf16),
+        cmocka_unit_test(test_results_of_bf16_are_rounded_once),
         cmocka_unit_test(test_dispatches_move_what_a_row_is_on_its_way),
     };
     if (!mpi_tests_begin(count, arguments))
