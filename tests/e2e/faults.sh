@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
 program=${TEST_BUILD:-build}/bin/moert-train
 export -n TEST_BUILD TEST_ALL # no variables of the programs
-faults=3
+faults=2
 [ "${TEST_ALL:-0}" -eq 0 ] || faults=20
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
