@@ -70,16 +70,6 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-static void take_model(void) {
-    if (model == 0)
-        return;
-    const bench_model *m = &bench_models[model - 1];
-    hidden = m->hidden;
-    intermediate = m->intermediate;
-    experts = m->experts;
-    topk = m->topk;
-}
-
 static moert_status make_rows(bench *b) {
     const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
     const uint32_t end = (uint32_t)tokens;
@@ -231,7 +221,6 @@ static moert_status run(moert_context *context) {
                .rows = json_array()};
     double seconds = 0.0;
     moert_status status;
-    take_model();
     moert_program_say(context, "# moert %s, %s\n", bench_report_commit(),
                       moert_device_name(b.device));
     moert_program_say(context,
@@ -258,7 +247,7 @@ release:
 static moert_status check_options(int argc, char **argv) {
     (void)argc;
     (void)argv;
-    take_model();
+    bench_model_take(model, &hidden, &intermediate, &experts, &topk);
     if (topk > experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
     return MOERT_OK;

@@ -66,13 +66,9 @@ static size_t counts[MOST_COUNTS], count_of_counts;
 /* ---- the work ---- */
 
 static void take_model(void) {
-    if (model == 0)
+    const bench_model *m = bench_model_take(model, &hidden, &intermediate, &experts, &topk);
+    if (m == NULL)
         return;
-    const bench_model *m = &bench_models[model - 1];
-    hidden = m->hidden;
-    intermediate = m->intermediate;
-    experts = m->experts;
-    topk = m->topk;
     layers = layers > 0 ? layers : m->layers;
 }
 

@@ -27,4 +27,18 @@ static const bench_model bench_models[] = {
 #undef BENCH_MODEL_ROW
 };
 
+/* The four sizes of the chosen one; NULL, and nothing is changed, if none is. */
+static inline const bench_model *bench_model_take(size_t choice, size_t *hidden,
+                                                  size_t *intermediate, size_t *experts,
+                                                  size_t *topk) {
+    if (choice == 0)
+        return NULL;
+    const bench_model *m = &bench_models[choice - 1];
+    *hidden = m->hidden;
+    *intermediate = m->intermediate;
+    *experts = m->experts;
+    *topk = m->topk;
+    return m;
+}
+
 #endif
