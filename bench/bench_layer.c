@@ -30,7 +30,7 @@ enum { X, DY, Y, DX, BUFFERS };
 enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 #define SAMPLE_S 0.05
 
-static size_t tokens, hidden, intermediate, experts, topk, ep, repeat, seed;
+static size_t tokens, length, hidden, intermediate, experts, topk, ep, repeat, seed;
 static unsigned model, precision, dispatch, combine;
 static const char *json_path;
 static bool with_spans;
@@ -42,6 +42,8 @@ static const char *const combine_names[] = {"f32", "bf16"};
 static const moert_option options[] = {
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
     {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
+    {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576",
+     "of its sequences: a dense weight's gradient is a sum of theirs"},
     {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
     {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
     {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
@@ -78,7 +80,6 @@ typedef struct bench {
 
 static moert_status make_rows(bench *b) {
     const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
-    const uint32_t end = (uint32_t)tokens;
     for (int i = 0; i < 2; i++)
         MOERT_TRY(MOERT_NEW_ARRAY(&b->host[i], count));
     for (int i = 0; i < BUFFERS; i++)
@@ -89,8 +90,24 @@ static moert_status make_rows(bench *b) {
                 bench_number(seed + (unsigned)i, rank * tokens + j / hidden, j % hidden);
         MOERT_TRY(moert_buffer_write(b->buffer[i], 0, b->host[i], count * sizeof(float)));
     }
-    MOERT_TRY(moert_buffer_create(b->device, sizeof end, &b->ends));
-    return moert_buffer_write(b->ends, 0, &end, sizeof end);
+    return MOERT_OK;
+}
+
+/* Whole sequences, and the rest. */
+static moert_status make_batch(bench *b) {
+    const size_t count = moert_ceil_div(tokens, length), rank = moert_comm_rank(b->comm);
+    uint32_t *ends;
+    MOERT_TRY(MOERT_NEW_ARRAY(&ends, count));
+    for (size_t s = 0; s < count; s++)
+        ends[s] = (uint32_t)moert_min((s + 1) * length, tokens);
+    b->batch =
+        (moert_batch){tokens, count, rank * count, moert_comm_size(b->comm) * count, NULL, false};
+    moert_status status = moert_buffer_create(b->device, count * sizeof *ends, &b->ends);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(b->ends, 0, ends, count * sizeof *ends);
+    b->batch.ends = b->ends;
+    free(ends);
+    return status;
 }
 
 static moert_status prepare(bench *b) {
@@ -109,7 +126,8 @@ static moert_status prepare(bench *b) {
     moert_status status = moert_layer_initialize(b->layer, seed, 0.02);
     if (status == MOERT_OK)
         status = make_rows(b);
-    b->batch = (moert_batch){tokens, 1, moert_comm_rank(b->comm), ranks, b->ends, false};
+    if (status == MOERT_OK)
+        status = make_batch(b);
     return moert_comm_agree(b->comm, status);
 }
 
