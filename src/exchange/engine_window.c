@@ -18,7 +18,9 @@
 #include "exchange/flags.h"
 
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
-enum { WORTH_BYTES = 4 << 20 }; /* of rows that are not sent, for a kernel that copies them */
+/* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
+ * least of their bytes. */
+static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
 
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
@@ -254,25 +256,24 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
 
 /* ---- moves ---- */
 
-/*
- * Whether rows go to each rank once and fan out there, if that saves a quarter of them and more
- * than the second kernel takes. Of K slots that fall on R ranks at random, R (1 - (1 - 1/R)^K) are
- * the first of their token there. The same on all ranks.
- */
-static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
-    const moert_control *control = exchange->state;
-    const moert_plan *plan = move->plan->plan;
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes) {
     const double ranks = (double)plan->ranks, slots = (double)plan->topk;
     double none = 1.0, rows = 0.0;
-    if (control->once != MOERT_ONCE_AUTO)
-        return control->once == MOERT_ONCE_ON;
     for (size_t k = 0; k < plan->topk; k++)
         none *= 1.0 - 1.0 / ranks;
     for (size_t e = 0; e < plan->experts; e++)
         rows += (double)plan->expert_counts[e];
     const double saved = 1.0 - ranks * (1.0 - none) / slots;
     const double off_rank = rows / ranks * (1.0 - 1.0 / ranks);
-    return saved >= 0.25 && saved * off_rank * (double)moert_row_bytes(move->window) >= WORTH_BYTES;
+    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= WORTH_BYTES;
+}
+
+/* The same on all ranks. */
+static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
+    const moert_control *control = exchange->state;
+    return control->once == MOERT_ONCE_ON ||
+           (control->once == MOERT_ONCE_AUTO &&
+            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float)));
 }
 
 static moert_status dispatch_window(moert_exchange *exchange, const moert_move *move,

@@ -150,6 +150,12 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
 
+/*
+ * Whether a plan saves enough for that: of K slots that fall on R ranks at random,
+ * R (1 - (1 - 1/R)^K) are the first of their token on a rank. The same on all ranks.
+ */
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes);
+
 /* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
 typedef struct moert_gather {
     const moert_buffer *reach, *from;
