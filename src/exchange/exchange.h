@@ -34,10 +34,11 @@
  *
  * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
  * usable. Where the ranks wait for each other on their devices (MOERT_SYNC), a device that does not
- * come in time is found out later: by the next plan, or by moert_exchange_settle. Two exceptions,
- * both after the last synchronisation of their call and both only when a device or the host's
- * memory is at its end: make_plan while it copies the plan, combine while it enqueues its last
- * kernels. There the rank keeps its own error, to be handed to the next plan as `local`.
+ * come in time is found out later: by the next plan, or by moert_exchange_settle. The
+ * exceptions come after the last synchronisation of their call, and only when a device or the
+ * host's memory is at its end: make_plan while it copies the plan, dispatch and combine while they
+ * enqueue their last kernels. There the rank keeps its own error, to be handed to the next plan as
+ * `local`.
  */
 #ifndef MOERT_EXCHANGE_EXCHANGE_H
 #define MOERT_EXCHANGE_EXCHANGE_H
