@@ -53,9 +53,9 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
                                      layer->options.hidden);
     in.part = *part;
     in.y = layer->dv;
-    MOERT_TRY(moert_wire_results(layer, out, &in.x, &in.ldx));
+    MOERT_TRY(moert_wire_results(layer, out, false, &in));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in));
-    return moert_wire_return(layer, out);
+    return moert_wire_return(layer, out, &in);
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
