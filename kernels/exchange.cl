@@ -11,7 +11,7 @@
  *
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may
  * follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the rank is not looked at.
- * A team moves TOKENS tokens or SLOTS slots. No local memory. Deterministic: each row has one writer, each sum one order.
+ * A team moves TOKENS tokens or SLOTS slots; of a combine the next ones after all teams', as long as there are any. No local memory. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
  * they need comes once, at the end of the work-item.
@@ -184,16 +184,16 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
 INLINED void combine_group(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
                            global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
-    for (uint t = first; t < last; t++) {
-        uint k = 0;
-        do {
-            const size_t slot = (size_t)t * topk + k;
-            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
-                             target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
-            k += STREAMS;
-        } while (k < topk);
-    }
+    for (uint first = get_group_id(0) * TOKENS; first < tokens; first += get_num_groups(0) * TOKENS)
+        for (uint t = first; t < min(first + TOKENS, tokens); t++) {
+            uint k = 0;
+            do {
+                const size_t slot = (size_t)t * topk + k;
+                combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
+                                 target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
+                k += STREAMS;
+            } while (k < topk);
+        }
 }
 
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,

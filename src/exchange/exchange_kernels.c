@@ -5,6 +5,7 @@
 
 /* TOKENS and SLOTS of the kernels. */
 enum { TOKENS = 16, GPU_TOKENS = 1, SLOTS = 256, GPU_SLOTS = 32 };
+enum { UNIT_TEAMS = 32 }; /* that a compute unit of a GPU has at a time */
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
@@ -71,6 +72,8 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
     MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
     tell_work(exchange, move, &shape);
     const bool codes = moert_window_has_codes(move->window);
+    if (move->units > 0)
+        shape.by_token.x = moert_min(shape.by_token.x, move->units * UNIT_TEAMS);
     return MOERT_RUN(exchange->device, shape.program, codes ? "combine_codes" : "combine_rows",
                      shape.by_token, MOERT_ARG(reach), MOERT_ARG(destination),
                      MOERT_ARG(move->weight), MOERT_ARG(move->target), MOERT_ARG(shape.tokens),
