@@ -193,8 +193,8 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
                                          moert_window *window, moert_window *slots, size_t wave);
 /*
  * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
- * until moert_exchange_combine_join, and leaves some of a GPU to it. An error is this rank's own.
- * Not collective.
+ * until moert_exchange_combine_join, leaves some of a GPU to it, and touches neither its windows
+ * nor its targets. An error is this rank's own. Not collective.
  */
 moert_status moert_exchange_combine_beside(moert_exchange *exchange);
 /* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`

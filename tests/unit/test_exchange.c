@@ -39,12 +39,13 @@ static const shape shapes[] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-/* What is tested: an engine, who waits for the other ranks, and (node) how many ranks count as a
- * host. */
+/* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
+ * and whether combines run beside other work. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
+    const char *overlap;
 } setup;
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
@@ -76,6 +77,7 @@ static moert_exchange *open_exchange(void **state) {
     moert_exchange *exchange;
     set_variable("MOERT_SYNC", tested->sync);
     set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
+    set_variable("MOERT_OVERLAP", tested->overlap);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
@@ -555,14 +557,14 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
     X(test_hosts_of_several_ranks_take_the_node_exchange)
 
-static setup local = {MOERT_EXCHANGE_LOCAL, NULL, NULL, 0},
-             window = {MOERT_EXCHANGE_WINDOW, "host", NULL, 0},
-             devices = {MOERT_EXCHANGE_WINDOW, "device", NULL, 0},
-             impatient = {MOERT_EXCHANGE_WINDOW, "device", "2", 0},
-             staged = {MOERT_EXCHANGE_STAGED, NULL, NULL, 0},
-             nodes_of_1 = {MOERT_EXCHANGE_NODE, NULL, NULL, 1},
-             nodes_of_2 = {MOERT_EXCHANGE_NODE, NULL, NULL, 2},
-             nodes_of_3 = {MOERT_EXCHANGE_NODE, NULL, NULL, 3};
+static setup local = {MOERT_EXCHANGE_LOCAL, NULL, NULL, 0, NULL},
+             window = {MOERT_EXCHANGE_WINDOW, "host", NULL, 0, NULL},
+             devices = {MOERT_EXCHANGE_WINDOW, "device", NULL, 0, "on"},
+             impatient = {MOERT_EXCHANGE_WINDOW, "device", "2", 0, NULL},
+             staged = {MOERT_EXCHANGE_STAGED, NULL, NULL, 0, NULL},
+             nodes_of_1 = {MOERT_EXCHANGE_NODE, NULL, NULL, 1, NULL},
+             nodes_of_2 = {MOERT_EXCHANGE_NODE, NULL, NULL, 2, NULL},
+             nodes_of_3 = {MOERT_EXCHANGE_NODE, NULL, NULL, 3, NULL};
 
 #define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &local},
 #define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
