@@ -17,7 +17,11 @@
 #include "base/memory.h"
 #include "exchange/flags.h"
 
+enum { SPARED_UNIT_GROUPS = 16, SHARED_UNIT_GROUPS = 8 }; /* of 32 work-items, on a GPU */
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
+/* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
+ * least of their bytes. */
+static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
 
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
@@ -27,6 +31,7 @@ typedef struct moert_control {
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
     moert_mark *landed; /* the end of the last one that did, or NULL */
+    unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -66,8 +71,8 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
                                     moert_storage *storage) {
     const moert_exchange *exchange = window->exchange;
     const moert_control *control = exchange->state;
-    return control->memory->create(exchange->device, exchange->comm,
-                                   rows * window->stride * sizeof(float), storage);
+    return control->memory->create(exchange->device, exchange->comm, rows * moert_row_bytes(window),
+                                   storage);
 }
 
 static moert_status check_window(moert_exchange *exchange) {
@@ -208,6 +213,20 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
+/* AUTO takes links between GPUs to be slower than their memory. All ranks do the same. */
+static moert_status choose_once(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    const unsigned wanted = moert_config_get()->once;
+    const bool linked = moert_device_describe(exchange->device)->nvidia > 0;
+    bool always, sometimes;
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, wanted == MOERT_ONCE_ON, &always));
+    MOERT_TRY(moert_exchange_everyone(
+        exchange->comm, wanted == MOERT_ONCE_ON || (wanted == MOERT_ONCE_AUTO && linked),
+        &sometimes));
+    control->once = always ? MOERT_ONCE_ON : sometimes ? MOERT_ONCE_AUTO : MOERT_ONCE_OFF;
+    return MOERT_OK;
+}
+
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     const moert_exchange_memory *memory = moert_memory_of(exchange->device);
@@ -232,6 +251,8 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
         share_failure(exchange, probe(exchange), reason);
     if (reason[0] == '\0')
         share_failure(exchange, open_flags(exchange), reason);
+    if (reason[0] == '\0')
+        share_failure(exchange, choose_once(exchange), reason);
     if (reason[0] != '\0')
         close_window(exchange);
     else
@@ -240,11 +261,34 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
 
 /* ---- moves ---- */
 
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes) {
+    const double ranks = (double)plan->ranks, slots = (double)plan->topk;
+    double none = 1.0, rows = 0.0;
+    for (size_t k = 0; k < plan->topk; k++)
+        none *= 1.0 - 1.0 / ranks;
+    for (size_t e = 0; e < plan->experts; e++)
+        rows += (double)plan->expert_counts[e];
+    const double saved = 1.0 - ranks * (1.0 - none) / slots;
+    const double off_rank = rows / ranks * (1.0 - 1.0 / ranks);
+    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= WORTH_BYTES;
+}
+
+/* The same on all ranks. */
+static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
+    const moert_control *control = exchange->state;
+    return control->once == MOERT_ONCE_ON ||
+           (control->once == MOERT_ONCE_AUTO &&
+            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float)));
+}
+
 static moert_status dispatch_window(moert_exchange *exchange, const moert_move *move,
                                     moert_status status) {
+    const bool once = goes_once(exchange, move);
     if (status == MOERT_OK)
-        status = moert_kernel_dispatch(exchange, move, true);
-    return pass(exchange, status);
+        status = once ? moert_kernel_dispatch_once(exchange, move)
+                      : moert_kernel_dispatch(exchange, move, true);
+    MOERT_TRY(pass(exchange, status));
+    return once ? moert_kernel_fan_out(exchange, move) : MOERT_OK;
 }
 
 static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
@@ -262,14 +306,24 @@ static void drop_mark(moert_mark **mark) {
 }
 
 /* Only where no host has to wait for a device. */
-static moert_status branch_window(moert_exchange *exchange) {
+static moert_status branch_window(moert_exchange *exchange, bool products) {
     moert_control *control = exchange->state;
-    if (control->flags == NULL || !moert_device_has_aside(exchange->device))
+    const unsigned spare = moert_config_get()->spare;
+    if (control->flags == NULL || control->branch != NULL || products != (spare > 0) ||
+        !moert_device_has_aside(exchange->device))
         return MOERT_OK;
-    drop_mark(&control->branch);
     MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
-    moert_device_spare(exchange->device, moert_config_get()->spare);
+    moert_device_spare(exchange->device, spare);
     return MOERT_OK;
+}
+
+/* Of a combine beside other work: as many as the compute units left to it hold, or as leave room
+ * for others on all. */
+static size_t most_groups(const moert_exchange *exchange) {
+    const unsigned spare = moert_config_get()->spare;
+    return spare > 0 ? (size_t)spare * SPARED_UNIT_GROUPS
+                     : (size_t)moert_device_describe(exchange->device)->compute_units *
+                           SHARED_UNIT_GROUPS;
 }
 
 static moert_status join_window(moert_exchange *exchange) {
@@ -284,7 +338,7 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
                                   moert_mark **slots) {
     moert_control *control = exchange->state;
     moert_move rows = *move;
-    rows.units = moert_config_get()->spare;
+    rows.most_groups = most_groups(exchange);
     MOERT_TRY(moert_mark_follow(control->branch));
     MOERT_TRY(moert_flags_meet(control->flags));
     MOERT_TRY(combine_slots(exchange, move));
