@@ -4,7 +4,8 @@
  * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that stores stream, and sums up to
  * STREAMS rows side by side. In the GPU form it has a piece of one token's rows, PIECE floats of each in dispatch and STRIP
  * in combine, all of whose loads are under way at once: to fetch a row from another GPU takes two microseconds, and as
- * many pieces hide that as there is room for. Pieces of a token follow each other.
+ * many pieces hide that as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups than
+ * that, each of which then goes on with the tokens, or strips, behind those of all.
  */
 #if MOERT_ITEMS == 1
 /* A whole row to one expert after the other: the stores stream. */
@@ -69,16 +70,16 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
 INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
-    for (uint t = first; t < last; t++) {
-        uint k = 0;
-        do {
-            const size_t slot = (size_t)t * topk + k;
-            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
-                             target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
-            k += STREAMS;
-        } while (k < topk);
-    }
+    for (uint first = get_group_id(0) * TOKENS; first < tokens; first += get_num_groups(0) * TOKENS)
+        for (uint t = first; t < min(first + TOKENS, tokens); t++) {
+            uint k = 0;
+            do {
+                const size_t slot = (size_t)t * topk + k;
+                combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
+                                 target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
+                k += STREAMS;
+            } while (k < topk);
+        }
 }
 #else
 /* The destinations of STREAMS slots from slot `first` on, in loads that do not wait for each other; DROPPED: none. */
@@ -179,14 +180,13 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
     }
 }
 
-/* A strip of a token's sum: 16 bytes of each row for a work-item. weight 0 (null) means 1 for all. */
-INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
-                          global float *target, uint tokens, uint topk, uint width, uint stride)
+/* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
+INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+                           global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
 {
-    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
-    const uint t = get_group_id(0) / strips;
+    const uint t = nth / strips;
     /* an item's codes begin twice as far from the strip's start as its floats would */
-    const int i = (int)(get_group_id(0) % strips * numbers) + (codes ? part_start() : 0), n = (int)width - i;
+    const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0), n = (int)width - i;
     global float *out = target + (size_t)t * width + i;
     vec sum[2] = {0.0f, 0.0f};
     if (n <= part_start())
@@ -197,5 +197,14 @@ INLINED void combine_team(WINDOW window, global const uint2 *destination, global
     store_part(sum[0], out, n);
     if (codes)
         store_part(sum[1], out + PART, n - PART);
+}
+
+/* weight 0 (null) means 1 for all. */
+INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+                          global float *target, uint tokens, uint topk, uint width, uint stride)
+{
+    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
+    for (uint nth = get_group_id(0); nth < tokens * strips; nth += get_num_groups(0))
+        combine_strip(window, destination, weight, codes, target, nth, strips, topk, width, stride);
 }
 #endif

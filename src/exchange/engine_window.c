@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "exchange/flags.h"
 
+enum { SPARED_UNIT_GROUPS = 16, SHARED_UNIT_GROUPS = 8 }; /* of 32 work-items, on a GPU */
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 /* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
  * least of their bytes. */
@@ -28,7 +29,9 @@ typedef struct moert_control {
     moert_shared *words;                 /* two status words per rank */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
-    unsigned once;                       /* MOERT_ONCE_*: AUTO by what a dispatch saves */
+    moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
+    moert_mark *landed; /* the end of the last one that did, or NULL */
+    unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -125,6 +128,8 @@ release:
 
 static void close_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
+    moert_mark_free(control->branch);
+    moert_mark_free(control->landed);
     moert_flags_destroy(control->flags);
     moert_storage_release(&control->probe);
     moert_shared_destroy(control->words);
@@ -286,12 +291,89 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_move *
     return once ? moert_kernel_fan_out(exchange, move) : MOERT_OK;
 }
 
+static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
+    return moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
+                                     move->plan->destination);
+}
+
+static moert_status combine_slots(moert_exchange *exchange, const moert_move *move) {
+    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+}
+
+static void drop_mark(moert_mark **mark) {
+    moert_mark_free(*mark);
+    *mark = NULL;
+}
+
+/* Only where no host has to wait for a device. */
+static moert_status branch_window(moert_exchange *exchange, bool products) {
+    moert_control *control = exchange->state;
+    const unsigned spare = moert_config_get()->spare;
+    if (control->flags == NULL || control->branch != NULL || products != (spare > 0) ||
+        !moert_device_has_aside(exchange->device))
+        return MOERT_OK;
+    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
+    moert_device_spare(exchange->device, spare);
+    return MOERT_OK;
+}
+
+/* Of a combine beside other work: as many as the compute units left to it hold, or as leave room
+ * for others on all. */
+static size_t most_groups(const moert_exchange *exchange) {
+    const unsigned spare = moert_config_get()->spare;
+    return spare > 0 ? (size_t)spare * SPARED_UNIT_GROUPS
+                     : (size_t)moert_device_describe(exchange->device)->compute_units *
+                           SHARED_UNIT_GROUPS;
+}
+
+static moert_status join_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
+    drop_mark(&control->landed);
+    return status;
+}
+
+/* The second queue from the branch on, to marks behind the slots and behind the rows. */
+static moert_status combine_aside(moert_exchange *exchange, const moert_move *move,
+                                  moert_mark **slots) {
+    moert_control *control = exchange->state;
+    moert_move rows = *move;
+    rows.most_groups = most_groups(exchange);
+    MOERT_TRY(moert_mark_follow(control->branch));
+    MOERT_TRY(moert_flags_meet(control->flags));
+    MOERT_TRY(combine_slots(exchange, move));
+    MOERT_TRY(moert_mark_set(exchange->device, slots));
+    MOERT_TRY(combine_rows(exchange, &rows));
+    return moert_mark_set(exchange->device, &control->landed);
+}
+
+static moert_status combine_beside(moert_exchange *exchange, const moert_move *move) {
+    moert_mark *slots = NULL;
+    MOERT_TRY(join_window(exchange));
+    MOERT_TRY(moert_device_turn(exchange->device, true));
+    moert_status status = combine_aside(exchange, move, &slots);
+    const moert_status back = moert_device_turn(exchange->device, false);
+    status = status != MOERT_OK ? status : back;
+    if (status == MOERT_OK)
+        status = moert_mark_follow(slots);
+    moert_mark_free(slots);
+    return status;
+}
+
 static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
                                    moert_status status) {
+    moert_control *control = exchange->state;
+    if (control->branch != NULL) {
+        moert_device_spare(exchange->device, 0);
+        status = meet(exchange, status);
+        if (status == MOERT_OK)
+            status = combine_beside(exchange, move);
+        drop_mark(&control->branch);
+        return status;
+    }
     MOERT_TRY(pass(exchange, status));
-    MOERT_TRY(moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
-                                        move->plan->destination));
-    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+    MOERT_TRY(combine_slots(exchange, move));
+    return combine_rows(exchange, move);
 }
 
 const moert_engine moert_engine_window = {
@@ -301,5 +383,7 @@ const moert_engine moert_engine_window = {
     .allocate = allocate_window,
     .dispatch = dispatch_window,
     .combine = combine_window,
+    .beside = branch_window,
+    .join = join_window,
     .check = check_window,
 };

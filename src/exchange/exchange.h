@@ -192,11 +192,23 @@ moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave)
  */
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
                                          moert_window *window, moert_window *slots, size_t wave);
-/* The rest of moert_exchange_combine, after its last wave is sent. Collective. */
+/*
+ * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
+ * until moert_exchange_combine_join, and touches neither its windows nor its targets. `products`
+ * that would fill a GPU follow: not the right place unless MOERT_SPARE says so; then they leave
+ * some of it. The first call in the right place counts. An error is this rank's own. Not
+ * collective.
+ */
+moert_status moert_exchange_combine_beside(moert_exchange *exchange, bool products);
+/* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`
+ * may still be on its way on return, slot_target is not. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange,
                                            const moert_exchange_plan *plan, moert_status local,
                                            moert_window *window, const moert_buffer *weight,
                                            moert_buffer *target, moert_window *slots,
                                            moert_buffer *slot_target);
+/* What this device does next finds the target of the last combine there. An error is this rank's
+ * own. Not collective. */
+moert_status moert_exchange_combine_join(moert_exchange *exchange);
 
 #endif

@@ -119,9 +119,11 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
     MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
     tell_work(exchange, move, &shape);
     const bool codes = moert_window_has_codes(move->window);
+    moert_grid grid = pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP);
+    if (move->most_groups > 0)
+        grid.x = moert_min(grid.x, move->most_groups);
     return MOERT_RUN(exchange->device, shape.program, codes ? "combine_codes" : "combine_rows",
-                     pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP),
-                     MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
+                     grid, MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
                      MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
                      MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
 }

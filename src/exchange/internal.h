@@ -63,6 +63,7 @@ typedef struct moert_move {
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
     moert_buffer *slot_target;       /* combine */
+    size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
 } moert_move;
 
 /*
@@ -87,6 +88,9 @@ typedef struct moert_engine {
     moert_status (*wait)(moert_exchange *exchange, size_t wave); /* or NULL */
     moert_status (*send)(moert_exchange *exchange, const moert_move *move,
                          size_t wave); /* or NULL */
+    /* An engine whose combines can run beside other work: from here on, until `join`; or NULL. */
+    moert_status (*beside)(moert_exchange *exchange, bool products);
+    moert_status (*join)(moert_exchange *exchange);
     /* What dispatches and combines that returned MOERT_OK have found wrong since; waits for the
      * device. This rank's own status. NULL: they find all before they return. */
     moert_status (*check)(moert_exchange *exchange);

@@ -40,12 +40,12 @@ static const shape shapes[] = {
 };
 
 /* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
- * and (window) whether rows go to each rank once. */
+ * and (window) whether rows go to each rank once and combines run beside other work. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
-    const char *once;
+    const char *once, *overlap;
 } setup;
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
@@ -78,6 +78,7 @@ static moert_exchange *open_exchange(void **state) {
     set_variable("MOERT_SYNC", tested->sync);
     set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
     set_variable("MOERT_ONCE", tested->once);
+    set_variable("MOERT_OVERLAP", tested->overlap);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
@@ -693,7 +694,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 
 static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
              window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
-             devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device"},
+             devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .overlap = "on"},
              once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on"},
              impatient = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .timeout_s = "2"},
              impatient_once = {.engine = MOERT_EXCHANGE_WINDOW,
