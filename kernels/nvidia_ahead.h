@@ -3,13 +3,12 @@
  * have nothing to do, make it bf16 in global memory just ahead of the product that reads it there.
  *
  * The groups are taken in the order of the tiles. Of each one every work-group decodes its share of both factors and counts
- * itself in ready[group]; the blocks of a group's tiles are asked for when all have. Nobody waits in a circle: a
- * group is decoded whatever becomes of the product, except that decoding keeps at most LEAD numbers ahead of the group whose
- * tiles this work-group multiplies, so that they are still in the cache when they are read.
+ * itself in ready[group]; the blocks of a group's tiles are asked for when all have. Nobody waits in a circle, as
+ * decoding waits for nothing.
  *
  * Blocks lie along the terms. What a work-item decodes at a time:
  *
- *     along  lines of terms: UNITS times 8 codes, in each of which the warp's others have those that follow
+ *     along  lines of terms: 8 codes in each of a few units of 256, of which its warp has the others
  *     down   lines are terms: 8 lines of codes by 8 columns, within a block; of 4 bits a line holds the codes of two rows, the
  *            first in the low half of a byte
  *
@@ -18,7 +17,7 @@
  * of two and with the scale are exact; below 2^-126 the second is rounded. NVFP4's global scales are not applied.
  *
  * A format's number is that of MOERT_FORMAT_TABLE (include/moert/formats.h); PLAIN is bf16 as it is. Columns are multiples
- * of 8, of lines of terms of 32.
+ * of 8, of lines of terms of four blocks.
  */
 #define DECODERS 96 /* work-items */
 #define BAR_DECODERS 3
@@ -29,7 +28,6 @@ enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
 #define CODE_BITS(format) ((format) <= E5M2_E8M0 ? 8 : 4)
 #define RUN_OF(format)    ((format) == E2M1_E4M3 ? 16 : 32) /* codes of a scale */
 #define UNIT(format)      ((format) == E4M3_E8M0 ? 247 : (format) == E5M2_E8M0 ? 239 : 253) /* bf16's exponent bits */
-#define UNITS             8
 
 /* A factor, and where its numbers go. */
 typedef struct coded {
@@ -131,56 +129,107 @@ static inline uint4 scaled(int format, uint4 moved, uint4 scales)
 
 /* ---- this work-group's share of a part ---- */
 
+/* What another item of the warp has. */
+static inline uint shuffle(uint x, uint lane)
+{
+    uint theirs;
+    __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(theirs) : "r"(x), "r"(lane));
+    return theirs;
+}
+
 static inline uint decoder_number(void)
 {
     return get_group_id(0) * DECODERS + get_local_id(0) - 32;
 }
 
+/* What is loaded a turn ahead of its use; past the end whatever is there, as loads under conditions would wait for each other. */
+typedef struct batch {
+    uint codes[16], scales[2];
+} batch;
+
+/* A warp's batches of a part in lines of terms: UNITS times 8 codes for each of its items. An item has every 32nd word of
+ * their scales, WORDS of which belong to a unit. */
+#define UNITS(format) (64 / CODE_BITS(format))
+#define WORDS(format) (256 / RUN_OF(format) / 4)
+
+INLINED batch load_along(int format, coded x, ulong begin, uint number, uint eights)
+{
+    const uint lane = get_local_id(0) % 32, words = eights / (RUN_OF(format) / 2);
+    global const uint *scales = (global const uint *)x.scales + begin / (RUN_OF(format) / 2);
+    batch b;
+    UNROLL for (int i = 0; i < UNITS(format); i++) {
+        const ulong at = begin + min((number * UNITS(format) + i) * 32 + lane, eights - 1);
+        if (CODE_BITS(format) == 8) {
+            const uint2 two = ((global const uint2 *)x.codes)[at];
+            b.codes[2 * i] = two.x;
+            b.codes[2 * i + 1] = two.y;
+        } else {
+            b.codes[i] = ((global const uint *)x.codes)[at];
+        }
+    }
+    UNROLL for (int i = 0; i < (UNITS(format) * WORDS(format) + 31) / 32; i++)
+        b.scales[i] = scales[min(number * UNITS(format) * WORDS(format) + i * 32 + lane, words - 1)];
+    return b;
+}
+
 INLINED void decode_along(int format, coded x, part p)
 {
     const ulong begin = (ulong)p.first * p.columns / 8;
-    const uint units = (ulong)p.lines * p.columns / 8, stride = get_num_groups(0) * DECODERS;
-    for (uint unit = decoder_number(); unit < units; unit += stride * UNITS) {
-        uint2 codes[UNITS];
-        uint scales[UNITS];
-        UNROLL for (int i = 0; i < UNITS; i++) { /* past the end the last one's: loads under conditions would wait for each other */
-            const ulong u = begin + min(unit + i * stride, units - 1);
-            codes[i] = CODE_BITS(format) == 8 ? ((global const uint2 *)x.codes)[u] : (uint2)(((global const uint *)x.codes)[u], 0);
-            scales[i] = x.scales[u / (RUN_OF(format) / 8)];
-        }
-        UNROLL for (int i = 0; i < UNITS; i++) {
+    const uint eights = (ulong)p.lines * p.columns / 8, batches = (eights + 32 * UNITS(format) - 1) / (32 * UNITS(format));
+    const uint lane = get_local_id(0) % 32, stride = get_num_groups(0) * DECODERS / 32;
+    const uint from = lane / (32 / WORDS(format)), shift = lane / (8 / WORDS(format)) % 4 * 8;
+    batch next = load_along(format, x, begin, decoder_number() / 32, eights);
+    for (uint number = decoder_number() / 32; number < batches; number += stride) {
+        const batch b = next;
+        next = load_along(format, x, begin, min(number + stride, batches - 1), eights);
+        UNROLL for (int i = 0; i < UNITS(format); i++) {
+            const uint at = (number * UNITS(format) + i) * 32 + lane, word = i * WORDS(format);
+            const uint scale = shuffle(b.scales[word / 32], word % 32 + from) >> shift & 0xFF;
             const uint4 moved = CODE_BITS(format) == 8
-                                    ? (uint4)(move_bytes(format, codes[i].x), move_bytes(format, codes[i].y))
-                                    : move_halves(codes[i].x);
-            if (unit + i * stride < units)
-                x.numbers[begin + unit + i * stride] = scaled(format, moved, (uint4)(scale_pair(format, scales[i])));
+                                    ? (uint4)(move_bytes(format, b.codes[2 * i]), move_bytes(format, b.codes[2 * i + 1]))
+                                    : move_halves(b.codes[i]);
+            if (at < eights)
+                x.numbers[begin + at] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
         }
     }
+}
+
+/* 8 lines of codes and, in two words, their scales; a block of 4 bits is whole. */
+INLINED batch load_down(int format, coded x, part p, uint unit, uint units)
+{
+    const uint block = RUN_OF(format) * CODE_BITS(format) / 8, across = p.columns / 8, last = min(unit, units - 1);
+    const uint step = last / across, column = last % across, line = CODE_BITS(format) == 8 ? p.first : p.block * block;
+    const uint2 scales = ((global const uint2 *)x.scales)[(ulong)(p.block + step / (block / 8)) * across + column];
+    batch b = {.scales = {scales.x, scales.y}};
+    UNROLL for (int i = 0; i < 8; i++) {
+        const uint own = CODE_BITS(format) == 8 ? min(step * 8 + i, p.lines - 1) : step * 8 + i;
+        const uint2 two = ((global const uint2 *)x.codes)[(ulong)(line + own) * across + column];
+        b.codes[2 * i] = two.x;
+        b.codes[2 * i + 1] = two.y;
+    }
+    return b;
 }
 
 INLINED void decode_down(int format, coded x, part p)
 {
     const int bits = CODE_BITS(format), rows = 8 / bits; /* of a line */
-    const uint block = RUN_OF(format) / rows, steps = block / 8, across = p.columns / 8;
-    const uint units = (p.lines + RUN_OF(format) - 1) / RUN_OF(format) * steps * across;
-    for (uint unit = decoder_number(); unit < units; unit += get_num_groups(0) * DECODERS) {
-        const uint step = unit / across, column = unit % across, row = step * 8 * rows;
-        const uint line = bits == 8 ? p.first : p.block * block;
-        const uint last = bits == 8 ? p.lines - 1 : ~0u; /* a block of 4 bits is whole */
-        const uint2 four = ((global const uint2 *)x.scales)[(ulong)(p.block + step / steps) * across + column];
+    const uint across = p.columns / 8, stride = get_num_groups(0) * DECODERS;
+    const uint units = (p.lines + RUN_OF(format) - 1) / RUN_OF(format) * (RUN_OF(format) / rows / 8) * across;
+    batch next = load_down(format, x, p, decoder_number(), units);
+    for (uint unit = decoder_number(); unit < units; unit += stride) {
+        const uint row = unit / across * 8 * rows, column = unit % across;
         global uint4 *to = x.numbers + (ulong)(p.first + row) * across + column;
-        uint2 codes[8];
+        const batch b = next;
         uint scales[4];
-        UNROLL for (int i = 0; i < 8; i++)
-            codes[i] = ((global const uint2 *)x.codes)[(ulong)(line + min(step * 8 + i, last)) * across + column];
+        next = load_down(format, x, p, unit + stride, units);
         UNROLL for (int i = 0; i < 4; i++) {
-            const uint two = (i < 2 ? four.x : four.y) >> i % 2 * 16;
+            const uint two = b.scales[i / 2] >> i % 2 * 16;
             scales[i] = permute_bytes(scale_pair(format, two & 0xFF), scale_pair(format, two >> 8 & 0xFF), 0x5410);
         }
         UNROLL for (int i = 0; i < 8 * rows; i++) {
-            const uint2 own = codes[i / rows] >> i % rows * 4;
-            const uint4 moved = bits == 8 ? (uint4)(move_bytes(format, own.x), move_bytes(format, own.y))
-                                          : (uint4)(move_low_halves(own.x), move_low_halves(own.y));
+            const uint low = b.codes[i / rows * 2] >> i % rows * 4, high = b.codes[i / rows * 2 + 1] >> i % rows * 4;
+            const uint4 moved = bits == 8 ? (uint4)(move_bytes(format, low), move_bytes(format, high))
+                                          : (uint4)(move_low_halves(low), move_low_halves(high));
             if (row + i < p.lines)
                 to[i * across] = scaled(format, moved, (uint4)(scales[0], scales[1], scales[2], scales[3]));
         }
@@ -207,26 +256,15 @@ static inline void await_ready(global const uint *ready)
     __asm__ volatile("fence.proxy.async;" ::: "memory");
 }
 
-/* Waits until the tiles of so many groups have been begun here. */
-static inline void await_begun(local const volatile uint *begun, uint least)
-{
-    while (*begun < least)
-        __asm__ volatile("nanosleep.u32 200;" ::: "memory");
-}
-
-/* All groups, one after the other; `begun`: those up to the one whose tiles are asked for. */
+/* All groups, one after the other. */
 static inline __attribute__((always_inline))
-void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready, local const volatile uint *begun)
+void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready)
 {
     const uint lines_b = ORIENTATION == DGRAD ? s.terms : GLU ? 2 * s.columns : s.columns; /* of a weight */
     const uint columns_b = ORIENTATION == FORWARD ? s.terms : s.columns;
-    const uint average = ends[s.groups - 1] / (s.groups - s.skip); /* rows of a group */
-    const uint numbers = ORIENTATION == WGRAD ? average * (s.lines + s.columns) : lines_b * columns_b + average * s.terms;
-    const uint lead = max(2u, LEAD / max(1u, numbers));
     uint blocks_a = 0, blocks_b = 0;
     for (uint g = s.skip; g < s.groups; g++) {
         const uint first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
-        await_begun(begun, max(g + 1, lead) - lead);
         if (rows > 0 && ORIENTATION == WGRAD) {
             if (A_FORMAT != PLAIN)
                 decode_down(A_FORMAT, a, (part){first, rows, s.lines, blocks_a});

@@ -33,13 +33,12 @@
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
  * depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4 numbers),
- * LEAD (see there), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4 numbers), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and
  * what nvidia_epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
-    !defined(B_FORMAT) || !defined(LEAD)
-#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, LEAD, STAGES, OUTS and GROUP must be defined"
+    !defined(B_FORMAT)
+#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, STAGES, OUTS and GROUP must be defined"
 #endif
 #define KEEPS_F32 1
 #include "nvidia.h"
@@ -51,8 +50,8 @@
 #define PLAIN 4
 #define CODED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
 #if CODED /* 128 times the one and 256 times the other are at most 64512 */
-#define PRODUCER_REGISTERS 88
-#define CONSUMER_REGISTERS 208
+#define PRODUCER_REGISTERS 104
+#define CONSUMER_REGISTERS 200
 #else
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
@@ -88,7 +87,6 @@
 #define OUT_AT   (STAGES * STAGE_BYTES)
 #define FULL_AT  (OUT_AT + 8 * OUTS * PIECE_BYTES)
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
-#define BEGUN_AT (FULL_AT + 116) /* groups up to the one whose tiles are asked for, or all */
 #define TOTAL_AT (FULL_AT + 120)
 #define TILES_AT (FULL_AT + 128)
 #define ENDS_AT  (TILES_AT + 128)
@@ -274,7 +272,6 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         *(local uint *)(arena + TOTAL_AT) = 0;
-        *(local uint *)(arena + BEGUN_AT) = 0;
         for (int i = 0; i < STAGES; i++) {
             begin_barrier(base + FULL_AT + 8 * i, 1);
             begin_barrier(base + EMPTY_AT + 8 * i, 2);
@@ -288,11 +285,10 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
-            produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1), MAP_ADDRESS(nvidia_gemm, 2), base, arena, ends,
-                    whole, ready);
+            produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1), MAP_ADDRESS(nvidia_gemm, 2), base,
+                    (local tile *)(arena + TILES_AT), ends, whole, ready);
         else if (CODED && thread >= 32)
-            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, ready,
-                         (local const volatile uint *)(arena + BEGUN_AT));
+            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, ready);
     } else {
         claim_registers(CONSUMER_REGISTERS);
         consume(s, base, arena, e, c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);

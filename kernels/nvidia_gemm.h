@@ -103,24 +103,13 @@ static inline void bring_old(const tile *t, int nth, ulong map_c, uint to, uint 
         load_box(to + i * OLD_BYTES, map_c, (t->column + nth * 64) * OLD_BOXES + i * 64, t->line, 0, full);
 }
 
-/* Before the first block of a group, which may have to be decoded; `begun`: see there. */
-static inline void begin_group(uint group, bool more, global const uint *ready, local volatile uint *begun)
-{
-    if (!CODED || (more && *begun == group + 1))
-        return;
-    *begun = more ? group + 1 : ~0u;
-    if (more)
-        await_ready(ready + group);
-}
-
 /* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free; of those from number
  * `whole` on each consumer has its half on an SM of its own. */
-static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base, local uchar *arena, local const uint *ends,
+static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base, local tile *tiles, local const uint *ends,
                            uint whole, global const uint *ready)
 {
-    local tile *tiles = (local tile *)(arena + TILES_AT);
     walk w = {s.skip, 0, 0, 0};
-    uint step = 0;
+    uint step = 0, known = ~0u; /* the group that has been decoded, if it must be */
     for (uint t = get_group_id(0);; t += get_num_groups(0)) {
         const bool split = t >= whole;
         const uint nth = split ? whole + (t - whole) / 2 : t;
@@ -130,7 +119,9 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
         place at = find_tile(&s, &w, terms, nth - w.base);
         at.line += split ? (t - whole) % 2 * 64 : 0;
         const tile is = describe(&s, &w, at, terms, split);
-        begin_group(w.group, more, ready, (local volatile uint *)(arena + BEGUN_AT));
+        if (CODED && more && w.group != known)
+            await_ready(ready + w.group);
+        known = w.group;
         for (int k = 0; k < max(all, 1); k++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage;
             if (step >= STAGES)

@@ -13,9 +13,8 @@
 enum {
     STAGES = 4,
     OUTS = 2,
-    GROUP = 16,      /* tiles of nvidia_gemm.cl */
-    LEAD = 16777216, /* numbers that are decoded ahead */
-    PLAIN = 4,       /* format of a factor without codes */
+    GROUP = 16, /* tiles of nvidia_gemm.cl */
+    PLAIN = 4,  /* format of a factor without codes */
     GROUP_MMA = 16,
     TILE_MMA = 128,
     STAGE_BYTES = 49152,
@@ -120,12 +119,12 @@ static int format_of(const moert_nvidia_product *p, size_t i) {
 static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
     const bool glu = p->kind == MOERT_OP_GLU;
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
-    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
-                                      "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                                      "-DLEAD=%d -DA_FORMAT=%d -DB_FORMAT=%d",
-                                      STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, LEAD, format_of(p, 0),
-                                      format_of(p, 1))
-                           : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
+    const int used =
+        wgmma ? snprintf(spec, SPEC_BYTES,
+                         "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                         "-DA_FORMAT=%d -DB_FORMAT=%d",
+                         STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0), format_of(p, 1))
+              : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",

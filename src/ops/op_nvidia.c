@@ -70,7 +70,7 @@ static const char *refuse(const moert_op *op) {
     return NULL;
 }
 
-/* In blocks along the terms, whole ones but for those of rows that are terms. */
+/* In blocks along the terms: four of a line, or down the lines, whole ones of a weight. */
 bool moert_op_decodes_ahead(const moert_op *op, const moert_op_quantized *factor) {
     const moert_op_options *o = &op->options;
     const bool weight = factor->payload == MOERT_OP_BUFFER_weight;
@@ -80,7 +80,7 @@ bool moert_op_decodes_ahead(const moert_op *op, const moert_op_quantized *factor
         factor->result || factor->flipped || factor->how.transposed ||
         (factor->how.axis == MOERT_AXIS_COLUMN) != down)
         return false;
-    return !down    ? factor->columns % block == 0
+    return !down    ? factor->columns % (4 * block) == 0
            : weight ? o->n % block == 0
                     : o->row_multiple <= 1; /* a broken promise leaves blocks without room */
 }

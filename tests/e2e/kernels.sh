@@ -156,7 +156,7 @@ products() { # RING: products alone, into what is there, with all that may follo
     done
 }
 nvidia_gemm() { # of numbers, and of codes, in each format by itself, beside numbers and beside another one
-    local ring="-DSTAGES=4 -DOUTS=2 -DGROUP=16 -DLEAD=16777216" pair orientation
+    local ring="-DSTAGES=4 -DOUTS=2 -DGROUP=16" pair orientation
     products "$ring -DA_FORMAT=4 -DB_FORMAT=4"
     for pair in '0 0' '1 1' '2 2' '3 3' '4 0' '3 4' '1 2'; do
         for orientation in 0 1 2; do
