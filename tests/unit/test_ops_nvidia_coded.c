@@ -19,8 +19,7 @@ typedef struct shape {
 
 /* the least; all empty; tiles that are whole, and by one too long or short; terms that end within
  * a block of scales, a step and a word; empty groups and rows past the end; groups of a few rows;
- * more tiles than work-groups. Small, as the reference takes its time.
- */
+ * more tiles than work-groups. Small, as the reference takes its time. */
 static const shape shapes[] = {
     {8, 8, 1, 1, {1}},
     {16, 32, 0, 2, {0, 0}},
@@ -32,8 +31,8 @@ static const shape shapes[] = {
     {520, 272, 150, 3, {5, 5, 150}},
     {48, 64, 60, 36, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
                       19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
-    /* decoded beside the product: four blocks of a line and several times four, more than a batch
-     * of every warp; whole blocks of a weight's lines; odd groups and columns */
+    /* decoded beside the product: four blocks of a line and several times four; whole blocks of a
+       weight's lines; odd groups and columns */
     {264, 384, 130, 2, {129, 130}},
     {96, 1152, 300, 4, {64, 128, 227, 290}},
     {520, 256, 150, 3, {5, 5, 150}},
