@@ -17,6 +17,8 @@
  *     warps 4-7    lines 0-63:   64 x 256 sums in registers by wgmma m64n256k16, then rounded and, by way of OUTS pieces
  *     warps 8-11   lines 64-127  of 16 lines x 128 bytes per warp in local memory, stored in 16-byte words
  *
+ * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product: nvidia_ahead.h.
+ *
  * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give 128 columns of h.
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
@@ -31,11 +33,12 @@
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
  * depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4 numbers), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and
  * what nvidia_epilogue.h requires.
  */
-#if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP)
-#error "ORIENTATION, F16, STAGES, OUTS and GROUP must be defined"
+#if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
+    !defined(B_FORMAT)
+#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, STAGES, OUTS and GROUP must be defined"
 #endif
 #define KEEPS_F32 1
 #include "nvidia.h"
@@ -43,6 +46,16 @@
 #define FORWARD 0
 #define DGRAD   1
 #define WGRAD   2
+
+#define PLAIN 4
+#define CODED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
+#if CODED /* 128 times the one and 256 times the other are at most 64512 */
+#define PRODUCER_REGISTERS 104
+#define CONSUMER_REGISTERS 200
+#else
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#endif
 
 #define LINES     128
 #define COLUMNS   256
@@ -85,6 +98,11 @@ typedef struct tile {
 } tile;
 
 #include "nvidia_epilogue.h"
+typedef struct shape {
+    uint skip, groups, lines, columns, terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
+} shape;
+
+#include "nvidia_ahead.h"
 #include "nvidia_gemm.h"
 
 /* Clears the rows from `terms` on of what a consumer multiplies: its box of the lines and all of the columns, which the
@@ -243,7 +261,9 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ulong ldc, ulong first_column,
                  global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns, uint terms,
                  global const float *alpha, global const float *beta, global const float *factor, ulong factor_stride,
-                 global const uchar *bias, global int *amax, global uchar *v, ulong ldv, float limit, float slope, float offset)
+                 global const uchar *bias, global int *amax, global uchar *v, ulong ldv, float limit, float slope, float offset,
+                 global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_numbers, global const uchar *b_codes,
+                 global const uchar *b_scales, global uint4 *b_numbers, global uint *ready)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
@@ -263,12 +283,14 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
     barrier(CLK_LOCAL_MEM_FENCE);
     const uint whole = whole_tiles(&s, ends, (local uint *)(arena + TOTAL_AT));
     if (thread < 128) {
-        release_registers(40);
+        release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
             produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1), MAP_ADDRESS(nvidia_gemm, 2), base,
-                    (local tile *)(arena + TILES_AT), ends, whole);
+                    (local tile *)(arena + TILES_AT), ends, whole, ready);
+        else if (CODED && thread >= 32)
+            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, ready);
     } else {
-        claim_registers(232);
+        claim_registers(CONSUMER_REGISTERS);
         consume(s, base, arena, e, c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
     }
 }

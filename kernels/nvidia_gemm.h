@@ -12,10 +12,6 @@ typedef struct walk {
     uint group, first, last, base;
 } walk;
 
-typedef struct shape {
-    uint skip, groups, lines, columns, terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
-} shape;
-
 /* None if the old values stay as they are. */
 static inline uint tiles_down(const shape *s, const walk *w)
 {
@@ -110,10 +106,10 @@ static inline void bring_old(const tile *t, int nth, ulong map_c, uint to, uint 
 /* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free; of those from number
  * `whole` on each consumer has its half on an SM of its own. */
 static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base, local tile *tiles, local const uint *ends,
-                           uint whole)
+                           uint whole, global const uint *ready)
 {
     walk w = {s.skip, 0, 0, 0};
-    uint step = 0;
+    uint step = 0, known = ~0u; /* the group that has been decoded, if it must be */
     for (uint t = get_group_id(0);; t += get_num_groups(0)) {
         const bool split = t >= whole;
         const uint nth = split ? whole + (t - whole) / 2 : t;
@@ -123,6 +119,9 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
         place at = find_tile(&s, &w, terms, nth - w.base);
         at.line += split ? (t - whole) % 2 * 64 : 0;
         const tile is = describe(&s, &w, at, terms, split);
+        if (CODED && more && w.group != known)
+            await_ready(ready + w.group);
+        known = w.group;
         for (int k = 0; k < max(all, 1); k++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage;
             if (step >= STAGES)

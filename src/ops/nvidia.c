@@ -14,12 +14,13 @@ enum {
     STAGES = 4,
     OUTS = 2,
     GROUP = 16, /* tiles of nvidia_gemm.cl */
+    PLAIN = 4,  /* format of a factor without codes */
     GROUP_MMA = 16,
     TILE_MMA = 128,
     STAGE_BYTES = 49152,
     OUT_BYTES = 16384,
     TABLE_BYTES = 256,
-    SPEC_BYTES = 320,
+    SPEC_BYTES = 360,
     MOST_ARGUMENTS = 32,
 };
 _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
@@ -55,6 +56,10 @@ bool moert_nvidia_uses_wgmma(const moert_device *device) {
 
 moert_status moert_nvidia_ready(const moert_device *device) {
     return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
+}
+
+static moert_buffer *buffer_of(const moert_nvidia_product *p, factor which) {
+    return which == FACTOR_X ? p->x.buffer : which == FACTOR_Y ? p->y.buffer : p->weight;
 }
 
 /* The map of one factor: the weight in its groups, row matrices as one. */
@@ -107,13 +112,19 @@ static moert_status make_old_map(const moert_nvidia_product *p, const moert_nvid
         map);
 }
 
+static int format_of(const moert_nvidia_product *p, size_t i) {
+    return p->coded != NULL && p->coded[i].q != NULL ? (int)p->coded[i].format : PLAIN;
+}
+
 static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
     const bool glu = p->kind == MOERT_OP_GLU;
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
-    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
-                                      "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-                                      STAGES, OUTS, GROUP, MOERT_ARENA_BYTES)
-                           : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
+    const int used =
+        wgmma ? snprintf(spec, SPEC_BYTES,
+                         "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                         "-DA_FORMAT=%d -DB_FORMAT=%d",
+                         STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0), format_of(p, 1))
+              : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
@@ -159,6 +170,16 @@ static void add_rest(const moert_nvidia_product *p, call *to) {
         MOERT_ARG(p->glu.alpha), MOERT_ARG(p->glu.offset));
 }
 
+/* The codes of both factors, each before the buffer of its numbers. */
+static void add_codes(const moert_nvidia_product *p, call *to) {
+    static const moert_coded none[2];
+    const struct orientation *how = &orientations[p->kind];
+    const moert_coded *coded = p->coded != NULL ? p->coded : none;
+    ADD(to, MOERT_ARG(coded[0].q), MOERT_ARG(coded[0].scale), MOERT_ARG(buffer_of(p, how->a)),
+        MOERT_ARG(coded[1].q), MOERT_ARG(coded[1].scale), MOERT_ARG(buffer_of(p, how->b)),
+        MOERT_ARG(p->ready));
+}
+
 static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *device,
                               const char *spec) {
     const struct orientation *how = &orientations[p->kind];
@@ -173,6 +194,9 @@ static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *devic
     ADD(&to, moert_argument_struct(&map_a, sizeof map_a),
         moert_argument_struct(&map_b, sizeof map_b), moert_argument_struct(&old, sizeof old));
     add_rest(p, &to);
+    add_codes(p, &to);
+    if (p->coded != NULL)
+        MOERT_TRY(moert_buffer_clear(p->ready, 0, p->groups.count * sizeof(uint32_t)));
     return moert_launch(device, spec, "nvidia_gemm", grid, to.arguments, to.count);
 }
 

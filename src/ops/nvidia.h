@@ -40,6 +40,10 @@ typedef struct moert_nvidia_product {
     size_t run;         /* columns of gate or up side by side; N / 2: halves */
     bool linear_first;
     moert_nvidia_rows v; /* GLU: kept, unless NULL */
+    /* [2] or NULL: the first and the second factor in codes (q NULL: it is none), which the kernel
+     * of wgmma decodes into the factor's buffer; `ready`: uint32 [G] for its use */
+    const moert_coded *coded;
+    moert_buffer *ready;
 } moert_nvidia_product;
 
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what nvidia_gemm.cl has room for */

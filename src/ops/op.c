@@ -132,18 +132,6 @@ static const moert_op_backend *part_for(const moert_op_backend *backend, const m
     return backend->fp8 != NULL && moert_op_has_fp8_factors(op) ? backend->fp8 : backend;
 }
 
-/* What computes quantised operands of a backend: its kernel that decodes them, or a conversion. */
-static const moert_op_backend *entries_for_codes(const moert_op *op) {
-    if (op->backend != &moert_op_backend_nvidia)
-        return &moert_op_converted;
-    const char *const taken = moert_op_backend_nvidia_codes.refuse(op);
-    if (taken == NULL)
-        return &moert_op_backend_nvidia_codes;
-    MOERT_DEBUG("%s: decoded beforehand, as the kernel that decodes takes %s",
-                moert_op_kind_name(op->options.kind), taken);
-    return &moert_op_converted;
-}
-
 /* What the backend takes instead of something in the description; NULL: it takes that. */
 static const char *refusal(const moert_op_backend *backend, const moert_op *op) {
     const moert_op_backend *part = part_for(backend, op);
@@ -196,7 +184,7 @@ moert_status moert_op_create(moert_device *device, const moert_op_options *optio
     made->options.backend = made->backend->name;
     made->entries = part_for(made->backend, made);
     if (made->quantized_count > 0 && made->entries == made->backend)
-        made->entries = entries_for_codes(made);
+        made->entries = &moert_op_converted;
     MOERT_TRY_OR(release, made->entries->create(made));
     *op = made;
     return MOERT_OK;
@@ -279,17 +267,16 @@ destroy:
 }
 
 moert_status moert_op_compile(moert_op *op) {
-    /* The rows of a group decide who decodes; some kernels take multiples of 16 alone. */
-    enum { SMALL = 64, MANY = 512 };
-    const size_t rows = op->options.rows / moert_max(op->options.groups, 1);
+    enum { SMALL = 64 }; /* some kernels take multiples of 16 alone, or of a block */
     moert_op_options options = op->options;
     moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
                                        &options.d};
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
         operands[i]->stride = 0;
-    options.rows = moert_round_up(moert_max(1, moert_min(rows, MANY)), SMALL);
+    options.rows = SMALL;
     options.groups = options.topk = 1;
-    options.n = options.k = SMALL;
+    options.n = SMALL + options.n % SMALL;
+    options.k = SMALL + options.k % SMALL;
     options.interleave = op->run < op->glu_width ? op->run : 0;
     moert_op *small;
     MOERT_TRY(moert_op_create(op->device, &options, &small));

@@ -75,14 +75,19 @@ struct moert_op {
     size_t workspace_bytes;
     const moert_buffer *acc_scale; /* DGLU: float32 [G] that multiplies acc; NULL = 1 */
     const moert_coded *coded;      /* [1] or, discrete, [G]: the weight, instead of its buffers */
+    const moert_coded *ahead;      /* [2] factors that the backend decodes into their buffers */
+    moert_buffer *ready;           /* uint32 [G] for its use */
     void *state;                   /* that of `entries` */
 };
 
 extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable,
-    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8, moert_op_backend_nvidia_codes;
+    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8;
 
 /* Whether both factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_factors(const moert_op *op);
+
+/* Whether op->backend decodes a factor itself, ahead of the product, into its buffer. */
+bool moert_op_decodes_ahead(const moert_op *op, const moert_op_quantized *factor);
 
 /* Computes quantised operands by op->backend on float32 ones; only its entries count. */
 extern const moert_op_backend moert_op_converted;

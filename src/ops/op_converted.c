@@ -3,7 +3,8 @@
  * bf16 factors for tensor cores, and conversions around it. Factors are dequantised without their
  * global scales, which are folded into alpha, or become one (the inner product is then not the
  * result); results are quantised from what the inner op gives. A backend that decodes weights
- * itself gets theirs with linear scales, and no float32 copy of them is made.
+ * itself gets theirs with linear scales, and no float32 copy of them is made; one that decodes
+ * factors just ahead of the product gets the workspace for their numbers too.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> inner op
  *   inner op -> quantise -> linear scales -> [ transposed ] -> tiled
@@ -23,6 +24,8 @@ typedef struct converted {
     moert_buffer *values[MOERT_OP_BUFFERS]; /* operands of the inner op */
     moert_buffer **weights;                 /* discrete: [G] */
     moert_coded *coded;                     /* of the inner op: [1] or, discrete, [G] */
+    moert_coded ahead[2];                   /* factors that the inner op decodes into `values` */
+    moert_buffer *ready;                    /* uint32 [G], with them */
     moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
 } converted;
 
@@ -87,6 +90,7 @@ static void destroy(moert_op *op) {
         moert_buffer_destroy(state->values[i]);
     destroy_all(state->weights, op->options.groups);
     moert_buffer_destroy(state->factors);
+    moert_buffer_destroy(state->ready);
     free(state->coded);
     free(state);
 }
@@ -136,6 +140,7 @@ static moert_status make_conversion(moert_op *op, const moert_op_quantized *q,
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->as = q;
+    c->ahead = moert_op_decodes_ahead(op, q);
     c->type = value_type(op, q->result);
     MOERT_TRY(make_values(op, q));
     if (is_taken(op, q) && q->scales == MOERT_SCALES_LINEAR)
@@ -173,6 +178,8 @@ static moert_status make_inner(moert_op *op, bool folds) {
     o->weight.discrete = discrete;
     o->column = (moert_operand){.type = MOERT_NUMBER_F32};
     inner->coded = state->coded;
+    inner->ahead = state->ready != NULL ? state->ahead : NULL;
+    inner->ready = state->ready;
     if (folds && o->kind == MOERT_OP_DGLU)
         inner->acc_scale = state->factors;
     else
@@ -189,7 +196,7 @@ static moert_status make_inner(moert_op *op, bool folds) {
 static moert_status create(moert_op *op) {
     converted *state;
     moert_status status;
-    bool folds = false;
+    bool folds = false, ahead = false;
     MOERT_TRY(MOERT_NEW(&state));
     op->state = state;
     state->by = moert_backend_named(op->backend->name);
@@ -197,9 +204,12 @@ static moert_status create(moert_op *op) {
         const moert_op_quantized *q = &op->quantized[i];
         folds = folds || q->global != MOERT_OP_BUFFERS;
         MOERT_TRY_OR(undo, make_conversion(op, q, &state->conversions[state->count++]));
+        ahead = ahead || state->conversions[i].ahead;
     }
     if (folds)
         MOERT_TRY_OR(undo, add_buffer(op, op->options.groups, sizeof(float), &state->factors));
+    if (ahead)
+        MOERT_TRY_OR(undo, add_buffer(op, op->options.groups, sizeof(uint32_t), &state->ready));
     MOERT_TRY_OR(undo, make_inner(op, folds));
     return MOERT_OK;
 undo:
@@ -229,6 +239,26 @@ static moert_status take_weight(const moert_op *op, const moert_op_buffers *b,
     return MOERT_OK;
 }
 
+/* A factor as the inner op decodes it: scales in lines. */
+static moert_status take_factor(const moert_op *op, const moert_op_buffers *b,
+                                const moert_conversion *c) {
+    converted *state = op->state;
+    const moert_op_kind kind = op->options.kind;
+    const moert_op_quantized *q = c->as;
+    const moert_op_buffer first = kind == MOERT_OP_GEMM_DGRAD || kind == MOERT_OP_GEMM_WGRAD
+                                      ? MOERT_OP_BUFFER_y
+                                      : MOERT_OP_BUFFER_x;
+    moert_op_buffers given = *b;
+    moert_buffer *scale = *moert_op_buffer_at(&given, q->scale);
+    if (c->scale != NULL)
+        MOERT_TRY(moert_conversion_move_scales(state->by, b, c, c->scale, scale, false));
+    state->ahead[q->payload != first] = (moert_coded){.format = q->how.format,
+                                                      .axis = q->how.axis,
+                                                      .q = *moert_op_buffer_at(&given, q->payload),
+                                                      .scale = c->scale != NULL ? c->scale : scale};
+    return MOERT_OK;
+}
+
 static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
                                 const moert_conversion *c) {
     const converted *state = op->state;
@@ -236,6 +266,8 @@ static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
     moert_op_buffers given = *b;
     if (is_taken(op, q))
         return take_weight(op, b, c);
+    if (c->ahead)
+        return take_factor(op, b, c);
     if (!is_discrete(op, q))
         return moert_conversion_load(state->by, b, c, *moert_op_buffer_at(&given, q->payload),
                                      *moert_op_buffer_at(&given, q->scale),

@@ -8,6 +8,7 @@
 /* The workspace of one quantised operand; NULL what it does not need. */
 typedef struct moert_conversion {
     const moert_op_quantized *as;
+    bool ahead;               /* by the inner op */
     moert_number type;        /* of the values in the inner op */
     moert_buffer *stored;     /* flipped: values as the payload lies */
     moert_buffer *ends;       /* of equal groups */

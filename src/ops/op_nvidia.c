@@ -1,7 +1,7 @@
 /*
  * The nvidia backend of ops: grouped GEMMs of 16-bit numbers on tensor cores, with what follows
- * them in the same kernel. Factors in MXFP8, MXFP4 and NVFP4 become bf16 first
- * (ops/op_converted.c).
+ * them in the same kernel. Factors in MXFP8, MXFP4 and NVFP4 become bf16 on the way in
+ * (kernels/nvidia_ahead.h) or, where their blocks lie otherwise, first (ops/op_converted.c).
  */
 #include "ops/nvidia.h"
 #include "ops/op.h"
@@ -70,6 +70,21 @@ static const char *refuse(const moert_op *op) {
     return NULL;
 }
 
+/* In blocks along the terms: four of a line, or down the lines, whole ones of a weight. */
+bool moert_op_decodes_ahead(const moert_op *op, const moert_op_quantized *factor) {
+    const moert_op_options *o = &op->options;
+    const bool weight = factor->payload == MOERT_OP_BUFFER_weight;
+    const bool down = o->kind == MOERT_OP_GEMM_WGRAD || (weight && o->kind == MOERT_OP_GEMM_DGRAD);
+    const size_t block = moert_format_block(factor->how.format);
+    if (op->backend != &moert_op_backend_nvidia || !moert_nvidia_uses_wgmma(op->device) ||
+        factor->result || factor->flipped || factor->how.transposed ||
+        (factor->how.axis == MOERT_AXIS_COLUMN) != down)
+        return false;
+    return !down    ? factor->columns % (4 * block) == 0
+           : weight ? o->n % block == 0
+                    : o->row_multiple <= 1; /* a broken promise leaves blocks without room */
+}
+
 static moert_status create(moert_op *op) {
     return moert_nvidia_ready(op->device);
 }
@@ -116,6 +131,8 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
         .run = op->run,
         .linear_first = o->linear_first,
         .v = rows_of(&o->c, b->c),
+        .coded = op->ahead,
+        .ready = op->ready,
     });
 }
 

@@ -155,7 +155,18 @@ products() { # RING: products alone, into what is there, with all that may follo
         done
     done
 }
-nvidia_gemm() { products "-DSTAGES=4 -DOUTS=2 -DGROUP=16"; }
+nvidia_gemm() { # of numbers, and of codes, in each format by itself, beside numbers and beside another one
+    local ring="-DSTAGES=4 -DOUTS=2 -DGROUP=16" pair orientation
+    products "$ring -DA_FORMAT=4 -DB_FORMAT=4"
+    for pair in '0 0' '1 1' '2 2' '3 3' '4 0' '3 4' '1 2'; do
+        for orientation in 0 1 2; do
+            echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=$orientation -DF16=0 -DRESULT=2 $plain"
+            echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=$orientation -DF16=0 -DRESULT=0 $all"
+        done
+        echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=0 -DF16=0 -DRESULT=2 -DALPHA=1 -DBETA=0 -DBIAS=1" \
+            "-DBIAS_TYPE=2 -DFACTOR=1 -DAMAX=1 -DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
+    done
+}
 nvidia_mma() { products "-DGROUP=16"; }
 nvidia_attention() {
     local pass head
@@ -165,20 +176,6 @@ nvidia_fp8() {
     local kind f32
     for kind in '-DWGRAD=0 -DSCALED=0 -DE5M2=0' '-DWGRAD=0 -DSCALED=0 -DE5M2=1' '-DWGRAD=0 -DSCALED=1 -DE5M2=0' '-DWGRAD=1 -DSCALED=1 -DE5M2=0'; do
         for f32 in 0 1; do echo "$kind -DF32=$f32 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
-    done
-}
-nvidia_codes() { # each format by itself, plain rows, two formats; scales of all layouts; with all that may follow, GLUs
-    local pair formats more=${all/BETA=2/BETA=0}
-    for pair in '0 0' '1 1' '2 2' '3 3' '4 0' '4 3' '0 2'; do
-        read -r -a formats <<<"$pair"
-        formats="-DA_FORMAT=${formats[0]} -DB_FORMAT=${formats[1]} -DTURNED=0 -DSTAGES=2 -DSLOTS=13 -DOUTS=1 -DGROUP=8"
-        echo "$formats -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 $plain"
-        echo "${formats/TURNED=0/TURNED=1} -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 $plain"
-        echo "${formats/TURNED=0/TURNED=1} -DA_SCALES=1 -DB_SCALES=0 -DRESULT=0 $more"
-        echo "$formats -DA_SCALES=1 -DB_SCALES=2 -DRESULT=0 $more"
-        echo "$formats -DA_SCALES=2 -DB_SCALES=1 -DRESULT=1 $more"
-        echo "$formats -DA_SCALES=0 -DB_SCALES=0 -DRESULT=2 -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=2 -DFACTOR=1 -DAMAX=1" \
-            "-DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
     done
 }
 to_ptx() { # OUT FAMILY OPTION...
@@ -211,7 +208,7 @@ tensor_cores() { # KIND FAMILY TEXT
     xargs -P "$(nproc)" -I LINE bash -c "$1 LINE || { echo 'in LINE'; exit 1; }" <"$list" >"$log" 2>&1
     verdict $? "$1: $(wc -l <"$list") programs of $2 $3, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 }
-for family in nvidia_gemm nvidia_attention nvidia_fp8 nvidia_codes; do
+for family in nvidia_gemm nvidia_attention nvidia_fp8; do
     tensor_cores hopper $family "for sm_90a with wgmma in a row, registers as asked"
 done
 tensor_cores ampere nvidia_mma "for sm_80, sm_86, sm_89 and sm_90"
