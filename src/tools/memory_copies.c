@@ -41,21 +41,29 @@ static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
     return bytes;
 }
 
-/* The experts' weights, of one layer. */
-static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+enum { PROJECTIONS = 2 };
+
+/* Of a layer's experts. */
+static void expert_projections(const moert_memory_shape *s, projection experts[PROJECTIONS]) {
     const moert_model_config *c = s->config;
     const moert_precision precision = c->precision;
-    const bool blocks = precision >= MOERT_PRECISION_MXFP8;
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
     const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     const moert_layer_options options = moert_layer_options_of(c);
-    const projection experts[] = {
-        {s->experts, 2 * c->intermediate, c->hidden, moert_packed_for_glu(&options.glu), type},
-        {s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type}};
+    experts[0] = (projection){s->experts, 2 * c->intermediate, c->hidden,
+                              moert_packed_for_glu(&options.glu), type};
+    experts[1] = (projection){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
+}
+
+/* The experts' weights, of one layer. */
+static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
+    projection experts[PROJECTIONS];
     size_t bytes = 0;
     if (!blocks && s->rows == 0)
         return 0;
-    for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
+    expert_projections(s, experts);
+    for (size_t i = 0; i < PROJECTIONS; i++)
         bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, experts[i]);
     return bytes;
 }
@@ -120,7 +128,21 @@ static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
 }
 
-size_t moert_memory_rounding(const moert_memory_shape *s) {
+/* Whether the experts' products round what goes back themselves. */
+static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    projection experts[PROJECTIONS];
+    bool all = setting->device != NULL && !s->config->expert_biases;
+    expert_projections(s, experts);
+    for (size_t i = 0; i < PROJECTIONS && all; i++)
+        all = moert_gemm_rounds(setting->device,
+                                &(moert_gemm){.groups = {NULL, experts[i].groups, s->rows},
+                                              .n = experts[i].n,
+                                              .k = experts[i].k,
+                                              .type = experts[i].type});
+    return all;
+}
+
+size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_layer_options options = moert_layer_options_of(c);
     const moert_precision precision = c->precision;
@@ -133,7 +155,7 @@ size_t moert_memory_rounding(const moert_memory_shape *s) {
            codes = travels && !given ? s->tokens * moert_wire_width(&options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
-    if (c->combine == MOERT_COMBINE_BF16)
+    if (c->combine == MOERT_COMBINE_BF16 && !products_round(setting, s))
         floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         codes = moert_max(codes, s->rows * h / 2);

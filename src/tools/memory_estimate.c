@@ -191,7 +191,7 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
     size_t floats =
         largest_partial(s) + tokens_scratch(setting, s) + t * (c->router.experts + c->router.topk);
     floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
-    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(s);
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);
 }
 
 /* ---- the exchange ---- */

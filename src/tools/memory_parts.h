@@ -20,6 +20,6 @@ typedef struct moert_memory_shape {
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
 /* Floats in the mesh's scratch buffers of layer/precision.c, layer/factor.c and
  * layer/wire.c. */
-size_t moert_memory_rounding(const moert_memory_shape *s);
+size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s);
 
 #endif
