@@ -149,6 +149,11 @@ moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
     return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
 }
 
+moert_status moert_mark_wait(const moert_mark *mark) {
+    MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
+    return MOERT_OK;
+}
+
 void moert_mark_free(moert_mark *mark) {
     if (mark == NULL)
         return;
