@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "device/profile.h"
@@ -76,6 +77,19 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
+/* Rows of this rank's tokens. */
+typedef struct rows {
+    uint64_t seed;
+    size_t first_token;
+    float *values; /* [T,H] */
+} rows;
+
+static void draw_rows(void *context, size_t first, size_t end) {
+    const rows *r = context;
+    for (size_t i = first * hidden; i < end * hidden; i++)
+        r->values[i] = bench_number(r->seed, r->first_token + i / hidden, i % hidden);
+}
+
 static moert_status make_rows(bench *b) {
     const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
     const uint32_t end = (uint32_t)tokens;
@@ -84,9 +98,8 @@ static moert_status make_rows(bench *b) {
     for (int i = 0; i < BUFFERS; i++)
         MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[i]));
     for (int i = 0; i < 2; i++) { /* x and dy */
-        for (size_t j = 0; j < count; j++)
-            b->host[i][j] =
-                bench_number(seed + (unsigned)i, rank * tokens + j / hidden, j % hidden);
+        rows drawn = {seed + (unsigned)i, rank * tokens, b->host[i]};
+        moert_parallel(tokens, 1, draw_rows, &drawn);
         MOERT_TRY(moert_buffer_write(b->buffer[i], 0, b->host[i], count * sizeof(float)));
     }
     MOERT_TRY(moert_buffer_create(b->device, sizeof end, &b->ends));
