@@ -3,6 +3,8 @@
  *
  *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c; counts[E,c] = whether an index of the chunk
  *                 is outside -1..E-1, or one expert twice in a token
+ *   store_words   table[first + i] = words.word[i] for i < count: what the host tells travels as an argument, since a kernel
+ *                 waits longer for a copy before it than it runs
  *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them; and so for row E
  *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0, position) of the slot:
  *                 table[first_lane + e] = (rank, row, position, 0) of the first slot of expert e, and the others follow in the
@@ -14,6 +16,17 @@
  */
 #define CHUNK   32
 #define DROPPED 0xffffffffu
+#define WORDS   640
+
+typedef struct words {
+    uint word[WORDS];
+} words;
+
+KERNEL void store_words(words from, uint count, global uint *restrict table, uint first)
+{
+    for (uint i = item_index(); i < count; i += MOERT_ITEMS)
+        table[first + i] = from.word[i];
+}
 
 /* The tokens of a chunk by expert. */
 static inline void mark_tokens(global const int *restrict index, uint first, uint tokens, uint topk, uint experts,

@@ -43,7 +43,7 @@
 #define MOERT_EXCHANGE_EXCHANGE_H
 
 #include "comm/comm.h"
-#include "device/staging.h"
+#include "device/device.h"
 #include "moert/plan.h"
 
 typedef struct moert_exchange moert_exchange;
@@ -116,8 +116,7 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
  */
 typedef struct moert_exchange_plan {
     moert_plan *plan;
-    moert_staging *table;      /* what the host tells the device: ends, then kernels/plan.cl's */
-    moert_buffer *ends;        /* uint32 [local experts], of the table */
+    moert_buffer *ends;        /* uint32 [local experts]; then lanes of kernels/plan.cl */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */

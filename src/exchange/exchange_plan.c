@@ -13,6 +13,7 @@
 
 enum { CHUNK = 32 }; /* tokens, as in kernels/plan.cl */
 enum { LANE = 4 };   /* words of lane[e] there */
+enum { WORDS = 640 };
 
 /* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
  * slots on each node, as words of 64 bits. */
@@ -37,6 +38,7 @@ typedef struct moert_planner {
     uint64_t *mine;             /* [told] */
     uint64_t *all;              /* [ranks,told] */
     uint64_t *counts;           /* [ranks,E] */
+    uint32_t (*table)[LANE];    /* ends, then lanes */
     moert_buffer *chunks;       /* uint32 [E + 1,chunks] counts, see kernels/plan.cl */
     moert_staging *totals;      /* uint32 [E + 1] */
     moert_mark *counted;        /* the totals are on the host; NULL: nobody counts */
@@ -52,7 +54,7 @@ static size_t chunks_of(const moert_choice *choice) {
 static void destroy_plan(moert_exchange_plan *plan) {
     if (plan == NULL)
         return;
-    moert_staging_destroy(plan->table);
+    moert_buffer_destroy(plan->ends);
     moert_buffer_destroy(plan->destination);
     moert_buffer_destroy(plan->packed);
     free(plan);
@@ -81,6 +83,7 @@ void moert_exchange_free_planner(moert_planner *planner) {
     free(planner->mine);
     free(planner->all);
     free(planner->counts);
+    free(planner->table);
     free(planner);
 }
 
@@ -92,10 +95,13 @@ static moert_status reserve_message(moert_planner *planner, size_t told, size_t 
         free(planner->mine);
         free(planner->all);
         free(planner->counts);
+        free(planner->table);
         planner->mine = planner->all = planner->counts = NULL;
+        planner->table = NULL;
         MOERT_TRY(moert_alloc(&planner->mine, told, sizeof(uint64_t)));
         MOERT_TRY(moert_alloc(&planner->all, ranks * told, sizeof(uint64_t)));
         MOERT_TRY(moert_alloc(&planner->counts, ranks * told, sizeof(uint64_t)));
+        MOERT_TRY(moert_alloc(&planner->table, 2 * told, sizeof *planner->table));
         planner->room = told;
     }
     planner->told = told;
@@ -105,17 +111,6 @@ static moert_status reserve_message(moert_planner *planner, size_t told, size_t 
 /* Where lane[0] is in a plan's table, in lanes: behind the ends. */
 static size_t first_lane(size_t local) {
     return moert_ceil_div(local, LANE);
-}
-
-static moert_status reserve_table(moert_device *device, size_t words, moert_exchange_plan *plan) {
-    const size_t bytes = words * sizeof(uint32_t);
-    if (plan->table != NULL && moert_buffer_bytes(moert_staging_buffer(plan->table)) >= bytes)
-        return MOERT_OK;
-    moert_staging_destroy(plan->table);
-    plan->table = NULL;
-    MOERT_TRY(moert_staging_create(device, bytes, &plan->table));
-    plan->ends = moert_staging_buffer(plan->table);
-    return MOERT_OK;
 }
 
 static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
@@ -130,7 +125,9 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
     if (planner->spare == NULL)
         MOERT_TRY(MOERT_NEW(&planner->spare));
     planner->spare->planner = planner;
-    MOERT_TRY(reserve_table(device, LANE * (first_lane(local) + choice->experts), planner->spare));
+    MOERT_TRY(moert_buffer_reserve(device,
+                                   (first_lane(local) + choice->experts) * sizeof *planner->table,
+                                   &planner->spare->ends));
     MOERT_TRY(
         moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
     if (exchange->engine->packs)
@@ -257,17 +254,33 @@ static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
     }
 }
 
-/* The ends and the lanes go to the device as one table. */
+/* The table to the device: without a copy, unless it is long. */
+static moert_status tell_device(moert_device *device, const uint32_t *words, size_t count,
+                                moert_buffer *table) {
+    enum { MOST = 4 };
+    if (count > (size_t)MOST * WORDS)
+        return moert_buffer_write(table, 0, words, count * sizeof *words);
+    for (size_t first = 0; first < count; first += WORDS) {
+        uint32_t part[WORDS] = {0};
+        const size_t length = moert_min(count - first, WORDS);
+        memcpy(part, words + first, length * sizeof *words);
+        MOERT_TRY(MOERT_RUN(device, "plan", "store_words", ((moert_grid){1, 1, 1}),
+                            moert_argument_struct(part, sizeof part), MOERT_ARG((unsigned)length),
+                            MOERT_ARG(table), MOERT_ARG((unsigned)first)));
+    }
+    return MOERT_OK;
+}
+
 static moert_status place(moert_exchange *exchange, const moert_planner *planner,
                           const moert_exchange_plan *made) {
     const moert_choice *choice = &planner->choice;
     const moert_plan *plan = made->plan;
     const size_t experts = choice->experts, chunks = chunks_of(choice);
     const size_t first = first_lane(plan->local_experts);
-    uint32_t(*table)[LANE] = moert_staging_host(made->table);
-    memcpy(table, plan->ends, plan->local_experts * sizeof *plan->ends);
-    find_lanes(plan, table + first);
-    MOERT_TRY(moert_staging_give(made->table, 0, (first + experts) * sizeof *table));
+    memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
+    find_lanes(plan, planner->table + first);
+    MOERT_TRY(
+        tell_device(exchange->device, planner->table[0], LANE * (first + experts), made->ends));
     return MOERT_RUN(exchange->device, "plan", "place_slots", ((moert_grid){chunks, 1, 1}),
                      MOERT_ARG(choice->index), MOERT_ARG((unsigned)choice->tokens),
                      MOERT_ARG((unsigned)choice->topk), MOERT_ARG((unsigned)experts),
