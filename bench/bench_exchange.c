@@ -3,10 +3,12 @@
  * known from the global number of the token (bench/payload.h), beside packing + MPI_Alltoallv +
  * unpacking of the same rows (bench/alltoall.h) on CPU devices.
  *
- * A sample is the time from a barrier to the end of the call, of the slowest rank; the sides take
- * turns, and before each sample every core reads its L2 cache full of something else. The plan
- * (counts and places of the rows) is made before: both sides know it. Bytes and rates count the
- * rows that a rank has for other ranks, slot by slot, or all rows where there is one rank.
+ * A sample is the time from a barrier to the end of the call, of the slowest rank; with --batch N
+ * N calls follow one barrier, of whose time it is a part: on GPUs whose ranks wait for each other
+ * there, each call begins where the last one ends, without its host. The sides take turns, and
+ * before each sample every core reads its L2 cache full of something else. The plan (counts and
+ * places of the rows) is made before: both sides know it. Bytes and rates count the rows that a
+ * rank has for other ranks, slot by slot, or all rows where there is one rank.
  */
 #include <jansson.h>
 #include <math.h>
@@ -29,7 +31,7 @@
 enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
 
 static unsigned engine, dtype, skew;
-static size_t tokens, hidden, topk, experts, repeat, seed;
+static size_t tokens, hidden, topk, experts, repeat, batch, seed;
 static bool with_rival;
 static const char *json_path;
 
@@ -45,6 +47,7 @@ static const moert_option options[] = {
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
+    {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000", "calls of a sample, which is their mean"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of routing and payload"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -191,17 +194,15 @@ static void release(bench *b) {
 static moert_status dispatch(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_dispatch(b->alltoall, side == PACKED_STREAMED, b->host);
-    MOERT_TRY(
-        moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window, NULL, NULL));
-    return moert_device_finish(b->device);
+    return moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window, NULL,
+                                   NULL);
 }
 
 static moert_status combine(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
-    MOERT_TRY(moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->weight,
-                                     b->target, NULL, NULL));
-    return moert_device_finish(b->device);
+    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->weight, b->target,
+                                  NULL, NULL);
 }
 
 static const struct operation {
@@ -255,8 +256,10 @@ static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     bench_team_evict(b->team);
     MOERT_TRY(moert_comm_barrier(b->comm));
     const uint64_t start = moert_clock_ns();
-    MOERT_TRY(operations[op].call(b, side));
-    return over_ranks(b, (double)(moert_clock_ns() - start) * 1e-3, NULL, us);
+    for (size_t i = 0; i < batch; i++)
+        MOERT_TRY(operations[op].call(b, side));
+    MOERT_TRY(moert_device_finish(b->device));
+    return over_ranks(b, (double)(moert_clock_ns() - start) * 1e-3 / (double)batch, NULL, us);
 }
 
 /* Of a side's samples. */
@@ -301,13 +304,13 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
         of_rival[1] = json_real(rival);
         of_rival[2] = json_real(ratio);
     }
-    json_t *row = json_pack("{ss ss sI sI sI sI sI ss ss sf sf sf sf sf so so so sI}", "op",
-                            operations[op].name, "engine", name, "ranks", (json_int_t)ranks, "T",
-                            (json_int_t)tokens, "H", (json_int_t)hidden, "K", (json_int_t)topk, "E",
-                            (json_int_t)experts, "dtype", type, "skew", form, "bytes", b->bytes,
-                            "us", us[OURS].median, "us_min", us[OURS].least, "us_p99", us[OURS].p99,
-                            "gbps", gbps, "rival", of_rival[0], "rival_us", of_rival[1], "ratio",
-                            of_rival[2], "wrong", (json_int_t)wrong);
+    json_t *row = json_pack(
+        "{ss ss sI sI sI sI sI ss ss sI sf sf sf sf sf so so so sI}", "op", operations[op].name,
+        "engine", name, "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H",
+        (json_int_t)hidden, "K", (json_int_t)topk, "E", (json_int_t)experts, "dtype", type, "skew",
+        form, "batch", (json_int_t)batch, "bytes", b->bytes, "us", us[OURS].median, "us_min",
+        us[OURS].least, "us_p99", us[OURS].p99, "gbps", gbps, "rival", of_rival[0], "rival_us",
+        of_rival[1], "ratio", of_rival[2], "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     moert_program_say(b->context,
@@ -344,8 +347,9 @@ static moert_status run(moert_context *context) {
                .comm = moert_context_comm(context),
                .rows = json_array()};
     moert_status status;
-    moert_program_say(context, "# moert %s, %s, %u threads a rank\n", bench_report_commit(),
-                      moert_device_name(b.device), moert_device_describe(b.device)->compute_units);
+    moert_program_say(context, "# moert %s, %s, %u threads a rank, %zu calls a sample\n",
+                      bench_report_commit(), moert_device_name(b.device),
+                      moert_device_describe(b.device)->compute_units, batch);
     moert_program_say(context,
                       "%-9s %-7s %5s %7s %6s %3s %5s %-6s %-9s %10s %10s %10s %8s %10s %6s %6s\n",
                       "#op", "engine", "ranks", "T", "H", "K", "E", "dtype", "skew", "us min",

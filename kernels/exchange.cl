@@ -5,13 +5,18 @@
  *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k;
  *              _rows: of float32, _codes: of bf16 codes, two in the place of a float
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
+ *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot there; for all slots
+ *              word of rank(t,k) [row(t,k)] = the row that is stored for it there, its own or that of the first slot
+ *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below `capacity`
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
- * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes.
+ * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes; its words, uint32
+ * [capacity], lie behind its `capacity` rows.
  *
- * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may
- * follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the rank is not looked at.
- * A team moves TOKENS tokens or SLOTS slots. No local memory. Deterministic: each row has one writer, each sum one order.
+ * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may follow any
+ * address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the
+ * rank is not looked at. A team moves TOKENS tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local
+ * memory. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
  * they need comes once, at the end of the work-item.
@@ -24,9 +29,13 @@
 #if MOERT_ITEMS == 1
 #define TOKENS 16
 #define SLOTS  256
+#define FAN_TEAMS 1
 #else
 #define TOKENS 1
 #define SLOTS  32
+#define PIECE  (BATCH * VEC)
+#define STRIP  VEC
+#define FAN_TEAMS 4
 #endif
 #define STREAMS 8
 #define DROPPED 0xffffffffu
@@ -67,145 +76,103 @@ static inline void put_end(void)
 #endif
 }
 
-#if MOERT_ITEMS == 1
-/* A whole row to one expert after the other: the stores stream. */
-static inline void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
-                                  uint width, uint stride)
+static inline global uint *words_of(global float *rows, uint capacity, uint stride)
 {
-    for (uint k = 0; k < topk; k++) {
-        uint2 to = destination[k];
-        if (to.x == DROPPED)
-            continue;
-        global float *row = row_of(window, to, stride);
-        uint whole = width / VEC * VEC;
-        for (uint i = 0; i < whole; i += VEC)
-            put(vload16(0, x + i), row + i);
-        if (whole < width)
-            put(load_part(x + whole, width - whole), row + whole);
-    }
+    return (global uint *)(rows + (size_t)capacity * stride);
 }
-#else
-/* A batch of steps to all experts: it is read once. */
-static inline void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
-                                  uint width, uint stride)
+
+/* The first slot of a token on the rank of slot k; k is one of rank `own`, where each slot gets its row. */
+static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 {
-    for (int i = 0; i < (int)stride; i += BATCH * VEC) {
-        vec part[BATCH];
-        load_batch(part, x + i, (int)width - i);
-        for (uint k = 0; k < topk; k++)
-            if (destination[k].x != DROPPED)
-                store_batch(part, row_of(window, destination[k], stride) + i, (int)stride - i);
-    }
+    uint first = 0;
+    while (destination[k].x != own && destination[first].x != destination[k].x)
+        first++;
+    return destination[k].x != own ? first : k;
 }
-#endif
+
+#include "exchange.h"
 
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
                           uint topk, uint width, uint stride)
 {
-    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+    dispatch_team(window, destination, source, tokens, topk, width, stride, false, 0);
+}
+
+/* The words of a token's rows. */
+INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk, uint stride, uint capacity, uint own)
+{
+    for (uint k = item_index(); k < topk; k += MOERT_ITEMS) {
+        const uint2 to = destination[k];
+        if (to.x != DROPPED)
+            words_of(row_of(window, (uint2)(to.x, 0), stride), capacity, stride)[to.y] =
+                destination[first_slot(destination, k, own)].y;
+    }
+}
+
+KERNEL void dispatch_once(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+                          uint topk, uint width, uint stride, uint capacity, uint own)
+{
+#if MOERT_ITEMS == 1
+    const uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+#else
+    const uint pieces = (stride + PIECE - 1) / PIECE, first = get_group_id(0) / pieces;
+    const uint last = get_group_id(0) % pieces == 0 ? first + 1 : first;
+#endif
     for (uint t = first; t < last; t++)
-        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk, width, stride);
+        tell_rows(window, destination + (size_t)t * topk, topk, stride, capacity, own);
+    dispatch_team(window, destination, source, tokens, topk, width, stride, true, own);
+}
+
+KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity)
+{
+    global const uint *word = words_of(rows, capacity, stride);
+    const uint team = get_group_id(0) * FAN_TEAMS + team_index();
+#if MOERT_ITEMS == 1
+    const uint first = team * TOKENS, last = min(first + TOKENS, count);
+    for (uint r = first; r < last; r++)
+        if (word[r] != r && word[r] < capacity)
+            for (uint i = 0; i < stride; i += VEC)
+                put(vload16(0, rows + (size_t)word[r] * stride + i), rows + (size_t)r * stride + i);
     put_end();
+#else
+    const uint pieces = (stride + PIECE - 1) / PIECE, r = team / pieces;
+    const int i = (int)(team % pieces * PIECE);
+    vec part[BATCH];
+    if (r >= count || word[r] == r || word[r] >= capacity)
+        return;
+    load_batch(part, rows + (size_t)word[r] * stride + i, (int)stride - i);
+    store_batch(part, rows + (size_t)r * stride + i, (int)stride - i);
+#endif
 }
 
 KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
-        uint2 to = destination[s];
+        const uint2 to = destination[s];
+        if (to.x == DROPPED)
+            continue;
+#if MOERT_CPU
         cell x = 0.0f;
         x.s0 = source[s];
-        if (to.x != DROPPED)
-            put(x, row_of(window, to, CELL));
+        put(x, row_of(window, to, CELL));
+#else
+        row_of(window, to, CELL)[0] = source[s]; /* a quarter of the packets */
+#endif
     }
     put_end();
-}
-
-/* The numbers of a row from i on: n are wanted, and there are whole vectors of floats. */
-INLINED vec read_row(global const float *row, bool codes, int i, int n)
-{
-    if (codes)
-        return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
-#if MOERT_ITEMS == 1
-    return *(global const vec *)(row + i);
-#else
-    return load_part(row + i, n);
-#endif
-}
-
-/* Adds the rows of up to STREAMS slots, read side by side, to a token's sum. */
-#if MOERT_ITEMS == 1
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
-                              global float *out, bool started, uint slots, uint width, uint stride)
-{
-    global const float *row[STREAMS];
-    float factor[STREAMS];
-    uint streams = 0;
-    for (uint k = 0; k < slots; k++) {
-        if (destination[k].x == DROPPED)
-            continue;
-        row[streams] = row_of(window, destination[k], stride);
-        factor[streams++] = weight != 0 ? weight[k] : 1.0f;
-    }
-    for (uint i = 0; i < width; i += VEC) {
-        vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
-        for (uint j = 0; j < streams; j++)
-            sum = fma((vec)factor[j], read_row(row[j], codes, i, width - i), sum);
-        store_part(sum, out + i, width - i);
-    }
-}
-#else
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
-                              global float *out, bool started, uint slots, uint width, uint stride)
-{
-    global const float *row[STREAMS]; /* null: none */
-    float factor[STREAMS];
-    UNROLL for (uint k = 0; k < STREAMS; k++) {
-        const bool taken = k < slots && destination[k].x != DROPPED;
-        row[k] = taken ? row_of(window, destination[k], stride) : 0;
-        factor[k] = taken && weight != 0 ? weight[k] : 1.0f;
-    }
-    for (int i = 0; i < (int)width; i += VEC) {
-        const int n = (int)width - i;
-        vec sum = started ? load_part(out + i, n) : (vec)0.0f, part[STREAMS];
-        UNROLL for (int k = 0; k < STREAMS; k++)
-            part[k] = read_row(row[k], codes, i, row[k] != 0 ? n : 0);
-        UNROLL for (int k = 0; k < STREAMS; k++)
-            sum = row[k] != 0 ? fma((vec)factor[k], part[k], sum) : sum;
-        store_part(sum, out + i, n);
-    }
-}
-#endif
-
-/*
- * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
- * chain. weight 0 (null) means 1 for all.
- */
-INLINED void combine_group(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
-                           global float *target, uint tokens, uint topk, uint width, uint stride)
-{
-    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
-    for (uint t = first; t < last; t++) {
-        uint k = 0;
-        do {
-            const size_t slot = (size_t)t * topk + k;
-            combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
-                             target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
-            k += STREAMS;
-        } while (k < topk);
-    }
 }
 
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_group(window, destination, weight, false, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, false, target, tokens, topk, width, stride);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_group(window, destination, weight, true, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, true, target, tokens, topk, width, stride);
 }
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */

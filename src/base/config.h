@@ -28,6 +28,16 @@
       "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
       "each)")                                                                                     \
+    X(overlap, "MOERT_OVERLAP", CHOICE, "auto", "auto|off|on",                                     \
+      "whether the window exchange moves rows beside products, where devices wait for each other " \
+      "(MOERT_SYNC): auto (on GPUs), off or on; the same bits")                                    \
+    X(spare, "MOERT_SPARE", UINT, "0", "0-64",                                                     \
+      "compute units of a GPU that the weights' gradients leave to an exchange beside them; 0 = "  \
+      "it runs beside the router's alone")                                                         \
+    X(once, "MOERT_ONCE", CHOICE, "auto", "auto|off|on",                                           \
+      "whether the window exchange dispatches a token's row once to each rank, which copies it "   \
+      "to its other experts there: auto (between GPUs, where that saves much), off or on; the "    \
+      "same bits")                                                                                 \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
@@ -66,6 +76,8 @@
       "how much is logged on stderr; with trace every kernel is waited for")
 
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
+enum { MOERT_OVERLAP_AUTO, MOERT_OVERLAP_OFF, MOERT_OVERLAP_ON };
+enum { MOERT_ONCE_AUTO, MOERT_ONCE_OFF, MOERT_ONCE_ON };
 enum {
     MOERT_EXCHANGE_AUTO,
     MOERT_EXCHANGE_LOCAL,

@@ -139,6 +139,20 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* Lets what is enqueued start, which a device need not do before its host waits. ERROR_DEVICE. */
 moert_status moert_device_flush(moert_device *device);
 
+/*
+ * A second queue, in order too, beside the first: for kernels that wait for other devices or move
+ * rows between them. Nothing orders the two but marks (device/staging.h). From a turn aside to the
+ * turn back all commands go there; where there is none (MOERT_OVERLAP, the caller's own queue, a
+ * recording, a profile that nobody observes) to the first. moert_device_finish waits for both.
+ */
+bool moert_device_has_aside(const moert_device *device);
+moert_status moert_device_turn(moert_device *device, bool aside);
+
+/* Kernels that would keep every compute unit busy until they end leave so many to others from now
+ * on; what they then take. */
+void moert_device_spare(moert_device *device, unsigned units);
+unsigned moert_device_units(const moert_device *device);
+
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 
 /* The most local memory of a work-group that a family nvidia_* may ask for by -DARENA: 227 KiB less

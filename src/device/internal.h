@@ -27,7 +27,11 @@ typedef struct moert_program {
 struct moert_device {
     cl_context context;
     cl_device_id id;
-    cl_command_queue queue;
+    cl_command_queue queue; /* in use */
+    cl_command_queue other; /* of the two the one that is not, or NULL */
+    bool aside;             /* in use is the second */
+    bool both_used;         /* `other` may have commands that have not ended */
+    unsigned spared_units;
     moert_device_info info;
     moert_program *programs;
     moert_recording *recording;      /* takes the launches, or NULL */
@@ -49,6 +53,11 @@ struct moert_buffer {
     cl_mem *pieces; /* [piece_count], or NULL */
     size_t piece_count, piece_bytes;
 };
+
+/* Both queues. */
+cl_int moert_queue_finish(moert_device *device);
+/* The one that is not in use, whose commands have ended. */
+void moert_queue_release_other(moert_device *device);
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);
@@ -80,6 +89,8 @@ static inline cl_event *moert_profile_event(moert_device *device, const char *pr
     return device->profiler != NULL ? moert_profile_slot(device, program) : NULL;
 }
 void moert_profile_release(moert_device *device);
+/* Whether times of commands are being summed, to be compared with the clock on the wall. */
+bool moert_profile_adds_up(const moert_device *device);
 
 /* Fills `info` from the driver. */
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,

@@ -272,9 +272,10 @@ moert_status moert_device_adopt(void *context, void *id, void *queue, moert_devi
 void moert_device_close(moert_device *device) {
     if (device == NULL)
         return;
-    clFinish(device->queue);
+    moert_queue_finish(device);
     moert_profile_release(device);
     moert_program_release_all(device);
+    moert_queue_release_other(device);
     clReleaseCommandQueue(device->queue);
     clReleaseContext(device->context);
     free(device);
@@ -286,14 +287,4 @@ const moert_device_info *moert_device_describe(const moert_device *device) {
 
 const char *moert_device_name(const moert_device *device) {
     return device->info.name;
-}
-
-moert_status moert_device_finish(moert_device *device) {
-    MOERT_CL(device, clFinish(device->queue));
-    return MOERT_OK;
-}
-
-moert_status moert_device_flush(moert_device *device) {
-    MOERT_CL(device, clFlush(device->queue));
-    return MOERT_OK;
 }

@@ -173,7 +173,7 @@ cl_event *moert_profile_slot(moert_device *device, const char *program) {
     if (!profiler->counting)
         return NULL;
     if (profiler->used == RING) {
-        clFinish(device->queue);
+        moert_queue_finish(device);
         read_ring(profiler);
     }
     pending *command = &profiler->ring[profiler->used++];
@@ -219,7 +219,8 @@ static moert_status profiling_queue(moert_device *device) {
     if (device->adopted)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a profile needs a queue with CL_QUEUE_PROFILING_ENABLE");
-    MOERT_CL(device, clFinish(device->queue));
+    MOERT_CL(device, moert_queue_finish(device));
+    moert_queue_release_other(device);
     cl_command_queue queue =
         clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
     if (code != CL_SUCCESS)
@@ -297,13 +298,18 @@ moert_status moert_profile_end(moert_device *device) {
     MOERT_TRY(check_span(device, true));
     moert_phase_listen(NULL, NULL);
     profiler->counting = false;
-    const cl_int code = clFinish(device->queue);
+    const cl_int code = moert_queue_finish(device);
     profiler->sums.wall_ns += moert_clock_ns() - profiler->began_ns;
     read_ring(profiler);
     MOERT_CL(device, code);
     if (profiler->failure != CL_SUCCESS)
         return MOERT_CL_FAIL(device, profiler->failure, "clGetEventProfilingInfo");
     return MOERT_OK;
+}
+
+bool moert_profile_adds_up(const moert_device *device) {
+    return device->profiler != NULL && device->profiler->counting &&
+           device->profiler->observer == NULL;
 }
 
 const moert_profile *moert_profile_get(const moert_device *device) {

@@ -145,7 +145,7 @@ void moert_recording_destroy(moert_recording *recording) {
         return;
     if (recording->device->recording == recording)
         recording->device->recording = NULL;
-    clFinish(recording->device->queue);
+    moert_queue_finish(recording->device);
     recording->release(recording->handle);
     for (size_t i = 0; i < recording->kernels; i++)
         clReleaseKernel(recording->kernel[i]);

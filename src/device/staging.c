@@ -1,4 +1,4 @@
-/* Memory of host and device, and marks in a device's queue. */
+/* Memory of host and device. */
 #include "device/staging.h"
 
 #include <stdlib.h>
@@ -117,47 +117,4 @@ moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, si
 
 moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes) {
     return copy(staging, offset_bytes, bytes, false);
-}
-
-/* ---- marks ---- */
-
-struct moert_mark {
-    const moert_device *device;
-    cl_event event;
-};
-
-moert_status moert_mark_set(moert_device *device, moert_mark **mark) {
-    moert_mark *made;
-    MOERT_TRY(MOERT_NEW(&made));
-    made->device = device;
-    cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->event);
-    if (code == CL_SUCCESS)
-        code = clFlush(device->queue);
-    if (code != CL_SUCCESS) {
-        moert_mark_free(made);
-        return MOERT_CL_FAIL(device, code, "clEnqueueMarkerWithWaitList");
-    }
-    *mark = made;
-    return MOERT_OK;
-}
-
-moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
-    cl_int state;
-    MOERT_CL(mark->device, clGetEventInfo(mark->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
-                                          sizeof state, &state, NULL));
-    *passed = state <= CL_COMPLETE;
-    return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
-}
-
-moert_status moert_mark_wait(const moert_mark *mark) {
-    MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
-    return MOERT_OK;
-}
-
-void moert_mark_free(moert_mark *mark) {
-    if (mark == NULL)
-        return;
-    if (mark->event != NULL)
-        clReleaseEvent(mark->event);
-    free(mark);
 }

@@ -3,7 +3,7 @@
  * sent from and received into: on CPU devices the same memory, which kernels and the host use in
  * turns; on others page-locked memory, between which and the device ranges are copied by commands.
  *
- * Marks tell the host, without waiting, that a device has come so far.
+ * Marks tell the host, without waiting, that a device has come so far; and order its two queues.
  */
 #ifndef MOERT_DEVICE_STAGING_H
 #define MOERT_DEVICE_STAGING_H
@@ -34,6 +34,8 @@ moert_status moert_mark_set(moert_device *device, moert_mark **mark);
 moert_status moert_mark_wait(const moert_mark *mark);
 /* *passed: all of that is done; ERROR_DEVICE if it has failed. */
 moert_status moert_mark_look(const moert_mark *mark, bool *passed);
+/* What is enqueued next begins after it: on the other queue than its own (moert_device_turn). */
+moert_status moert_mark_follow(const moert_mark *mark);
 void moert_mark_free(moert_mark *mark); /* NULL is legal */
 
 #endif

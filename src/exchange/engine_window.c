@@ -17,8 +17,12 @@
 #include "base/memory.h"
 #include "exchange/flags.h"
 
+enum { SPARED_UNIT_GROUPS = 16, SHARED_UNIT_GROUPS = 8 }; /* of 32 work-items, on a GPU */
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 enum { TOLD_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
+/* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
+ * least of their bytes. */
+static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
 
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
@@ -26,6 +30,9 @@ typedef struct moert_control {
     moert_shared *words;                 /* two status words per rank, then two messages */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
+    moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
+    moert_mark *landed; /* the end of the last one that did, or NULL */
+    unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -85,8 +92,8 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
                                     moert_storage *storage) {
     const moert_exchange *exchange = window->exchange;
     const moert_control *control = exchange->state;
-    return control->memory->create(exchange->device, exchange->comm,
-                                   rows * window->stride * sizeof(float), storage);
+    return control->memory->create(exchange->device, exchange->comm, rows * moert_row_bytes(window),
+                                   storage);
 }
 
 static moert_status fetch_window(moert_exchange *exchange) {
@@ -149,6 +156,8 @@ release:
 
 static void close_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
+    moert_mark_free(control->branch);
+    moert_mark_free(control->landed);
     moert_flags_destroy(control->flags);
     moert_storage_release(&control->probe);
     moert_shared_destroy(control->words);
@@ -232,6 +241,20 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
+/* AUTO takes links between GPUs to be slower than their memory. All ranks do the same. */
+static moert_status choose_once(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    const unsigned wanted = moert_config_get()->once;
+    const bool linked = moert_device_describe(exchange->device)->nvidia > 0;
+    bool always, sometimes;
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, wanted == MOERT_ONCE_ON, &always));
+    MOERT_TRY(moert_exchange_everyone(
+        exchange->comm, wanted == MOERT_ONCE_ON || (wanted == MOERT_ONCE_AUTO && linked),
+        &sometimes));
+    control->once = always ? MOERT_ONCE_ON : sometimes ? MOERT_ONCE_AUTO : MOERT_ONCE_OFF;
+    return MOERT_OK;
+}
+
 /* Each step is agreed on before the next collective one. */
 static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     const moert_exchange_memory *memory = moert_memory_of(exchange->device);
@@ -258,6 +281,8 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
         share_failure(exchange, probe(exchange), reason);
     if (reason[0] == '\0')
         share_failure(exchange, open_flags(exchange), reason);
+    if (reason[0] == '\0')
+        share_failure(exchange, choose_once(exchange), reason);
     if (reason[0] != '\0')
         close_window(exchange);
     else
@@ -266,19 +291,119 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
 
 /* ---- moves ---- */
 
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes) {
+    const double ranks = (double)plan->ranks, slots = (double)plan->topk;
+    double none = 1.0, rows = 0.0;
+    for (size_t k = 0; k < plan->topk; k++)
+        none *= 1.0 - 1.0 / ranks;
+    for (size_t e = 0; e < plan->experts; e++)
+        rows += (double)plan->expert_counts[e];
+    const double saved = 1.0 - ranks * (1.0 - none) / slots;
+    const double off_rank = rows / ranks * (1.0 - 1.0 / ranks);
+    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= WORTH_BYTES;
+}
+
+/* The same on all ranks. */
+static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
+    const moert_control *control = exchange->state;
+    return control->once == MOERT_ONCE_ON ||
+           (control->once == MOERT_ONCE_AUTO &&
+            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float)));
+}
+
 static moert_status dispatch_window(moert_exchange *exchange, const moert_move *move,
                                     moert_status status) {
+    const bool once = goes_once(exchange, move);
     if (status == MOERT_OK)
-        status = moert_kernel_dispatch(exchange, move, true);
-    return pass(exchange, status);
+        status = once ? moert_kernel_dispatch_once(exchange, move)
+                      : moert_kernel_dispatch(exchange, move, true);
+    MOERT_TRY(pass(exchange, status));
+    return once ? moert_kernel_fan_out(exchange, move) : MOERT_OK;
+}
+
+static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
+    return moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
+                                     move->plan->destination);
+}
+
+static moert_status combine_slots(moert_exchange *exchange, const moert_move *move) {
+    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+}
+
+static void drop_mark(moert_mark **mark) {
+    moert_mark_free(*mark);
+    *mark = NULL;
+}
+
+/* Only where no host has to wait for a device. */
+static moert_status branch_window(moert_exchange *exchange, bool products) {
+    moert_control *control = exchange->state;
+    const unsigned spare = moert_config_get()->spare;
+    if (control->flags == NULL || control->branch != NULL || products != (spare > 0) ||
+        !moert_device_has_aside(exchange->device))
+        return MOERT_OK;
+    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
+    moert_device_spare(exchange->device, spare);
+    return MOERT_OK;
+}
+
+/* Of a combine beside other work: as many as the compute units left to it hold, or as leave room
+ * for others on all. */
+static size_t most_groups(const moert_exchange *exchange) {
+    const unsigned spare = moert_config_get()->spare;
+    return spare > 0 ? (size_t)spare * SPARED_UNIT_GROUPS
+                     : (size_t)moert_device_describe(exchange->device)->compute_units *
+                           SHARED_UNIT_GROUPS;
+}
+
+static moert_status join_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
+    drop_mark(&control->landed);
+    return status;
+}
+
+/* The second queue from the branch on, to marks behind the slots and behind the rows. */
+static moert_status combine_aside(moert_exchange *exchange, const moert_move *move,
+                                  moert_mark **slots) {
+    moert_control *control = exchange->state;
+    moert_move rows = *move;
+    rows.most_groups = most_groups(exchange);
+    MOERT_TRY(moert_mark_follow(control->branch));
+    MOERT_TRY(moert_flags_meet(control->flags));
+    MOERT_TRY(combine_slots(exchange, move));
+    MOERT_TRY(moert_mark_set(exchange->device, slots));
+    MOERT_TRY(combine_rows(exchange, &rows));
+    return moert_mark_set(exchange->device, &control->landed);
+}
+
+static moert_status combine_beside(moert_exchange *exchange, const moert_move *move) {
+    moert_mark *slots = NULL;
+    MOERT_TRY(join_window(exchange));
+    MOERT_TRY(moert_device_turn(exchange->device, true));
+    moert_status status = combine_aside(exchange, move, &slots);
+    const moert_status back = moert_device_turn(exchange->device, false);
+    status = status != MOERT_OK ? status : back;
+    if (status == MOERT_OK)
+        status = moert_mark_follow(slots);
+    moert_mark_free(slots);
+    return status;
 }
 
 static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
                                    moert_status status) {
+    moert_control *control = exchange->state;
+    if (control->branch != NULL) {
+        moert_device_spare(exchange->device, 0);
+        status = meet(exchange, status);
+        if (status == MOERT_OK)
+            status = combine_beside(exchange, move);
+        drop_mark(&control->branch);
+        return status;
+    }
     MOERT_TRY(pass(exchange, status));
-    MOERT_TRY(moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
-                                        move->plan->destination));
-    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+    MOERT_TRY(combine_slots(exchange, move));
+    return combine_rows(exchange, move);
 }
 
 const moert_engine moert_engine_window = {
@@ -289,6 +414,8 @@ const moert_engine moert_engine_window = {
     .dispatch = dispatch_window,
     .combine = combine_window,
     .fetch = fetch_window,
+    .beside = branch_window,
+    .join = join_window,
     .check = check_window,
     .gather = gather_window,
 };

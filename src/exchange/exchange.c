@@ -276,6 +276,15 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
                                           : MOERT_OK;
 }
 
+moert_status moert_exchange_combine_beside(moert_exchange *exchange, bool products) {
+    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange, products)
+                                            : MOERT_OK;
+}
+
+moert_status moert_exchange_combine_join(moert_exchange *exchange) {
+    return exchange->engine->join != NULL ? exchange->engine->join(exchange) : MOERT_OK;
+}
+
 moert_status moert_exchange_combine_finish(moert_exchange *exchange,
                                            const moert_exchange_plan *plan, moert_status local,
                                            moert_window *window, const moert_buffer *weight,

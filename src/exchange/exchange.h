@@ -34,10 +34,11 @@
  *
  * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
  * usable. Where the ranks wait for each other on their devices (MOERT_SYNC), a device that does not
- * come in time is found out later: by the next plan, or by moert_exchange_settle. Two exceptions,
- * both after the last synchronisation of their call and both only when a device or the host's
- * memory is at its end: make_plan while it copies the plan, combine while it enqueues its last
- * kernels. There the rank keeps its own error, to be handed to the next plan as `local`.
+ * come in time is found out later: by the next plan, or by moert_exchange_settle. The
+ * exceptions come after the last synchronisation of their call, and only when a device or the
+ * host's memory is at its end: make_plan while it copies the plan, dispatch and combine while they
+ * enqueue their last kernels. There the rank keeps its own error, to be handed to the next plan as
+ * `local`.
  */
 #ifndef MOERT_EXCHANGE_EXCHANGE_H
 #define MOERT_EXCHANGE_EXCHANGE_H
@@ -204,11 +205,23 @@ moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave)
  */
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
                                          moert_window *window, moert_window *slots, size_t wave);
-/* The rest of moert_exchange_combine, after its last wave is sent. Collective. */
+/*
+ * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
+ * until moert_exchange_combine_join, and touches neither its windows nor its targets. `products`
+ * that would fill a GPU follow: not the right place unless MOERT_SPARE says so; then they leave
+ * some of it. The first call in the right place counts. An error is this rank's own. Not
+ * collective.
+ */
+moert_status moert_exchange_combine_beside(moert_exchange *exchange, bool products);
+/* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`
+ * may still be on its way on return, slot_target is not. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange,
                                            const moert_exchange_plan *plan, moert_status local,
                                            moert_window *window, const moert_buffer *weight,
                                            moert_buffer *target, moert_window *slots,
                                            moert_buffer *slot_target);
+/* What this device does next finds the target of the last combine there. An error is this rank's
+ * own. Not collective. */
+moert_status moert_exchange_combine_join(moert_exchange *exchange);
 
 #endif

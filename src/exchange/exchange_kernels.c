@@ -3,8 +3,10 @@
 #include "device/profile.h"
 #include "exchange/internal.h"
 
-/* TOKENS and SLOTS of the kernels. */
+/* TOKENS and SLOTS of the kernels; in the GPU form floats of a piece of a row, and teams of a
+ * work-group of fan_out. */
 enum { TOKENS = 16, GPU_TOKENS = 1, SLOTS = 256, GPU_SLOTS = 32 };
+enum { GPU_PIECE = 512, GPU_STRIP = 128, GPU_FAN_TEAMS = 4 };
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
@@ -14,8 +16,15 @@ static const moert_buffer *reach_of(const moert_window *window, bool remote) {
 typedef struct moert_shape {
     const char *program;
     unsigned tokens, topk, slots, width, stride;
-    moert_grid by_token, by_slot;
+    moert_grid by_slot;
 } moert_shape;
+
+/* Work-groups for so many tokens or rows: in the GPU form one for each `piece` of their floats. */
+static moert_grid pieces_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
+    return (moert_grid){
+        moert_share(device, moert_ceil_div(rows, TOKENS), rows * moert_ceil_div(floats, piece)), 1,
+        1};
+}
 
 /* `width`: of a row of the move, in floats to dispatch and in numbers to combine. */
 static moert_status narrow(const moert_move *move, size_t width, bool remote, moert_shape *shape) {
@@ -32,7 +41,6 @@ static moert_status narrow(const moert_move *move, size_t width, bool remote, mo
         .slots = (unsigned)slots,
         .width = (unsigned)width,
         .stride = (unsigned)stride,
-        .by_token = {moert_ceil_div(plan->tokens, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1},
         .by_slot = {moert_ceil_div((size_t)slots, moert_share(device, SLOTS, GPU_SLOTS)), 1, 1},
     };
     return MOERT_OK;
@@ -46,22 +54,62 @@ static void tell_work(const moert_exchange *exchange, const moert_move *move,
                                         (double)move->window->width * (double)shape->slots));
 }
 
-moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
-    moert_shape shape;
-    MOERT_TRY(narrow(move, move->window->width, remote, &shape));
-    tell_work(exchange, move, &shape);
-    MOERT_TRY(MOERT_RUN(exchange->device, shape.program, "dispatch_rows", shape.by_token,
-                        MOERT_ARG(reach_of(move->window, remote)),
-                        MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
-                        MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
-                        MOERT_ARG(shape.stride)));
+static moert_status dispatch_slots(moert_exchange *exchange, const moert_move *move, bool remote,
+                                   const moert_shape *shape) {
     moert_exchange_count(exchange, move->plan->plan, move->window);
     if (move->slots == NULL)
         return MOERT_OK;
     moert_exchange_count(exchange, move->plan->plan, move->slots);
-    return MOERT_RUN(exchange->device, shape.program, "dispatch_slots", shape.by_slot,
+    return MOERT_RUN(exchange->device, shape->program, "dispatch_slots", shape->by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
-                     MOERT_ARG(move->slot_source), MOERT_ARG(shape.slots));
+                     MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots));
+}
+
+moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
+    const moert_window *window = move->window;
+    moert_device *device = exchange->device;
+    moert_shape shape;
+    MOERT_TRY(narrow(move, window->width, remote, &shape));
+    tell_work(exchange, move, &shape);
+    MOERT_TRY(MOERT_RUN(device, shape.program, "dispatch_rows",
+                        pieces_of(device, shape.tokens, window->stride, GPU_PIECE),
+                        MOERT_ARG(reach_of(window, remote)), MOERT_ARG(move->plan->destination),
+                        MOERT_ARG(move->source), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
+                        MOERT_ARG(shape.width), MOERT_ARG(shape.stride)));
+    return dispatch_slots(exchange, move, remote, &shape);
+}
+
+moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_move *move) {
+    const moert_window *window = move->window;
+    moert_device *device = exchange->device;
+    moert_shape shape;
+    MOERT_TRY(narrow(move, window->width, true, &shape));
+    tell_work(exchange, move, &shape);
+    MOERT_TRY(MOERT_RUN(device, shape.program, "dispatch_once",
+                        pieces_of(device, shape.tokens, window->stride, GPU_PIECE),
+                        MOERT_ARG(reach_of(window, true)), MOERT_ARG(move->plan->destination),
+                        MOERT_ARG(move->source), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
+                        MOERT_ARG(shape.width), MOERT_ARG(shape.stride),
+                        MOERT_ARG((unsigned)window->capacity_rows),
+                        MOERT_ARG((unsigned)moert_comm_rank(exchange->comm))));
+    return dispatch_slots(exchange, move, true, &shape);
+}
+
+moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move) {
+    const moert_window *window = move->window;
+    moert_device *device = exchange->device;
+    const size_t rows = move->plan->plan->rows;
+    const moert_grid pieces = pieces_of(device, rows, window->stride, GPU_PIECE);
+    moert_shape shape;
+    MOERT_TRY(narrow(move, window->width, true, &shape));
+    /* for a profile: about half of the rows are copies, read and written */
+    moert_profile_work(device, shape.program, 0.0,
+                       sizeof(float) * (double)rows * (double)window->stride);
+    return MOERT_RUN(
+        device, shape.program, "fan_out",
+        ((moert_grid){moert_ceil_div(pieces.x, moert_share(device, 1, GPU_FAN_TEAMS)), 1, 1}),
+        MOERT_ARG(window->storage.rows), MOERT_ARG((unsigned)rows), MOERT_ARG(shape.stride),
+        MOERT_ARG((unsigned)window->capacity_rows));
 }
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
@@ -71,10 +119,13 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
     MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
     tell_work(exchange, move, &shape);
     const bool codes = moert_window_has_codes(move->window);
+    moert_grid grid = pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP);
+    if (move->most_groups > 0)
+        grid.x = moert_min(grid.x, move->most_groups);
     return MOERT_RUN(exchange->device, shape.program, codes ? "combine_codes" : "combine_rows",
-                     shape.by_token, MOERT_ARG(reach), MOERT_ARG(destination),
-                     MOERT_ARG(move->weight), MOERT_ARG(move->target), MOERT_ARG(shape.tokens),
-                     MOERT_ARG(shape.topk), MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
+                     grid, MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
+                     MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
+                     MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
 }
 
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,

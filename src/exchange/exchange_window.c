@@ -91,7 +91,7 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) 
     size_t needed = moert_max(plan->largest_rows, 1);
     if (window->capacity_rows >= needed)
         return MOERT_OK;
-    size_t limit = exchange->largest_bytes / (window->stride * sizeof(float));
+    size_t limit = exchange->largest_bytes / moert_row_bytes(window);
     if (needed > limit)
         return moert_comm_agree(
             exchange->comm,

@@ -11,7 +11,7 @@
 
 /* The memory behind a window on this rank; the last three where kernels reach the other ranks'. */
 typedef struct moert_storage {
-    moert_buffer *rows;      /* float32 [capacity, stride] */
+    moert_buffer *rows;      /* float32 [capacity, stride], then maybe uint32 [capacity] */
     moert_buffer *addresses; /* uint64 [ranks], where this device finds all ranks' rows */
     void *segments;          /* what the memory's maker keeps of them */
     void (*release)(void *segments);
@@ -63,6 +63,7 @@ typedef struct moert_move {
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
     moert_buffer *slot_target;       /* combine */
+    size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
 } moert_move;
 
 /*
@@ -87,6 +88,9 @@ typedef struct moert_engine {
     moert_status (*wait)(moert_exchange *exchange, size_t wave); /* or NULL */
     moert_status (*send)(moert_exchange *exchange, const moert_move *move,
                          size_t wave); /* or NULL */
+    /* An engine whose combines can run beside other work: from here on, until `join`; or NULL. */
+    moert_status (*beside)(moert_exchange *exchange, bool products);
+    moert_status (*join)(moert_exchange *exchange);
     /* What dispatches and combines that returned MOERT_OK have found wrong since: fetch enqueues
      * that the device tells, check reads that once it has. This rank's own status. NULL, both: they
      * find all before they return. */
@@ -117,6 +121,11 @@ struct moert_exchange {
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
+/* Of a row and the word behind the rows that says whose copy it is (kernels/exchange.cl). */
+static inline size_t moert_row_bytes(const moert_window *window) {
+    return window->stride * sizeof(float) + sizeof(uint32_t);
+}
+
 /* The experts before a wave, of `count`. */
 static inline size_t moert_exchange_part(size_t count, size_t wave, size_t waves) {
     return count * wave / waves;
@@ -138,11 +147,21 @@ void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_RE
  */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote);
+/* Of a window with words behind its rows: a row to each rank once, and then, when all ranks have
+ * done so, from this rank's rows to the others of the same tokens. */
+moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_move *move);
+moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move);
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination);
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
+
+/*
+ * Whether a plan saves enough for that: of K slots that fall on R ranks at random,
+ * R (1 - (1 - 1/R)^K) are the first of their token on a rank. The same on all ranks.
+ */
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes);
 
 /* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
 typedef struct moert_gather {

@@ -53,9 +53,9 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
                                      layer->options.hidden);
     in.part = *part;
     in.y = layer->dv;
-    MOERT_TRY(moert_wire_results(layer, out, &in.x, &in.ldx));
+    MOERT_TRY(moert_wire_results(layer, out, false, &in));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in));
-    return moert_wire_return(layer, out);
+    return moert_wire_return(layer, out, &in);
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
@@ -123,7 +123,12 @@ static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
             moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, dprob, w);
         status = status != MOERT_OK ? status : sent;
     }
-    return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
+    if (status == MOERT_OK)
+        status = moert_exchange_combine_beside(layer->mesh->exchange, true);
+    if (status == MOERT_OK && !layer->owns_dy)
+        status = compute_wgrad(layer);
+    return status == MOERT_OK ? moert_exchange_combine_beside(layer->mesh->exchange, false)
+                              : status;
 }
 
 moert_status moert_layer_wgrad(moert_layer *layer) {
@@ -132,31 +137,41 @@ moert_status moert_layer_wgrad(moert_layer *layer) {
     return compute_wgrad(layer);
 }
 
-/* dx += the router's part, from the gradients of the weights and of the losses. */
+/* The router's projection of this batch's tokens, backward. */
+static moert_gemm router_gemm(const moert_layer *layer, moert_buffer *x, moert_buffer *dlogits) {
+    return (moert_gemm){
+        .groups = {layer->batch.ends, layer->batch.sequences, layer->batch.tokens},
+        .n = layer->options.router.experts,
+        .k = layer->options.hidden,
+        .shared_weight = true,
+        .x = x,
+        .y = dlogits,
+    };
+}
+
+/* The gradients of the logits, from those of the weights and of the losses, and of the router's
+ * weight. */
 static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
-                                         const moert_buffer *dweight, moert_buffer *dx) {
+                                         const moert_buffer *dweight, moert_buffer **dlogits) {
     const moert_router_options *router = &layer->options.router;
-    moert_block *dense = layer->block[BLOCK_DENSE];
-    size_t tokens = layer->batch.tokens;
-    moert_buffer *dlogits;
+    const size_t tokens = layer->batch.tokens;
+    moert_phase_set("router backward");
     MOERT_TRY(
-        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, &dlogits));
+        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
     MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits,
                                     &layer->routing, dweight, losses->aux_gradient,
-                                    losses->z_factor, dlogits));
-    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
-                       .n = router->experts,
-                       .k = layer->options.hidden,
-                       .shared_weight = true,
-                       .accumulate = true,
-                       .x = dx,
-                       .y = dlogits};
-    MOERT_TRY(moert_block_dgrad(dense, DENSE_ROUTER, &gemm));
-    gemm.x = (moert_buffer *)layer->input;
-    gemm.accumulate = false;
-    return moert_block_dense_gradient(dense, DENSE_ROUTER, &layer->batch, &gemm,
+                                    losses->z_factor, *dlogits));
+    const moert_gemm gemm = router_gemm(layer, (moert_buffer *)layer->input, *dlogits);
+    return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
                                       layer->options.router_bias,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
+}
+
+/* dx += the router's part. */
+static moert_status add_router(moert_layer *layer, moert_buffer *dlogits, moert_buffer *dx) {
+    moert_gemm gemm = router_gemm(layer, dx, dlogits);
+    gemm.accumulate = true;
+    return moert_block_dgrad(layer->block[BLOCK_DENSE], DENSE_ROUTER, &gemm);
 }
 
 /* dx += the shared expert's part, and its weight gradients. */
@@ -234,7 +249,7 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     const moert_layer_losses none = {NULL, 0.0f, false};
     moert_mesh *mesh = layer->mesh;
     moert_window *out, *dprob;
-    moert_buffer *dweight;
+    moert_buffer *dweight, *dlogits = NULL;
     if (layer->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
     if (losses == NULL)
@@ -250,8 +265,10 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, layer->plan, status, out, NULL, dx,
                                             dprob, dweight));
     layer->stage = STAGE_BACKWARD;
-    moert_phase_set("router backward");
-    MOERT_TRY(differentiate_router(layer, losses, dweight, dx));
+    status = differentiate_router(layer, losses, dweight, &dlogits);
+    const moert_status joined = moert_exchange_combine_join(mesh->exchange);
+    MOERT_TRY(status != MOERT_OK ? status : joined);
+    MOERT_TRY(add_router(layer, dlogits, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 

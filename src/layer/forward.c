@@ -85,7 +85,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     second.part = *part;
     second.x = layer->h;
     second.bias = NULL;
-    MOERT_TRY(moert_wire_results(layer, out, &second.y, &second.ldy));
+    MOERT_TRY(moert_wire_results(layer, out, true, &second));
     MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
     if (o->expert_biases)
         MOERT_TRY(moert_scaled_bias_forward(
@@ -97,7 +97,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
                                  .prob_stride = prob_stride,
                                  .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
                                  .y = second.y}));
-    return moert_wire_return(layer, out);
+    return moert_wire_return(layer, out, &second);
 }
 
 /* The experts wave by wave, whose results travel while the next are computed. A rank that fails

@@ -351,3 +351,9 @@ moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_ge
     MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_COLUMN, &y));
     return moert_gemm_wgrad(&rounded);
 }
+
+bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm) {
+    moert_gemm product = *gemm;
+    product.type = factor_type(layer);
+    return moert_gemm_rounds(layer->mesh->device, &product);
+}

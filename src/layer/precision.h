@@ -55,5 +55,7 @@ moert_status moert_precision_forward_glu(moert_layer *layer, int block,
                                          const moert_gemm_glu *fused);
 moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm);
 moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm);
+/* Whether the first and the third of a product can round results to bf16 (moert_gemm_rounds). */
+bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm);
 
 #endif

@@ -2,6 +2,7 @@
 #include "layer/wire.h"
 
 #include "base/memory.h"
+#include "layer/precision.h"
 #include "moert/quantize.h"
 
 enum { CODES = sizeof(float) / sizeof(uint16_t) }; /* of bf16 in the place of a float */
@@ -109,20 +110,28 @@ moert_status moert_wire_out(moert_layer *layer, moert_window **out) {
                              layer->options.hidden, out);
 }
 
-moert_status moert_wire_results(moert_layer *layer, const moert_window *out, moert_buffer **rows,
-                                size_t *stride) {
+moert_status moert_wire_results(moert_layer *layer, const moert_window *out, bool forward,
+                                moert_gemm *product) {
+    moert_buffer **rows = forward ? &product->y : &product->x;
+    size_t *stride = forward ? &product->ldy : &product->ldx;
     *rows = moert_window_rows(out);
     *stride = moert_window_stride(out);
     if (layer->options.combine == MOERT_COMBINE_F32)
         return MOERT_OK;
     *stride *= CODES;
+    const bool biased = forward && layer->options.expert_biases; /* added to the results */
+    if (!biased && moert_precision_rounds(layer, product)) {
+        product->result = MOERT_NUMBER_BF16;
+        return MOERT_OK;
+    }
     return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
                               rows);
 }
 
-moert_status moert_wire_return(moert_layer *layer, const moert_window *out) {
+moert_status moert_wire_return(moert_layer *layer, const moert_window *out,
+                               const moert_gemm *product) {
     const size_t codes = layer->plan->plan->rows * moert_window_stride(out) * CODES;
-    if (layer->options.combine == MOERT_COMBINE_F32)
+    if (layer->options.combine == MOERT_COMBINE_F32 || product->result == MOERT_NUMBER_BF16)
         return MOERT_OK;
     return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
                                         codes, layer->mesh->scratch[MOERT_SCRATCH_DENSE],

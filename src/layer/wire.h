@@ -30,11 +30,15 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
 
 /* The window from which the experts' results go back. Collective when it is new. */
 moert_status moert_wire_out(moert_layer *layer, moert_window **out);
-/* Where the results [M,H] are to be made, `*stride` floats apart: in that window, or a scratch
- * buffer until the next unpack, with the window's gaps. */
-moert_status moert_wire_results(moert_layer *layer, const moert_window *out, moert_buffer **rows,
-                                size_t *stride);
+/*
+ * Where a product is to make its results [M,H]: y of a forward one, else x. In that window, if need
+ * be rounded; or, where products do not round, in a scratch buffer until the next unpack, with the
+ * window's gaps.
+ */
+moert_status moert_wire_results(moert_layer *layer, const moert_window *out, bool forward,
+                                moert_gemm *product);
 /* They are made: rounds them into the window if they are elsewhere. */
-moert_status moert_wire_return(moert_layer *layer, const moert_window *out);
+moert_status moert_wire_return(moert_layer *layer, const moert_window *out,
+                               const moert_gemm *product);
 
 #endif

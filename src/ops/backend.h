@@ -50,6 +50,8 @@ typedef struct moert_packing {
     size_t pays_at; /* the product since a change of the weight that makes it */
     bool any_use;   /* it serves all uses of the weight */
     bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
+    /* Whether products by it can round results to bf16, whose strides are given; NULL: none can. */
+    bool (*rounds)(const moert_gemm *gemm);
 } moert_packing;
 extern const moert_packing moert_portable_packing, moert_nvidia_packing;
 

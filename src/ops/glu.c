@@ -93,6 +93,9 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
                           full.gemm.n, full.gemm.ldy);
     if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
+    if (full.gemm.result != MOERT_NUMBER_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU takes float32 results, not type %d",
+                          (int)full.gemm.result);
     if (full.gemm.groups.count == 0 || full.glu.rows == full.glu.first_row)
         return MOERT_OK;
     tell_fused(&full);

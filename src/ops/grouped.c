@@ -143,6 +143,11 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
 /* What an operation takes; the row factors may be of a smaller type. */
 enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, FACTOR_X = 8, FACTOR_Y = 16 };
 
+/* The bytes of a number of a row matrix, which is a factor or the result. */
+static size_t number_bytes(const moert_gemm *gemm, bool factor) {
+    return moert_number_bits(factor ? gemm->type : gemm->result) / 8;
+}
+
 static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     int narrow;
     MOERT_TRY(moert_to_int(gemm->groups.rows, "rows of a grouped GEMM", &narrow));
@@ -189,15 +194,14 @@ static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gem
     full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     MOERT_TRY(check_shape(full, needs));
     const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
-    const size_t bytes = moert_number_bits(gemm->type) / 8;
     MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
     if (gemm->groups.ends != NULL)
         MOERT_TRY(moert_backend_check(moert_buffer_device(gemm->groups.ends)));
     MOERT_TRY(moert_check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy,
-                                 (needs & FACTOR_Y) != 0 ? bytes : sizeof(float)));
+                                 number_bytes(gemm, (needs & FACTOR_Y) != 0)));
     if ((needs & NEEDS_X) != 0)
         MOERT_TRY(moert_check_buffer("x", gemm->x, rows, gemm->k, full->ldx,
-                                     (needs & FACTOR_X) != 0 ? bytes : sizeof(float)));
+                                     number_bytes(gemm, (needs & FACTOR_X) != 0)));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", gemm->weight, weights * gemm->n, gemm->k, gemm->k));
     if ((needs & NEEDS_BIAS) != 0)
@@ -212,8 +216,8 @@ static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factor
     const double n = (double)gemm->n, k = (double)gemm->k;
     const double factor = (double)moert_number_bits(gemm->type) / 8.0;
     const double weight = gemm->packed != NULL ? factor : sizeof(float);
-    const double x = factors & FACTOR_X ? factor : sizeof(float);
-    const double y = factors & FACTOR_Y ? factor : sizeof(float);
+    const double x = (double)number_bytes(gemm, (factors & FACTOR_X) != 0);
+    const double y = (double)number_bytes(gemm, (factors & FACTOR_Y) != 0);
     moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm", 2.0 * m * n * k,
                        x * m * k + y * m * n + weight * (double)weights * n * k);
 }
@@ -264,11 +268,40 @@ static const moert_backend *backend_of(const moert_gemm *gemm) {
     return moert_backend_get(moert_buffer_device(gemm->groups.ends));
 }
 
+/* Strides as check_gemm fills them in. */
+static bool rounds(const moert_packing *packing, const moert_gemm *full) {
+    return packing != NULL && packing->rounds != NULL && full->result == MOERT_NUMBER_BF16 &&
+           packing->rounds(full);
+}
+
+bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
+    const moert_packed_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PACKED_FORWARD,
+                                      gemm->type};
+    moert_gemm full = *gemm;
+    full.result = MOERT_NUMBER_BF16;
+    full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
+    full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    return rounds(moert_backend_get(device)->packing, &full) &&
+           moert_packed_need(device, &shape) > 0;
+}
+
+/* That a result of another type is one that can be had. */
+static moert_status check_result(const moert_gemm *full) {
+    if (full->result == MOERT_NUMBER_F32)
+        return MOERT_OK;
+    if (full->accumulate || full->packed == NULL || !rounds(full->packed->packing, full))
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "results of type %d: the %s backend rounds none of this product",
+                          (int)full->result, backend_of(full)->name);
+    return MOERT_OK;
+}
+
 moert_status moert_gemm_forward(const moert_gemm *gemm) {
     moert_gemm full;
     MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
     if (!has_rows(gemm))
         return MOERT_OK;
+    MOERT_TRY(check_result(&full));
     MOERT_TRY(backend_of(gemm)->gemm_forward(&full));
     return MOERT_OK;
 }
@@ -279,6 +312,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
     if (!has_rows(gemm))
         return MOERT_OK;
+    MOERT_TRY(check_result(&full));
     tell_product(gemm, weights_read(gemm), FACTOR_Y);
     MOERT_TRY(backend_of(gemm)->gemm_dgrad(&full));
     return MOERT_OK;

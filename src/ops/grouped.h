@@ -76,16 +76,18 @@ typedef struct moert_part {
 
 /*
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
- * dgrad x, wgrad weight; bias_grad bias) is float32; a weight that is a factor is float32 [G,N,K]
- * all the same and is rounded to bf16 by its packing, or on the fly. Products of two bf16 numbers
- * are exact in float32, so the chain of fma is that of the rounded values, but numbers below 2^-126
- * may be flushed to 0.
+ * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
+ * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
+ * on the fly. Products of two bf16 numbers are exact in float32, so the chain of fma is that of the
+ * rounded values, but numbers below 2^-126 may be flushed to 0.
  */
 typedef struct moert_gemm {
     moert_groups groups;
-    moert_part part;   /* forward, dgrad, without a shared weight: of the groups; zeros: all */
-    size_t n, k;       /* columns of y, columns of x */
-    moert_number type; /* of the row factors: F32 (0) or BF16 */
+    moert_part part;     /* forward, dgrad, without a shared weight: of the groups; zeros: all */
+    size_t n, k;         /* columns of y, columns of x */
+    moert_number type;   /* of the row factors: F32 (0) or BF16 */
+    moert_number result; /* forward, dgrad: of the result, F32 (0) or BF16, to which the
+                            float32 sums are rounded; strides are in numbers of it */
     const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad give one for each group all the same */
@@ -122,6 +124,11 @@ size_t moert_packings_bytes(const moert_packings *packings);
 size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
                            size_t products);
 void moert_packings_free(moert_packings *packings);
+
+/* Whether forward and dgrad of this shape on a device, by weights that are packed, can round their
+ * results to BF16: to nearest even, as a cast of the float32 results would. Else such products are
+ * ERROR_UNSUPPORTED. Buffers are not looked at. */
+bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
 
 /* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
 moert_status moert_gemm_forward(const moert_gemm *gemm);

@@ -162,7 +162,7 @@ static void add_rest(const moert_nvidia_product *p, call *to) {
 static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *device,
                               const char *spec) {
     const struct orientation *how = &orientations[p->kind];
-    const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
+    const moert_grid grid = {moert_device_units(device), 1, 1};
     const moert_nvidia_rows result = result_of(p);
     moert_tensor_map map_a, map_b, old = {{0}};
     call to = {.count = 0};

@@ -63,20 +63,28 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
                                              .target = packed->panels});
 }
 
-const moert_packing moert_nvidia_packing = {
-    .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
-
-/* ---- products ---- */
-
-/* Whether the kernel can do it; `groups` of ends are in use, and the weight is a factor or not. */
-static bool suits(const moert_gemm *gemm, size_t groups, bool weight) {
-    return gemm->type == MOERT_NUMBER_BF16 && gemm->groups.rows > 0 &&
-           groups <= MOERT_NVIDIA_MOST_GROUPS && (!weight || gemm->packed != NULL) &&
+/* Whether the kernel can do it; `groups` of ends are in use. */
+static bool suits(const moert_gemm *gemm, size_t groups) {
+    return gemm->type == MOERT_NUMBER_BF16 && groups <= MOERT_NVIDIA_MOST_GROUPS &&
            (gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column) % GRAIN == 0;
 }
 
+/* By a weight that is packed. */
+static bool suits_packed(const moert_gemm *gemm) {
+    return suits(gemm, gemm->shared_weight ? 1 : gemm->groups.count);
+}
+
+const moert_packing moert_nvidia_packing = {.plan = plan,
+                                            .fill = fill,
+                                            .pays_at = 1,
+                                            .any_use = true,
+                                            .in_order = true,
+                                            .rounds = suits_packed};
+
+/* ---- products ---- */
+
 static bool suits_rows(const moert_gemm *gemm) {
-    return suits(gemm, gemm->shared_weight ? 1 : gemm->groups.count, true);
+    return gemm->groups.rows > 0 && gemm->packed != NULL && suits_packed(gemm);
 }
 
 /* For the portable backend, which knows other packings. */
@@ -97,8 +105,8 @@ static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kin
         .shared = gemm->shared_weight,
         .n = gemm->n,
         .k = gemm->k,
-        .x = {gemm->x, gemm->ldx, 0, dgrad ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16},
-        .y = {gemm->y, gemm->ldy, gemm->y_column, forward ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16},
+        .x = {gemm->x, gemm->ldx, 0, dgrad ? gemm->result : MOERT_NUMBER_BF16},
+        .y = {gemm->y, gemm->ldy, gemm->y_column, forward ? gemm->result : MOERT_NUMBER_BF16},
         .weight = forward || dgrad ? gemm->packed->panels : gemm->weight,
         .weight_type = MOERT_NUMBER_F32,
         .accumulate = gemm->accumulate && !forward,
@@ -124,7 +132,7 @@ moert_status moert_nvidia_gemm_dgrad(const moert_gemm *gemm) {
 }
 
 moert_status moert_nvidia_gemm_wgrad(const moert_gemm *gemm) {
-    if (!suits(gemm, gemm->groups.count, false))
+    if (gemm->groups.rows == 0 || !suits(gemm, gemm->groups.count))
         return moert_portable_gemm_wgrad(gemm);
     const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_WGRAD);
     return moert_nvidia_run(&p);

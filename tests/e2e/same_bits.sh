@@ -60,11 +60,11 @@ losses_near() { # NAME NAME: every step's losses within 1e-5
 }
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
-MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
+MOERT_SYNC=device MOERT_OVERLAP=on part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
 part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
-part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
+MOERT_ONCE=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do

@@ -113,8 +113,8 @@ static moert_part part_of(const problem *p, size_t first) {
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
-    const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : MOERT_NUMBER_F32;
-    const moert_number y_type = op != FORWARD ? by->type : MOERT_NUMBER_F32;
+    const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
+    const moert_number y_type = op != FORWARD ? by->type : by->result;
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
     moert_gemm gemm = {
@@ -122,6 +122,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         .n = p->n,
         .k = p->k,
         .type = by->type,
+        .result = op <= DGRAD ? by->result : MOERT_NUMBER_F32,
         .shared_weight = p->shared,
         .accumulate = p->accumulate && op != FORWARD,
         .x = upload_codes(a->x, a->x_count, x_type),

@@ -26,8 +26,9 @@ typedef struct way {
     const char *name, *backend;
     moert_number type;
     bool packed;
-    bool widened; /* bf16 without the CPU's own instruction */
-    bool parts;   /* forward, dgrad and gated: two groups after the other */
+    bool widened;        /* bf16 without the CPU's own instruction */
+    bool parts;          /* forward, dgrad and gated: two groups after the other */
+    moert_number result; /* of forward and dgrad */
 } way;
 
 /* All ways; those of a type begin with the reference, and its next is the plain portable one. */

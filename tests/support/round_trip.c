@@ -295,6 +295,22 @@ static moert_status check_waves(trip *t) {
     return MOERT_OK;
 }
 
+/* The rest of a combine beside other work: first slots, then, once joined, rows are there. */
+static moert_status combine_beside(const shape *c, trip *t) {
+    const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
+    MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));
+    MOERT_TRY(moert_exchange_combine_beside(t->exchange, true));
+    MOERT_TRY(moert_exchange_combine_beside(t->exchange, false));
+    for (int i = 0; i < 3; i++)
+        MOERT_TRY(moert_buffer_clear(moert_window_rows(t->x), 0, x_bytes));
+    MOERT_TRY(moert_exchange_combine_finish(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target,
+                                            t->slot_y, t->slot_target));
+    MOERT_TRY(check_slot_target(c, t));
+    MOERT_TRY(moert_exchange_combine_join(t->exchange));
+    MOERT_TRY(check_target(c, t, 0));
+    return verdict(c, t, "waves");
+}
+
 /* The plain sums once more, by way of a dispatch and a combine that are under way together: rows of
  * a wave are made when they have come, and sent before the next are looked at. */
 static moert_status run_waves(const shape *c, trip *t) {
@@ -311,12 +327,9 @@ static moert_status run_waves(const shape *c, trip *t) {
                                     size));
         MOERT_TRY(
             moert_buffer_write(moert_window_rows(t->y), first, rows + first / sizeof *rows, size));
-        MOERT_TRY(moert_exchange_combine_send(t->exchange, t->plan, t->y, NULL, w));
+        MOERT_TRY(moert_exchange_combine_send(t->exchange, t->plan, t->y, t->slot_y, w));
     }
-    MOERT_TRY(moert_exchange_combine_finish(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target,
-                                            NULL, NULL));
-    MOERT_TRY(check_target(c, t, 0));
-    return verdict(c, t, "waves");
+    return combine_beside(c, t);
 }
 
 moert_status trip_run(const shape *c, trip *t) {

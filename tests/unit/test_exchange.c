@@ -39,12 +39,13 @@ static const shape shapes[] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-/* What is tested: an engine, who waits for the other ranks, and (node) how many ranks count as a
- * host. */
+/* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
+ * and (window) whether rows go to each rank once and combines run beside other work. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
+    const char *once, *overlap;
 } setup;
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
@@ -76,10 +77,13 @@ static moert_exchange *open_exchange(void **state) {
     moert_exchange *exchange;
     set_variable("MOERT_SYNC", tested->sync);
     set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
+    set_variable("MOERT_ONCE", tested->once);
+    set_variable("MOERT_OVERLAP", tested->overlap);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
     set_variable("MOERT_TIMEOUT_S", NULL);
+    set_variable("MOERT_ONCE", NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     return exchange;
@@ -254,6 +258,129 @@ static void test_exchange_dispatches_any_bits(void **state) {
     trip_free_buffers(&t);
     trip_free_windows(&t);
     moert_exchange_destroy(exchange);
+}
+
+/* ---- rows that go to each rank once ---- */
+
+static const uint32_t POISON = 0xFFC0DEAD;
+
+/* Slots of this rank's tokens that get a row of their own, by brute force: all of its own experts,
+ * one of each other rank's. */
+static size_t count_stored(const int32_t *index, size_t tokens, size_t topk, size_t experts) {
+    size_t stored = 0;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t owner = 0; owner < test_ranks; owner++) {
+            size_t slots = 0;
+            for (size_t k = 0; k < topk; k++) {
+                const int32_t e = index[t * topk + k];
+                slots += e >= 0 && moert_plan_owner(experts, test_ranks, (size_t)e) == owner;
+            }
+            stored += owner == test_rank || slots == 0 ? slots : 1;
+        }
+    return stored;
+}
+
+static size_t sum_over_ranks(size_t mine) {
+    size_t all[MAX_RANKS], sum = 0;
+    ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
+    for (size_t r = 0; r < test_ranks; r++)
+        sum += all[r];
+    return sum;
+}
+
+/* Floats of this rank's rows that nobody has written. */
+static size_t count_poison(const trip *t) {
+    const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
+    size_t count = 0;
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->x), 0, t->host, floats * 4));
+    for (size_t i = 0; i < floats; i++)
+        count += ((const uint32_t *)(const void *)t->host)[i] == POISON;
+    return count;
+}
+
+static void test_a_row_goes_to_each_rank_once(void **state) {
+    const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
+    moert_exchange *exchange = open_exchange(state);
+    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
+    int32_t *index = test_alloc((slots + 1) * sizeof *index);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    for (size_t i = 0; i < rows * stride; i++)
+        memcpy(&t.host[i], &POISON, sizeof POISON);
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
+    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
+    moert_status status = moert_kernel_dispatch_once(exchange, &move);
+    ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
+    const size_t missing = count_poison(&t);
+    ASSERT_ON_ALL(missing % stride == 0);
+    const size_t stored = sum_over_ranks(rows - missing / stride);
+    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(index, tokens, c.topk, c.experts)));
+    ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_ON_ALL(count_poison(&t) == 0);
+    free(index);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* Words of a dispatch that has not come: no row is read outside of the window. */
+static void test_a_word_that_is_no_row_is_left_alone(void **state) {
+    const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
+    moert_exchange *exchange = open_exchange(state);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    uint32_t *words = test_alloc((rows + 1) * sizeof *words);
+    for (size_t r = 0; r < rows; r++)
+        words[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), t.x->capacity_rows * stride * 4,
+                                        words, rows * sizeof *words));
+    for (size_t i = 0; i < rows * stride; i++)
+        memcpy(&t.host[i], &POISON, sizeof POISON);
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_ON_ALL(count_poison(&t) == rows * stride);
+    free(words);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* Ranks that are told different things still agree. */
+static void test_ranks_agree_on_how_often_a_row_goes(void **state) {
+    const shape c = {"told otherwise", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 24};
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    trip t;
+    mixed.once = test_rank == test_ranks - 1 ? "off" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+static void test_a_row_goes_once_where_that_saves_much(void **state) {
+    (void)state;
+    static const struct {
+        size_t ranks, tokens, topk, row_bytes; /* tokens of a rank */
+        bool saves;
+    } cases[] = {{4, 8192, 8, 4096, true},   {2, 8192, 8, 4096, true},  {4, 8192, 8, 14336, true},
+                 {4, 128, 8, 4096, false},   {4, 8192, 1, 4096, false}, {4, 8192, 2, 4096, false},
+                 {64, 8192, 8, 4096, false}, {1, 8192, 8, 4096, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t slots = cases[i].ranks * cases[i].tokens * cases[i].topk;
+        const moert_plan plan = {
+            .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
+        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes), cases[i].saves);
+    }
 }
 
 /* ---- plans ---- */
@@ -567,18 +694,28 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     ASSERT_ON_ALL(strcmp(node->reason, "the ranks are on one host") == 0);
 }
 
-/* X(name): the tests that every engine passes. */
-#define ENGINE_TESTS(X)                                                                            \
+/* X(name): the tests that every engine passes, those of how rows come first. */
+#define ROW_TESTS(X)                                                                               \
     X(test_exchange_moves_rows_exactly)                                                            \
     X(test_exchange_sums_rows_of_codes_exactly)                                                    \
     X(test_exchange_grows_its_windows)                                                             \
     X(test_exchange_repeats_with_changing_payload)                                                 \
-    X(test_exchange_dispatches_any_bits)                                                           \
+    X(test_exchange_dispatches_any_bits)
+#define ENGINE_TESTS(X)                                                                            \
+    ROW_TESTS(X)                                                                                   \
     X(test_the_device_places_slots_as_the_host_does)                                               \
     X(test_a_plan_is_made_in_two_calls)                                                            \
     X(test_exchange_in_waves_moves_rows_exactly)                                                   \
     X(test_exchange_fails_alike_in_the_middle_of_its_waves)                                        \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
+
+/* And those of windows to whose ranks rows go once. */
+#define ONCE_TESTS(X)                                                                              \
+    ROW_TESTS(X)                                                                                   \
+    X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)                                     \
+    X(test_a_row_goes_to_each_rank_once)                                                           \
+    X(test_a_word_that_is_no_row_is_left_alone)                                                    \
+    X(test_ranks_agree_on_how_often_a_row_goes)
 
 /* And those of the node exchange. */
 #define NODE_TESTS(X)                                                                              \
@@ -590,30 +727,39 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
     X(test_hosts_of_several_ranks_take_the_node_exchange)
 
-static setup local = {MOERT_EXCHANGE_LOCAL, NULL, NULL, 0},
-             window = {MOERT_EXCHANGE_WINDOW, "host", NULL, 0},
-             devices = {MOERT_EXCHANGE_WINDOW, "device", NULL, 0},
-             impatient = {MOERT_EXCHANGE_WINDOW, "device", "2", 0},
-             staged = {MOERT_EXCHANGE_STAGED, NULL, NULL, 0},
-             nodes_of_1 = {MOERT_EXCHANGE_NODE, NULL, NULL, 1},
-             nodes_of_2 = {MOERT_EXCHANGE_NODE, NULL, NULL, 2},
-             nodes_of_3 = {MOERT_EXCHANGE_NODE, NULL, NULL, 3};
+static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
+             window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
+             devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .overlap = "on"},
+             once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on"},
+             impatient = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .timeout_s = "2"},
+             impatient_once = {.engine = MOERT_EXCHANGE_WINDOW,
+                               .sync = "device",
+                               .timeout_s = "2",
+                               .once = "on"},
+             staged = {.engine = MOERT_EXCHANGE_STAGED},
+             nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
+             nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
+             nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
 
 #define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &local},
 #define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
 #define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &devices},
+#define ONCE_ROW(test)    {#test "[window, rows once]", test, NULL, NULL, &once},
 #define STAGED_ROW(test)  {#test "[staged]", test, NULL, NULL, &staged},
 #define NODE_1_ROW(test)  {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
 #define NODE_2_ROW(test)  {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
 #define NODE_3_ROW(test)  {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
 
 static const struct CMUnitTest tests[] = {
-    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW)
+    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ONCE_TESTS(ONCE_ROW)
         ENGINE_TESTS(STAGED_ROW) NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(
             NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
                         test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+    {"test_exchange_names_a_late_device_and_stays_usable[rows once]",
+     test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient_once},
     WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
         cmocka_unit_test(test_exchange_chooses_the_best_engine),
+    cmocka_unit_test(test_a_row_goes_once_where_that_saves_much),
     cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
 };
 enum { TESTS = sizeof tests / sizeof tests[0] };

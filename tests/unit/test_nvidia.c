@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "support/gemm.h"
 
-static const way nvidia = {"nvidia", "auto", MOERT_NUMBER_BF16, true, false, false};
+static const way nvidia = {"nvidia", "auto", MOERT_NUMBER_BF16, true,
+                           false,    false,  MOERT_NUMBER_F32};
 
 /* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
  * and rows past the end; strides, places in y, one weight for all; the last three are not aligned
@@ -94,6 +96,88 @@ static void test_products_of_random_numbers_are_within_their_rounding(void **sta
             free_arrays(&want);
             free_arrays(&sizes);
         }
+}
+
+/* ---- results of bf16 ---- */
+
+/* codes[i], as numbers, are floats[i] rounded. */
+static void compare_rounded(const char *title, const float *codes, const float *floats,
+                            size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const float want = moert_number_decode(MOERT_NUMBER_BF16,
+                                               moert_number_encode(MOERT_NUMBER_BF16, floats[i]));
+        if (isnan(want) ? !isnan(codes[i])
+                        : moert_number_bits_of(codes[i]) != moert_number_bits_of(want))
+            fail_msg("%s: code %zu is of %.9g, not of %.9g", title, i, (double)codes[i],
+                     (double)want);
+    }
+}
+
+/* Whether a product can round its results. */
+static bool can_round(const problem *p) {
+    const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
+                             .n = p->n,
+                             .k = p->k,
+                             .type = MOERT_NUMBER_BF16,
+                             .shared_weight = p->shared,
+                             .ldx = p->k + p->pad_x,
+                             .ldy = p->y_column + p->n + p->pad_y,
+                             .y_column = p->y_column};
+    set_variable("MOERT_BACKEND", NULL);
+    return moert_gemm_rounds(test_device, &like);
+}
+
+static void check_rounded(const problem *p, operation op) {
+    way rounded = nvidia;
+    rounded.result = MOERT_NUMBER_BF16;
+    char title[64];
+    arrays got = make_arrays(p, false), want = make_arrays(p, false);
+    run_gemm(p, op, &rounded, &got);
+    run_gemm(p, op, &nvidia, &want);
+    snprintf(title, sizeof title, "%s of n %zu, k %zu", operation_names[op], p->n, p->k);
+    if (op == FORWARD)
+        compare_rounded(title, got.y, want.y, want.y_count);
+    else
+        compare_rounded(title, got.x, want.x, want.x_count);
+    free_arrays(&got);
+    free_arrays(&want);
+}
+
+static void test_rounded_results_are_casts_of_the_float32_ones(void **state) {
+    enum { UNALIGNED = 3 };
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i];
+        p.accumulate = false;
+        if (!can_round(&p))
+            continue;
+        able++;
+        check_rounded(&p, FORWARD);
+        check_rounded(&p, DGRAD);
+    }
+    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+}
+
+static void test_results_that_are_not_rounded_are_refused(void **state) {
+    enum { N = 12, ROWS = 2 }; /* not aligned */
+    const uint32_t end = ROWS;
+    const float zeros[N * N] = {0};
+    (void)state;
+    set_variable("MOERT_BACKEND", NULL);
+    moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
+    const moert_gemm gemm = {.groups = {ends, 1, ROWS},
+                             .n = N,
+                             .k = N,
+                             .type = MOERT_NUMBER_BF16,
+                             .result = MOERT_NUMBER_BF16,
+                             .x = values,
+                             .weight = values,
+                             .y = values};
+    ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "results of type");
+    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "results of type");
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(values);
 }
 
 /* ---- GLU ---- */
@@ -253,6 +337,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_of_small_integers_are_exact),
         cmocka_unit_test(test_products_of_random_numbers_are_within_their_rounding),
+        cmocka_unit_test(test_rounded_results_are_casts_of_the_float32_ones),
+        cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
         cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
         cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
         cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),

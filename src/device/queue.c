@@ -1,0 +1,122 @@
+/* The two queues of a device, and marks in them. */
+#include <stdlib.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "device/internal.h"
+#include "device/staging.h"
+
+/* ---- the second queue ---- */
+
+bool moert_device_has_aside(const moert_device *device) {
+    const unsigned overlap = moert_config_get()->overlap;
+    return !device->adopted && device->recording == NULL && !moert_profile_adds_up(device) &&
+           overlap != MOERT_OVERLAP_OFF && (device->info.is_gpu || overlap == MOERT_OVERLAP_ON);
+}
+
+/* Whose events know their times if those of the first do. */
+static moert_status make_other(moert_device *device) {
+    cl_command_queue_properties there = 0;
+    cl_int code;
+    MOERT_CL(device,
+             clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
+    const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, there, 0};
+    device->other =
+        clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
+    return code == CL_SUCCESS ? MOERT_OK
+                              : MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+}
+
+moert_status moert_device_turn(moert_device *device, bool aside) {
+    if (device->aside == aside || (aside && !moert_device_has_aside(device)))
+        return MOERT_OK;
+    if (device->other == NULL)
+        MOERT_TRY(make_other(device));
+    const cl_command_queue before = device->queue;
+    device->queue = device->other;
+    device->other = before;
+    device->aside = aside;
+    device->both_used = true;
+    return MOERT_OK;
+}
+
+cl_int moert_queue_finish(moert_device *device) {
+    const cl_int code = clFinish(device->queue);
+    const cl_int other = device->both_used ? clFinish(device->other) : CL_SUCCESS;
+    device->both_used = device->aside;
+    return code != CL_SUCCESS ? code : other;
+}
+
+void moert_queue_release_other(moert_device *device) {
+    if (device->other != NULL)
+        clReleaseCommandQueue(device->other);
+    device->other = NULL;
+}
+
+moert_status moert_device_finish(moert_device *device) {
+    MOERT_CL(device, moert_queue_finish(device));
+    return MOERT_OK;
+}
+
+moert_status moert_device_flush(moert_device *device) {
+    MOERT_CL(device, clFlush(device->queue));
+    return MOERT_OK;
+}
+
+void moert_device_spare(moert_device *device, unsigned units) {
+    const unsigned all = device->info.compute_units;
+    device->spared_units = units < all ? units : all - 1;
+}
+
+unsigned moert_device_units(const moert_device *device) {
+    return device->info.compute_units - device->spared_units;
+}
+
+/* ---- marks ---- */
+
+struct moert_mark {
+    moert_device *device;
+    cl_event event;
+};
+
+moert_status moert_mark_set(moert_device *device, moert_mark **mark) {
+    moert_mark *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->event);
+    if (code == CL_SUCCESS)
+        code = clFlush(device->queue);
+    if (code != CL_SUCCESS) {
+        moert_mark_free(made);
+        return MOERT_CL_FAIL(device, code, "clEnqueueMarkerWithWaitList");
+    }
+    *mark = made;
+    return MOERT_OK;
+}
+
+moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
+    cl_int state;
+    MOERT_CL(mark->device, clGetEventInfo(mark->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
+                                          sizeof state, &state, NULL));
+    *passed = state <= CL_COMPLETE;
+    return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
+}
+
+moert_status moert_mark_follow(const moert_mark *mark) {
+    MOERT_CL(mark->device,
+             clEnqueueBarrierWithWaitList(mark->device->queue, 1, &mark->event, NULL));
+    return MOERT_OK;
+}
+
+moert_status moert_mark_wait(const moert_mark *mark) {
+    MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
+    return MOERT_OK;
+}
+
+void moert_mark_free(moert_mark *mark) {
+    if (mark == NULL)
+        return;
+    if (mark->event != NULL)
+        clReleaseEvent(mark->event);
+    free(mark);
+}
