@@ -70,10 +70,11 @@ $(BUILD)/%.o: %.c | $(BUILD)/packages
 
 $(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
 
-# holds the commit, and is written anew only when that has changed
+# holds the commit, of $COMMIT or git, and is written anew only when that has changed; a copy without either keeps what it has
 $(BUILD)/commit.h: FORCE
-	$(Q)mkdir -p $(@D) && printf '#define MOERT_COMMIT "%s"\n' "$$(git describe --always --dirty 2>/dev/null || echo unknown)" > $@.new && \
-		if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null)}; [ -z "$$commit" ] && [ -e $@ ] || \
+		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
+		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 COMMITTED := $(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o $(BUILD)/src/tools/moert-preflight.o
 $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h

@@ -15,6 +15,8 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/parallel.h"
+#include "base/rng.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "device/profile.h"
@@ -78,6 +80,54 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
+/* weight[count] of `elements` each = normals, the same ones turned by another step for each expert:
+ * the device makes those of large models far sooner than the host draws them. */
+static moert_status make_weights(moert_buffer *weight, size_t first, size_t count,
+                                 size_t elements) {
+    enum { TURN = 6151 };
+    const size_t size = sizeof(float), bytes = elements * size;
+    moert_buffer *drawn = NULL;
+    float *values;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, elements));
+    moert_rng_normals(seed, elements, 0, 0.02, values, elements);
+    MOERT_TRY_OR(release, moert_buffer_create(moert_buffer_device(weight), bytes, &drawn));
+    MOERT_TRY_OR(release, moert_buffer_write(drawn, 0, values, bytes));
+    for (size_t i = 0; i < count; i++) {
+        const size_t turn = (first + i) * TURN % elements * size;
+        MOERT_TRY_OR(release, moert_buffer_copy(drawn, turn, weight, i * bytes, bytes - turn));
+        MOERT_TRY_OR(release, moert_buffer_copy(drawn, 0, weight, i * bytes + bytes - turn, turn));
+    }
+release:
+    moert_buffer_destroy(drawn);
+    free(values);
+    return status;
+}
+
+static moert_status make_layer(bench *b) {
+    moert_layer *layer = b->layer;
+    const size_t first = moert_layer_first_expert(layer), local = moert_layer_local_experts(layer);
+    moert_layer_weights_changed(layer);
+    MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_ROUTER), 0, 1, experts * hidden));
+    MOERT_TRY(make_weights(moert_layer_weight(layer, MOERT_LAYER_W1), first, local,
+                           2 * intermediate * hidden));
+    return make_weights(moert_layer_weight(layer, MOERT_LAYER_W2), first, local,
+                        intermediate * hidden);
+}
+
+/* Rows of this rank's tokens. */
+typedef struct rows {
+    uint64_t seed;
+    size_t first_token;
+    float *values; /* [T,H] */
+} rows;
+
+static void draw_rows(void *context, size_t first, size_t end) {
+    const rows *r = context;
+    for (size_t i = first * hidden; i < end * hidden; i++)
+        r->values[i] = bench_number(r->seed, r->first_token + i / hidden, i % hidden);
+}
+
 static moert_status make_rows(bench *b) {
     const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
     for (int i = 0; i < 2; i++)
@@ -85,9 +135,8 @@ static moert_status make_rows(bench *b) {
     for (int i = 0; i < BUFFERS; i++)
         MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[i]));
     for (int i = 0; i < 2; i++) { /* x and dy */
-        for (size_t j = 0; j < count; j++)
-            b->host[i][j] =
-                bench_number(seed + (unsigned)i, rank * tokens + j / hidden, j % hidden);
+        rows drawn = {seed + (unsigned)i, rank * tokens, b->host[i]};
+        moert_parallel(tokens, 1, draw_rows, &drawn);
         MOERT_TRY(moert_buffer_write(b->buffer[i], 0, b->host[i], count * sizeof(float)));
     }
     return MOERT_OK;
@@ -123,7 +172,7 @@ static moert_status prepare(bench *b) {
     MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, ranks));
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
-    moert_status status = moert_layer_initialize(b->layer, seed, 0.02);
+    moert_status status = make_layer(b);
     if (status == MOERT_OK)
         status = make_rows(b);
     if (status == MOERT_OK)

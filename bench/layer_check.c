@@ -3,8 +3,10 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "device/device.h"
 #include "tokens.h"
 
@@ -34,6 +36,45 @@ typedef struct check {
     double *mine, *all;            /* [samples,stride]; of every rank */
 } check;
 
+/* ---- products ---- */
+
+/* to[rows] = m[rows,columns] x, or to[columns] += m^T x. */
+typedef struct product {
+    double *to;
+    const float *m;
+    const double *x;
+    size_t rows, columns;
+} product;
+
+static void multiply_rows(void *context, size_t first, size_t end) {
+    const product *p = context;
+    for (size_t r = first; r < end; r++) {
+        double sum = 0.0;
+        for (size_t i = 0; i < p->columns; i++)
+            sum += (double)p->m[r * p->columns + i] * p->x[i];
+        p->to[r] = sum;
+    }
+}
+
+static void add_columns(void *context, size_t first, size_t end) {
+    const product *p = context;
+    for (size_t r = 0; r < p->rows; r++)
+        for (size_t i = first; i < end; i++)
+            p->to[i] += (double)p->m[r * p->columns + i] * p->x[r];
+}
+
+enum { WORTH = 1 << 18 }; /* products of a thread */
+
+static void multiply(double *to, const float *m, const double *x, size_t rows, size_t columns) {
+    product p = {to, m, x, rows, columns};
+    moert_parallel(rows, WORTH / columns, multiply_rows, &p);
+}
+
+static void add_turned(double *to, const float *m, const double *x, size_t rows, size_t columns) {
+    product p = {to, m, x, rows, columns};
+    moert_parallel(columns, WORTH / rows, add_columns, &p);
+}
+
 /* ---- routing ---- */
 
 static int descending(const void *a, const void *b) {
@@ -44,14 +85,11 @@ static int descending(const void *a, const void *b) {
 /* Routes a token; false if the choice hangs on rounding. */
 static bool route(check *k, sample *s) {
     const bench_layer_case *c = k->c;
-    double sum = 0.0, *sorted = k->out; /* of at least E numbers */
-    for (size_t e = 0; e < c->experts; e++) {
-        k->logits[e] = 0.0;
-        for (size_t i = 0; i < c->hidden; i++)
-            k->logits[e] +=
-                (double)k->router[e * c->hidden + i] * (double)bench_number(c->seed, s->token, i);
-        sorted[e] = k->logits[e];
-    }
+    double sum = 0.0, *x = k->out, *sorted = k->out; /* of at least E and H numbers */
+    for (size_t i = 0; i < c->hidden; i++)
+        x[i] = (double)bench_number(c->seed, s->token, i);
+    multiply(k->logits, k->router, x, c->experts, c->hidden);
+    memcpy(sorted, k->logits, c->experts * sizeof *sorted);
     qsort(sorted, c->experts, sizeof *sorted, descending);
     if (c->topk < c->experts && sorted[c->topk - 1] - sorted[c->topk] < MARGIN)
         return false;
@@ -86,20 +124,6 @@ static moert_status take_samples(check *k) {
 }
 
 /* ---- experts ---- */
-
-/* to[rows] = m[rows,columns] x, or += factor m^T x if turned. */
-static void multiply(double *to, const float *m, const double *x, size_t rows, size_t columns) {
-    for (size_t r = 0; r < rows; r++) {
-        to[r] = 0.0;
-        for (size_t i = 0; i < columns; i++)
-            to[r] += (double)m[r * columns + i] * x[i];
-    }
-}
-static void add_turned(double *to, const float *m, const double *x, size_t rows, size_t columns) {
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = 0; i < columns; i++)
-            to[i] += (double)m[r * columns + i] * x[r];
-}
 
 /* Adds a slot of a sample: out = w2 (silu(g) u) with g, u = w1 x, and its part of dx. */
 static void add_slot(check *k, const sample *s, size_t slot, parts p) {

@@ -2,10 +2,12 @@
 #include "payload.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/number.h"
+#include "base/parallel.h"
 #include "moert/plan.h"
 #include "tokens.h"
 
@@ -45,40 +47,92 @@ static uint32_t bits(const bench_payload *p, uint64_t token, size_t place) {
     return bench_word(p->seed, token, place);
 }
 
-void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows) {
-    const size_t width = bench_payload_width(p);
-    for (size_t i = 0; i < tokens * width; i++) {
-        const uint32_t word = bits(p, first + i / width, i % width);
-        memcpy(&rows[i], &word, sizeof word);
+enum { LEAST_ROWS = 16 }; /* of a thread */
+
+/* Rows to be made. */
+typedef struct filled {
+    const bench_payload *payload;
+    uint64_t first;
+    float *rows;
+} filled;
+
+static void fill(void *context, size_t begin, size_t end) {
+    const filled *f = context;
+    const size_t width = bench_payload_width(f->payload);
+    for (size_t i = begin * width; i < end * width; i++) {
+        const uint32_t word = bits(f->payload, f->first + i / width, i % width);
+        memcpy(&f->rows[i], &word, sizeof word);
     }
+}
+
+void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows) {
+    filled f = {p, first, rows};
+    moert_parallel(tokens, LEAST_ROWS, fill, &f);
+}
+
+/* Rows, or sums of slots, to be looked at. */
+typedef struct seen {
+    const bench_payload *payload;
+    const uint64_t *token_of;
+    const float *rows;
+    size_t stride;
+    uint64_t first; /* token of sums */
+    size_t topk;
+    const float *weight;
+    const uint32_t *slot_rank;
+    atomic_size_t wrong;
+} seen;
+
+static void look_at_rows(void *context, size_t begin, size_t end) {
+    seen *s = context;
+    const size_t width = bench_payload_width(s->payload);
+    size_t wrong = 0;
+    for (size_t r = begin; r < end; r++)
+        for (size_t i = 0; i < width; i++) {
+            const uint32_t word = bits(s->payload, s->token_of[r], i);
+            wrong += memcmp(&s->rows[r * s->stride + i], &word, sizeof word) != 0;
+        }
+    atomic_fetch_add(&s->wrong, wrong);
 }
 
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride) {
-    const size_t width = bench_payload_width(p);
+    seen s = {.payload = p, .token_of = token_of, .rows = rows, .stride = stride};
+    moert_parallel(count, LEAST_ROWS, look_at_rows, &s);
+    return atomic_load(&s.wrong);
+}
+
+/* Whether a number is not the sum of a token's slots with this value. */
+static bool is_wrong(const seen *s, size_t token, float x, float sum_seen) {
+    const bench_payload *p = s->payload;
+    float sum = 0.0f, magnitude = 0.0f;
+    for (size_t i = token * s->topk; i < (token + 1) * s->topk; i++)
+        if (s->slot_rank[i] != MOERT_PLAN_DROPPED) {
+            sum = fmaf(s->weight[i], x, sum);
+            magnitude += fabsf(s->weight[i] * x);
+        }
+    return p->slack > 0.0f ? !(fabsf(sum_seen - sum) <= p->slack * magnitude)
+                           : memcmp(&sum_seen, &sum, sizeof sum) != 0;
+}
+
+static void look_at_sums(void *context, size_t begin, size_t end) {
+    seen *s = context;
+    const size_t hidden = s->payload->hidden;
     size_t wrong = 0;
-    for (size_t i = 0; i < count * width; i++) {
-        const uint32_t word = bits(p, token_of[i / width], i % width);
-        wrong += memcmp(&rows[i / width * stride + i % width], &word, sizeof word) != 0;
-    }
-    return wrong;
+    for (size_t t = begin; t < end; t++)
+        for (size_t c = 0; c < hidden; c++)
+            wrong += is_wrong(s, t, number(s->payload, s->first + t, c), s->rows[t * hidden + c]);
+    atomic_fetch_add(&s->wrong, wrong);
 }
 
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, size_t tokens, size_t topk,
                                 const float *weight, const uint32_t *slot_rank, const float *sums) {
-    size_t wrong = 0;
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t c = 0; c < p->hidden; c++) {
-            const float x = number(p, first + t, c);
-            const float seen = sums[t * p->hidden + c];
-            float sum = 0.0f, magnitude = 0.0f;
-            for (size_t s = t * topk; s < (t + 1) * topk; s++)
-                if (slot_rank[s] != MOERT_PLAN_DROPPED) {
-                    sum = fmaf(weight[s], x, sum);
-                    magnitude += fabsf(weight[s] * x);
-                }
-            wrong += p->slack > 0.0f ? !(fabsf(seen - sum) <= p->slack * magnitude)
-                                     : memcmp(&seen, &sum, sizeof sum) != 0;
-        }
-    return wrong;
+    seen s = {.payload = p,
+              .rows = sums,
+              .first = first,
+              .topk = topk,
+              .weight = weight,
+              .slot_rank = slot_rank};
+    moert_parallel(tokens, LEAST_ROWS, look_at_sums, &s);
+    return atomic_load(&s.wrong);
 }

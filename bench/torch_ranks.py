@@ -1,4 +1,10 @@
-"""What torch_all_to_all.py and torch_moe_layer.py share: a process for each GPU, routing, times, rows."""
+#!/usr/bin/env python3
+"""What torch_all_to_all.py and torch_moe_layer.py share: a process for each GPU, routing, times, rows. By itself it runs cases of both
+in one set of processes, whose start takes longer than most cases.
+
+  torch_ranks.py --ranks R [--exchange T,H,SKEW...] [--model NAME...] [--json FILE]
+"""
+import argparse
 import json
 import os
 import statistics
@@ -71,3 +77,30 @@ def show(rank, rows, row, text):
     rows.append(row)
     if rank == 0:
         print(text, flush=True)
+
+
+def work_on_all(rank, ranks, options, rows):
+    import torch_all_to_all
+    import torch_moe_layer
+    for case in options.exchange:
+        tokens, hidden, skew = case.split(',')
+        torch_all_to_all.work(rank, ranks, argparse.Namespace(tokens=int(tokens), hidden=int(hidden), topk=options.topk, experts=options.experts,
+                                                              dtype='bf16', skew=skew), rows)
+        torch.cuda.empty_cache()
+    for name in options.model:
+        torch_moe_layer.work(rank, ranks, argparse.Namespace(model=[name], tokens=options.tokens), rows)
+        torch.cuda.empty_cache()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, standard in (('ranks', torch.cuda.device_count()), ('tokens', 8192), ('topk', 8), ('experts', 128)):
+        parser.add_argument('--' + name, type=int, default=standard)
+    parser.add_argument('--exchange', nargs='*', default=[])
+    parser.add_argument('--model', nargs='*', default=[])
+    parser.add_argument('--json')
+    run(work_on_all, parser.parse_args())
+
+
+if __name__ == '__main__':
+    main()

@@ -3,10 +3,12 @@
  *
  *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c; counts[E,c] = whether an index of the chunk
  *                 is outside -1..E-1, or one expert twice in a token
+ *   store_words   table[first + i] = words.word[i] for i < count: what the host tells travels as an argument, since a kernel
+ *                 waits longer for a copy before it than it runs
  *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them; and so for row E
  *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0, position) of the slot:
- *                 lane[e] = (rank, row, position, 0) of the first slot of expert e, and the others follow in the order of
- *                 their tokens; (DROPPED, DROPPED) for no expert
+ *                 table[first_lane + e] = (rank, row, position, 0) of the first slot of expert e, and the others follow in the
+ *                 order of their tokens; (DROPPED, DROPPED) for no expert
  *
  * A chunk is CHUNK tokens: a token has an expert once, so a word of bits says which tokens of a chunk have it, and the bits
  * below a token's are the slots before its own. Integers only; deterministic, in whatever order bits are set.
@@ -14,6 +16,17 @@
  */
 #define CHUNK   32
 #define DROPPED 0xffffffffu
+#define WORDS   640
+
+typedef struct words {
+    uint word[WORDS];
+} words;
+
+KERNEL void store_words(words from, uint count, global uint *restrict table, uint first)
+{
+    for (uint i = item_index(); i < count; i += MOERT_ITEMS)
+        table[first + i] = from.word[i];
+}
 
 /* The tokens of a chunk by expert. */
 static inline void mark_tokens(global const int *restrict index, uint first, uint tokens, uint topk, uint experts,
@@ -64,8 +77,8 @@ KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *
 }
 
 KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk, uint experts, uint chunks,
-                        global const uint *restrict before, global const uint4 *restrict lane,
-                        global uint2 *restrict destination, global uint2 *restrict packed, local uint *marks)
+                        global const uint *restrict before, global const uint4 *restrict table,
+                        uint first_lane, global uint2 *restrict destination, global uint2 *restrict packed, local uint *marks)
 {
     const uint chunk = get_group_id(0), first = chunk * CHUNK;
     mark_tokens(index, first, tokens, topk, experts, marks);
@@ -75,9 +88,10 @@ KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk
             const int expert = index[slot];
             uint2 to = DROPPED, from = DROPPED;
             if (expert >= 0) {
+                const uint4 lane = table[first_lane + (uint)expert];
                 const uint place = before[(ulong)expert * chunks + chunk] + popcount(marks[expert] & ((1u << i) - 1));
-                to = (uint2)(lane[expert].x, lane[expert].y + place);
-                from = (uint2)(0, lane[expert].z + place);
+                to = (uint2)(lane.x, lane.y + place);
+                from = (uint2)(0, lane.z + place);
             }
             destination[slot] = to;
             if (packed != 0)

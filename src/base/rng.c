@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "base/parallel.h"
+
 static uint32_t multiply(uint32_t a, uint32_t b, uint32_t *high) {
     uint64_t product = (uint64_t)a * b;
     *high = (uint32_t)(product >> 32);
@@ -42,6 +44,25 @@ double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index) {
     moert_random r = moert_rng_block(key, stream, index);
     double radius = sqrt(-2.0 * log(1.0 - unit(r.word[0], r.word[1])));
     return radius * cos(two_pi * unit(r.word[2], r.word[3]));
+}
+
+typedef struct normals {
+    uint64_t key, stream, first;
+    double deviation;
+    float *values;
+} normals;
+
+static void draw(void *context, size_t first, size_t end) {
+    const normals *n = context;
+    for (size_t i = first; i < end; i++)
+        n->values[i] = (float)(moert_rng_normal(n->key, n->stream, n->first + i) * n->deviation);
+}
+
+void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double deviation,
+                       float *values, size_t count) {
+    enum { LEAST = 16384 };
+    normals n = {key, stream, first, deviation, values};
+    moert_parallel(count, LEAST, draw, &n);
 }
 
 uint64_t moert_rng_stream(const char *name) {

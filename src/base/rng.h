@@ -24,6 +24,10 @@ double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index);
 /* Standard normal (Box-Muller in float64), number `index` of stream (key, stream). */
 double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index);
 
+/* values[i] = number first + i of the same times `deviation`, on all processors. */
+void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double deviation,
+                       float *values, size_t count);
+
 /* A 64-bit stream number from a name, such as a tensor's (FNV-1a). */
 uint64_t moert_rng_stream(const char *name);
 

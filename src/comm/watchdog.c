@@ -24,6 +24,7 @@ static const uint64_t second_ns = 1000000000u;
 static const uint64_t note_ns = 1000000000u;     /* from one note to the other hosts to the next */
 static const uint64_t beat_ns = 200000000u;      /* from one look to the next */
 static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
+static const uint64_t sure_ns = 300000000u;      /* the same, for a rank that does not wait */
 static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
 
 /* ---- what the hosts tell each other ---- */
@@ -123,6 +124,29 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
     end_process(watchdog, explanation, waited_ns >= watchdog->timeout_s * second_ns);
 }
 
+/*
+ * A rank that does not wait in a call, but for its device, say, which waits for another's, names
+ * the next rank of its host when that is gone: mpirun then ends the others within a second.
+ */
+static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
+    const size_t next = (watchdog->me + 1) % watchdog->count;
+    const moert_suspect suspect = {.entry = &watchdog->table->entries[next],
+                                   .rank = watchdog->ranks[next],
+                                   .verdict = MOERT_WATCH_GONE};
+    const bool gone =
+        next != watchdog->me && watchdog->timeout_s > 0 &&
+        moert_watch_judge(suspect.entry, watchdog->visible[next], now_ns) == MOERT_WATCH_GONE;
+    if (!gone || watchdog->gone_ns == 0) {
+        watchdog->gone_ns = gone ? now_ns : 0;
+        return;
+    }
+    char explanation[960];
+    if (now_ns - watchdog->gone_ns < sure_ns)
+        return;
+    moert_watchdog_explain_blame(watchdog, &suspect, now_ns, explanation, sizeof explanation);
+    end_process(watchdog, explanation, false);
+}
+
 /* Leaves with the others when one has reported a failure; its own words need a moment. */
 static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
     if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
@@ -145,6 +169,7 @@ static void *keep_watch(void *argument) {
         }
         follow(watchdog, now_ns);
         inspect(watchdog, now_ns);
+        look_after_next(watchdog, now_ns);
         struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
                                 .tv_nsec = (long)(next_ns % second_ns)};
         pthread_cond_timedwait(&watchdog->wake, &watchdog->mutex, &next);

@@ -6,7 +6,8 @@
  * looks who is missing: a process that is gone, stopped (no heartbeat), or alive but not waiting,
  * and names rank, host, step and phase of it on stderr. Then it ends the process with status 1; the
  * watchdogs of the other ranks of the host end theirs. A process that is gone is named after a wait
- * of half a second already, before mpirun ends the rest.
+ * of half a second already, and by the rank before it even if that does not wait in a call (but for
+ * its device, say): before mpirun ends the rest.
  *
  * Hosts tell each other every second, by datagrams beside MPI, which of their ranks the others may
  * have to wait for, and its step and phase. So a rank that waits for another host names the rank

@@ -24,6 +24,7 @@ struct moert_watchdog {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     bool stopping;
+    uint64_t gone_ns;    /* since when the next rank of the host is gone; 0: it is not */
     atomic_bool claimed; /* this rank has reported a failure itself */
     uint64_t ending_ns;  /* when to follow a rank that has reported one; 0: none has */
 };

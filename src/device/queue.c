@@ -108,6 +108,11 @@ moert_status moert_mark_follow(const moert_mark *mark) {
     return MOERT_OK;
 }
 
+moert_status moert_mark_wait(const moert_mark *mark) {
+    MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
+    return MOERT_OK;
+}
+
 void moert_mark_free(moert_mark *mark) {
     if (mark == NULL)
         return;

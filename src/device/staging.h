@@ -30,6 +30,8 @@ moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, siz
 /* The end of what has been enqueued so far. */
 typedef struct moert_mark moert_mark;
 moert_status moert_mark_set(moert_device *device, moert_mark **mark);
+/* Waits for it. ERROR_DEVICE if it has failed. */
+moert_status moert_mark_wait(const moert_mark *mark);
 /* *passed: all of that is done; ERROR_DEVICE if it has failed. */
 moert_status moert_mark_look(const moert_mark *mark, bool *passed);
 /* What is enqueued next begins after it: on the other queue than its own (moert_device_turn). */

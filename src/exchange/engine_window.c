@@ -19,6 +19,7 @@
 
 enum { SPARED_UNIT_GROUPS = 16, SHARED_UNIT_GROUPS = 8 }; /* of 32 work-items, on a GPU */
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
+enum { TOLD_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
 /* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
  * least of their bytes. */
 static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
@@ -26,7 +27,7 @@ static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
     moert_storage probe;                 /* row r is written by rank r */
-    moert_shared *words;                 /* two status words per rank */
+    moert_shared *words;                 /* two status words per rank, then two messages */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
@@ -57,6 +58,26 @@ static moert_status meet(moert_exchange *exchange, moert_status status) {
     return failed ? moert_comm_agree(exchange->comm, status) : MOERT_OK;
 }
 
+static void *message(const moert_exchange *exchange, size_t rank, size_t meeting) {
+    const moert_control *control = exchange->state;
+    char *segment = moert_shared_segment(control->words, rank);
+    return segment + 2 * LINE_BYTES + meeting % 2 * TOLD_BYTES;
+}
+
+/* A meeting, too, whose messages alternate likewise. */
+static moert_status gather_window(moert_exchange *exchange, const void *mine, size_t bytes,
+                                  void *all) {
+    moert_control *control = exchange->state;
+    if (bytes > TOLD_BYTES)
+        return moert_comm_allgather(exchange->comm, mine, bytes, all);
+    const size_t meeting = control->meetings++;
+    memcpy(message(exchange, moert_comm_rank(exchange->comm), meeting), mine, bytes);
+    MOERT_TRY(moert_shared_sync(control->words));
+    for (size_t r = 0; r < moert_comm_size(exchange->comm); r++)
+        memcpy((char *)all + r * bytes, message(exchange, r, meeting), bytes);
+    return MOERT_OK;
+}
+
 /* What all devices have done so far is seen by what they do from here on, if all ranks bring
  * MOERT_OK; else all return the same failure. */
 static moert_status pass(moert_exchange *exchange, moert_status status) {
@@ -73,6 +94,11 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
     const moert_control *control = exchange->state;
     return control->memory->create(exchange->device, exchange->comm, rows * moert_row_bytes(window),
                                    storage);
+}
+
+static moert_status fetch_window(moert_exchange *exchange) {
+    const moert_control *control = exchange->state;
+    return control->flags != NULL ? moert_flags_fetch(control->flags) : MOERT_OK;
 }
 
 static moert_status check_window(moert_exchange *exchange) {
@@ -120,6 +146,8 @@ static moert_status probe(moert_exchange *exchange) {
         status = probe_read(exchange, wrong, ranks, round);
         MOERT_TRY_OR(release, pass(exchange, status)); /* before anyone writes the next round */
     }
+    MOERT_TRY_OR(release, fetch_window(exchange));
+    MOERT_TRY_OR(release, moert_device_finish(exchange->device));
     status = check_window(exchange);
 release:
     moert_buffer_destroy(wrong);
@@ -240,8 +268,10 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
     }
     control->memory = memory;
     exchange->state = control;
-    share_failure(exchange, moert_shared_create(exchange->comm, 2 * LINE_BYTES, &control->words),
-                  reason);
+    share_failure(
+        exchange,
+        moert_shared_create(exchange->comm, 2 * (LINE_BYTES + TOLD_BYTES), &control->words),
+        reason);
     if (reason[0] == '\0')
         share_failure(
             exchange,
@@ -383,7 +413,9 @@ const moert_engine moert_engine_window = {
     .allocate = allocate_window,
     .dispatch = dispatch_window,
     .combine = combine_window,
+    .fetch = fetch_window,
     .beside = branch_window,
     .join = join_window,
     .check = check_window,
+    .gather = gather_window,
 };

@@ -117,8 +117,7 @@ void moert_exchange_destroy(moert_exchange *exchange) {
     if (exchange == NULL)
         return;
     exchange->engine->close(exchange);
-    moert_buffer_destroy(exchange->words);
-    moert_buffer_destroy(exchange->counts);
+    moert_exchange_free_planner(exchange->planner);
     free(exchange);
 }
 
@@ -150,12 +149,17 @@ void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
 
-moert_status moert_exchange_check(moert_exchange *exchange) {
-    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
+/* Waits for the device. */
+static moert_status check_moves(moert_exchange *exchange) {
+    if (exchange->engine->check == NULL)
+        return MOERT_OK;
+    MOERT_TRY(exchange->engine->fetch(exchange));
+    MOERT_TRY(moert_device_finish(exchange->device));
+    return exchange->engine->check(exchange);
 }
 
 moert_status moert_exchange_settle(moert_exchange *exchange) {
-    return moert_comm_agree(exchange->comm, moert_exchange_check(exchange));
+    return moert_comm_agree(exchange->comm, check_moves(exchange));
 }
 
 void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_tally *tally) {

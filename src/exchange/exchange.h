@@ -117,16 +117,29 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
  */
 typedef struct moert_exchange_plan {
     moert_plan *plan;
-    moert_buffer *ends;        /* uint32 [local experts] */
+    moert_buffer *ends;        /* uint32 [local experts]; then lanes of kernels/plan.cl */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */
     size_t capacity_rows;      /* rows that a plan of as many tokens needs at most, on any rank */
     size_t waves;              /* 1, until moert_exchange_cut */
+    struct moert_planner *planner; /* the exchange's */
 } moert_exchange_plan;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
                                       const moert_buffer *index, size_t tokens, size_t topk,
                                       size_t experts, moert_exchange_plan **plan);
+/*
+ * The same in two calls, between which the caller may enqueue work that needs no plan: the device
+ * does it while the host makes the plan. begin's status, an error of this rank's own, goes with
+ * that of the work to end, as `local`; every begin has its end. index stays as it is until the
+ * plan's first dispatch is done. Collective: end.
+ */
+moert_status moert_exchange_begin_plan(moert_exchange *exchange, moert_status local,
+                                       const moert_buffer *index, size_t tokens, size_t topk,
+                                       size_t experts);
+moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status local,
+                                     moert_exchange_plan **plan);
+/* Before its exchange is destroyed. What has been enqueued may still use it. NULL is legal. */
 void moert_exchange_free_plan(moert_exchange_plan *plan);
 
 /*

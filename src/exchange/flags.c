@@ -18,7 +18,7 @@ struct moert_flags {
     moert_device *device;
     moert_comm *comm;
     moert_storage segment; /* line r: the flag of rank r */
-    moert_buffer *verdict;
+    moert_staging *verdict;
     uint64_t patience_ns;
     uint32_t number;           /* of the last meeting */
     const char *phase[PHASES]; /* of the last meetings, by number */
@@ -26,15 +26,16 @@ struct moert_flags {
 
 static moert_status launch(moert_flags *flags, size_t ranks) {
     return MOERT_RUN(flags->device, "meet", "meet", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(flags->segment.addresses), MOERT_ARG(flags->verdict),
-                     MOERT_ARG((unsigned)ranks), MOERT_ARG((unsigned)moert_comm_rank(flags->comm)),
+                     MOERT_ARG(flags->segment.addresses),
+                     MOERT_ARG(moert_staging_buffer(flags->verdict)), MOERT_ARG((unsigned)ranks),
+                     MOERT_ARG((unsigned)moert_comm_rank(flags->comm)),
                      MOERT_ARG((int)flags->number), MOERT_ARG((size_t)flags->patience_ns));
 }
 
 /* A meeting of nobody compiles the kernel: one that waits must not hold the cache's lock. */
 static moert_status begin(moert_flags *flags) {
-    MOERT_TRY(moert_buffer_create(flags->device, sizeof(verdict), &flags->verdict));
-    MOERT_TRY(moert_buffer_clear(flags->verdict, 0, sizeof(verdict)));
+    MOERT_TRY(moert_staging_create(flags->device, sizeof(verdict), &flags->verdict));
+    MOERT_TRY(moert_staging_give(flags->verdict, 0, sizeof(verdict)));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
     MOERT_TRY(launch(flags, 0));
@@ -65,7 +66,7 @@ void moert_flags_destroy(moert_flags *flags) {
     if (flags == NULL)
         return;
     moert_device_finish(flags->device);
-    moert_buffer_destroy(flags->verdict);
+    moert_staging_destroy(flags->verdict);
     moert_storage_release(&flags->segment);
     free(flags);
 }
@@ -77,13 +78,17 @@ moert_status moert_flags_meet(moert_flags *flags) {
     return moert_device_flush(flags->device); /* the others wait for it */
 }
 
+moert_status moert_flags_fetch(moert_flags *flags) {
+    return moert_staging_fetch(flags->verdict, 0, sizeof(verdict));
+}
+
 moert_status moert_flags_check(moert_flags *flags) {
-    const verdict none = {0, 0};
-    verdict seen;
-    MOERT_TRY(moert_buffer_read(flags->verdict, 0, &seen, sizeof seen));
+    verdict *told = moert_staging_host(flags->verdict);
+    const verdict seen = *told;
     if (seen.late == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_buffer_write(flags->verdict, 0, &none, sizeof none));
+    *told = (verdict){0, 0};
+    MOERT_TRY(moert_staging_give(flags->verdict, 0, sizeof *told));
     return MOERT_FAIL(
         ERROR_COMM,
         "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "

@@ -23,8 +23,11 @@ void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is l
  */
 moert_status moert_flags_meet(moert_flags *flags);
 
+/* Enqueues that the host learns what the meetings so far have found. */
+moert_status moert_flags_fetch(moert_flags *flags);
+
 /*
- * Waits for the device. ERROR_COMM if a rank had not come to a meeting in time, once for each such
+ * Once that is done: ERROR_COMM if a rank had not come to a meeting in time, once for each such
  * meeting: names the rank, and the phase in which this one had enqueued it. What was computed since
  * is worthless.
  */

@@ -91,9 +91,13 @@ typedef struct moert_engine {
     /* An engine whose combines can run beside other work: from here on, until `join`; or NULL. */
     moert_status (*beside)(moert_exchange *exchange, bool products);
     moert_status (*join)(moert_exchange *exchange);
-    /* What dispatches and combines that returned MOERT_OK have found wrong since; waits for the
-     * device. This rank's own status. NULL: they find all before they return. */
+    /* What dispatches and combines that returned MOERT_OK have found wrong since: fetch enqueues
+     * that the device tells, check reads that once it has. This rank's own status. NULL, both: they
+     * find all before they return. */
+    moert_status (*fetch)(moert_exchange *exchange);
     moert_status (*check)(moert_exchange *exchange);
+    /* all[ranks][bytes] = what every rank brings, faster than by messages; or NULL. Collective. */
+    moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
 
 extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_node,
@@ -112,7 +116,7 @@ struct moert_exchange {
     size_t widest;            /* largest stride of all windows so far */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
-    moert_buffer *counts, *words;      /* of plans, nothing is kept there: kernels/plan.cl */
+    struct moert_planner *planner;     /* exchange_plan.c; NULL before the first plan */
 };
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
@@ -127,8 +131,7 @@ static inline size_t moert_exchange_part(size_t count, size_t wave, size_t waves
     return count * wave / waves;
 }
 
-/* Calls the engine's check. */
-moert_status moert_exchange_check(moert_exchange *exchange);
+void moert_exchange_free_planner(struct moert_planner *planner); /* NULL is legal. */
 
 /* Counts a dispatch of a window's rows to all owners, as long as they lie there or, if the engine
  * packs them, as they are. */

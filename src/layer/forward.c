@@ -163,18 +163,19 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
                             moert_window **out) {
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
-    const moert_buffer *packed;
-    MOERT_TRY(moert_exchange_make_plan(mesh->exchange, status, layer->routing.index,
-                                       layer->batch.tokens, router->topk, router->experts,
-                                       &layer->plan));
+    const moert_buffer *packed = NULL;
+    status = moert_exchange_begin_plan(mesh->exchange, status, layer->routing.index,
+                                       layer->batch.tokens, router->topk, router->experts);
+    if (status == MOERT_OK) /* while the host makes the plan */
+        status = moert_wire_pack(layer, x, &packed);
+    MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
     MOERT_TRY(moert_wire_out(layer, out));
     MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
     if (moert_wire_takes_waves(&layer->options))
         moert_exchange_cut(mesh->exchange, layer->plan,
                            moert_exchange_choose_waves(
                                layer->plan, moert_wire_width(&layer->options) * sizeof(float)));
-    status = moert_wire_pack(layer, x, &packed);
-    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, status, packed, layer->x,
+    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, MOERT_OK, packed, layer->x,
                                          layer->routing.weight, layer->prob);
 }
 

@@ -15,8 +15,7 @@ static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, u
     MOERT_TRY(moert_alloc(&values, moert_min(elements, PIECE), sizeof *values));
     for (size_t first = 0; status == MOERT_OK && first < elements; first += PIECE) {
         const size_t count = moert_min(elements - first, PIECE);
-        for (size_t i = 0; i < count; i++)
-            values[i] = (float)(moert_rng_normal(seed, stream, first + i) * deviation);
+        moert_rng_normals(seed, stream, first, deviation, values, count);
         status = moert_buffer_write(weight, (offset + first) * sizeof *values, values,
                                     count * sizeof *values);
     }

@@ -120,10 +120,11 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed) {
         uint64_t stream = moert_rng_stream(tensor->name);
         float *values;
         MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-        for (size_t i = 0; i < tensor->elements; i++)
-            values[i] = tensor->is_matrix ? (float)(moert_rng_normal(seed, stream, i) *
-                                                    (double)model->config.initializer_range)
-                                          : 1.0f;
+        if (tensor->is_matrix)
+            moert_rng_normals(seed, stream, 0, (double)model->config.initializer_range, values,
+                              tensor->elements);
+        for (size_t i = 0; i < tensor->elements && !tensor->is_matrix; i++)
+            values[i] = 1.0f;
         moert_status status =
             moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
                                tensor->elements * sizeof(float));

@@ -119,8 +119,9 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
     if (c->qk_norm)
         floats += t * (s->q + s->kv + c->heads + c->kv_heads);
-    floats += experts;                                 /* gradient of the auxiliary loss */
-    floats += s->experts + (packs ? 4 : 2) * t * topk; /* the plan on the device */
+    floats += experts; /* gradient of the auxiliary loss */
+    /* the plan on the device */
+    floats += moert_round_up(s->experts, 4) + 4 * experts + (packs ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
         t * experts,
         t * experts,

@@ -2,6 +2,7 @@
 # A training run whose rank is killed or frozen ends soon and names the rank; one that gets SIGTERM saves and ends in order.
 # Either way it goes on from its last checkpoint, on any number of ranks, to the very bytes of a run that nothing happened to,
 # and nothing of it is left in folders for temporary files and shared memory. FAULTS_SEED=N repeats what was drawn: who, when.
+# FAULTS=N: that many faults, and no more; FAULTS_STEPS=N: of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . launch/environment
@@ -9,6 +10,7 @@ program=${TEST_BUILD:-build}/bin/moert-train
 export -n TEST_BUILD TEST_ALL # no variables of the programs
 faults=2
 [ "${TEST_ALL:-0}" -eq 0 ] || faults=20
+faults=${FAULTS:-$faults}
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
@@ -20,7 +22,7 @@ leave() {
     rm -rf "$work" "$shared"
 }
 trap leave EXIT
-steps=240
+steps=${FAULTS_STEPS:-240}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
 number=0 failed=0
@@ -45,11 +47,7 @@ start() { # NAME RANKS [OPTION...]: in the background, with output in $dir
 }
 
 rank_pid() { # RANK: its process in the run of $dir
-    local environ
-    for environ in /proc/[0-9]*/environ; do
-        tr '\0' '\n' <"$environ" | grep -qx "FAULTS_RUN=$dir" &&
-            tr '\0' '\n' <"$environ" | grep -qx "OMPI_COMM_WORLD_RANK=$1" && echo "$environ" | cut -d / -f 3
-    done 2>/dev/null
+    grep -lzx "FAULTS_RUN=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzx "OMPI_COMM_WORLD_RANK=$1" 2>/dev/null | cut -d / -f 3
 }
 
 steps_done() { # N: waits until the run has done so many
@@ -84,10 +82,11 @@ says_once() { # PATTERN: the only message
     [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"
 }
 
+last=step-$(printf %08d $steps)
 resumes() { # NAME RANKS: goes on to the end
     start "$1" "$2" --resume auto
     finish 300
-    [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/step-00000$steps" "$dir/run/checkpoints/step-00000$steps" &&
+    [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/$last" "$dir/run/checkpoints/$last" &&
         diff -r "$work/whole/run/model" "$dir/run/model" && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ] &&
         [ -z "$(find "$dir/run" -name '*.tmp' -o -name '*.old' -o -name '*.partial')" ]
     verdict $? "$1: resumed on $2 ranks, the same bytes as without the fault"
@@ -126,6 +125,12 @@ verdict $status "a run without faults"
 
 for ((n = 0; n < faults; n++)); do fault $n; done
 
+end() {
+    echo "1..$number"
+    exit $failed
+}
+[ -z "${FAULTS:-}" ] || end
+
 # ordered NAME RANKS VICTIM...: SIGTERM to these ranks
 ordered() {
     start "$1" "$2"
@@ -151,5 +156,4 @@ finish
 verdict $? "launcher: SIGTERM to mpirun ends the job soon"
 resumes launcher 2
 
-echo "1..$number"
-exit $failed
+end

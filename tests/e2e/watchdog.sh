@@ -34,6 +34,9 @@ verdict $? "kill, 2 ranks: the job ends"
 hang kill 2 --enable-recovery
 [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
 verdict $? "kill, 2 ranks, mpirun recovers: the watchdog ends the job and names the rank"
+hang alone 3 --enable-recovery
+[ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 2 on .* is gone .*, ${at/rank 0/rank 1}\$"
+verdict $? "kill, 3 ranks that are not in a call: the watchdog ends the job and names the rank"
 ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends late 2 "^moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"

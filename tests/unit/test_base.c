@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "support/test.h"
@@ -227,6 +228,34 @@ static void test_streams_differ_and_repeat(void **state) {
     assert_true(moert_rng_normal(1, a, 5) != moert_rng_normal(1, a, 6));
 }
 
+static void count_visits(void *context, size_t first, size_t end) {
+    unsigned char *visits = context;
+    for (size_t i = first; i < end; i++)
+        visits[i]++;
+}
+
+static void test_parallel_loops_take_every_number_once(void **state) {
+    (void)state;
+    static const size_t counts[] = {0, 1, 2, 63, 64, 65, 1000};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        for (size_t least = 0; least < 3; least++) {
+            unsigned char visits[1001] = {0};
+            moert_parallel(counts[i], least, count_visits, visits);
+            for (size_t j = 0; j <= 1000; j++)
+                assert_int_equal(visits[j], j < counts[i]);
+        }
+}
+
+static void test_normals_made_together_are_those_made_one_by_one(void **state) {
+    (void)state;
+    enum { N = 100000, FIRST = 12345 };
+    float *values = test_alloc(N * sizeof *values);
+    moert_rng_normals(5, 6, FIRST, 0.02, values, N);
+    for (size_t i = 0; i < N; i++)
+        assert_true(values[i] == (float)(moert_rng_normal(5, 6, FIRST + i) * 0.02));
+    free(values);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_failure_keeps_its_message_on_the_way_up),
@@ -243,6 +272,8 @@ int main(void) {
         cmocka_unit_test(test_uniforms_fill_the_unit_interval),
         cmocka_unit_test(test_normals_have_mean_zero_and_variance_one),
         cmocka_unit_test(test_streams_differ_and_repeat),
+        cmocka_unit_test(test_parallel_loops_take_every_number_once),
+        cmocka_unit_test(test_normals_made_together_are_those_made_one_by_one),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -401,8 +401,8 @@ static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_
 static void test_the_device_places_slots_as_the_host_does(void **state) {
     moert_exchange *exchange = open_exchange(state);
     static const size_t sizes[][3] = {/* T, K, E */
-                                      {0, 2, 8},   {1, 1, 4},    {31, 2, 8},     {32, 2, 5},
-                                      {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}};
+                                      {0, 2, 8},   {1, 1, 4},    {31, 2, 8},      {32, 2, 5},
+                                      {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}, {40, 3, 9000}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const size_t topk = sizes[i][1], experts = sizes[i][2];
         const size_t tokens = sizes[i][0] * (test_rank + 1), slots = tokens * topk;
@@ -426,6 +426,40 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         free(pairs);
         free(index);
     }
+    moert_exchange_destroy(exchange);
+}
+
+/* Work that fails between the two calls fails the plan on all ranks; the next one takes the memory
+ * of a freed one and is right. */
+static void test_a_plan_is_made_in_two_calls(void **state) {
+    enum { T = 70, K = 2, E = 8 };
+    moert_exchange *exchange = open_exchange(state);
+    int32_t *index = random_index(T, K, E, 5 + test_rank);
+    moert_buffer *buffer = upload(index, T * K * sizeof *index);
+    moert_exchange_plan *made = NULL;
+    uint32_t first[T * K][2], second[T * K][2];
+    for (int turn = 0; turn < 2; turn++) {
+        uint32_t(*pairs)[2] = turn == 0 ? first : second;
+        moert_status status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        if (status == MOERT_OK && test_rank == test_ranks - 1)
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for what goes on meanwhile");
+        ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
+                            "no room for what goes on meanwhile");
+        assert_null(made);
+        status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
+        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs, sizeof first));
+        const moert_buffer *memory = made->destination;
+        moert_exchange_free_plan(made);
+        made = NULL;
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, buffer, 1, K, E, &made));
+        ASSERT_ON_ALL(made->destination == memory);
+        moert_exchange_free_plan(made);
+        made = NULL;
+    }
+    ASSERT_ON_ALL(memcmp(first, second, sizeof first) == 0);
+    moert_buffer_destroy(buffer);
+    free(index);
     moert_exchange_destroy(exchange);
 }
 
@@ -670,6 +704,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 #define ENGINE_TESTS(X)                                                                            \
     ROW_TESTS(X)                                                                                   \
     X(test_the_device_places_slots_as_the_host_does)                                               \
+    X(test_a_plan_is_made_in_two_calls)                                                            \
     X(test_exchange_in_waves_moves_rows_exactly)                                                   \
     X(test_exchange_fails_alike_in_the_middle_of_its_waves)                                        \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)

@@ -247,7 +247,7 @@ static void report(moert_watchdog *watchdog) {
     sleep(60);
 }
 
-/* The last rank fails in the given way at step 12; the others wait for it. */
+/* The last rank fails in the given way at step 12; the others wait for it, or not in a call. */
 static int be_victim(const char *way) {
     moert_watchdog *watchdog = NULL;
     if (moert_watchdog_start(test_comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
@@ -261,8 +261,10 @@ static int be_victim(const char *way) {
     bool notes = strcmp(way, "kill") == 0 && moert_comm_node_count(test_comm) > 1;
     if (last)
         nanosleep(&(struct timespec){.tv_sec = notes ? 4 : 0, .tv_nsec = 500000000}, NULL);
-    if (last && strcmp(way, "kill") == 0)
+    if (last && (strcmp(way, "kill") == 0 || strcmp(way, "alone") == 0))
         raise(SIGKILL);
+    if (strcmp(way, "alone") == 0) /* the others wait for their devices, say */
+        sleep(60);
     if (last && strcmp(way, "stop") == 0)
         raise(SIGSTOP);
     if (last && strcmp(way, "late") == 0)
