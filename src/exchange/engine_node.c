@@ -21,6 +21,7 @@
 #include "comm/mail.h"
 #include "device/staging.h"
 #include "exchange/internal.h"
+#include "exchange/routes.h"
 
 /* Kinds of messages, which are their tags. */
 enum { TABLES = 1, ROWS, SLOTS, WEIGHTS };
@@ -35,6 +36,7 @@ typedef struct moert_node {
     moert_exchange inside; /* of this node's ranks, for its windows alone */
     moert_mail *mail;
     moert_cargo rows, slots, weights;
+    moert_routes routes; /* of results that come one by one */
     moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
 } moert_node;
 
@@ -172,30 +174,39 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_move *mo
 
 /* ---- combine ---- */
 
-/* Gathers a window's results one by one. */
-static moert_status gather_results(moert_exchange *exchange, const moert_returns *returns,
-                                   const moert_window *window, moert_cargo *cargo) {
-    const size_t stride = window->stride;
-    MOERT_TRY(reserve_cargo(exchange->device, returns->rows_out, returns->rows_in, stride, cargo));
-    return moert_kernel_gather(exchange->device,
-                               &(moert_gather){.reach = window->storage.addresses,
-                                               .from = returns->from.buffer,
-                                               .remote = true,
-                                               .rows = returns->rows_out,
-                                               .width = stride,
-                                               .stride = stride,
-                                               .packed = moert_staging_buffer(cargo->out)});
+/* Brings back a window's results one by one: each owner of an expert sends rows of its window, as
+ * they lie there, to each rank of another node, which begins with another owner. */
+static moert_status post_results(moert_exchange *exchange, const moert_plan *plan, int tag,
+                                 const moert_window *window, const moert_cargo *cargo) {
+    const moert_node *node = exchange->state;
+    const moert_rails *rails = exchange->rails;
+    const size_t row_bytes = window->width * sizeof(float);
+    const size_t stride_bytes = window->stride * sizeof(float);
+    const moert_mail_rows from = {window->storage.host, row_bytes, stride_bytes};
+    const moert_mail_rows to = {moert_staging_host(cargo->in), row_bytes, stride_bytes};
+    for (size_t k = 1; k < rails->ranks; k++) {
+        const size_t next = (plan->rank + k) % rails->ranks;
+        const size_t last = (plan->rank + rails->ranks - k) % rails->ranks;
+        if (rails->node_of[last] != rails->node)
+            MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){false, last, tag, 0}, &to,
+                                      &node->routes.packed[last], 1));
+        if (rails->node_of[next] != rails->node)
+            MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){true, next, tag, 0}, &from,
+                                      &node->routes.window[next * plan->local_experts],
+                                      plan->local_experts));
+    }
+    return MOERT_OK;
 }
 
 /* Sums those that are to be summed; the padding has a sum, too. */
 static moert_status sum_results(moert_exchange *exchange, const moert_relay *relay,
                                 const moert_window *window, const moert_buffer *weight,
                                 moert_cargo *cargo) {
-    const moert_returns *returns = &relay->sums;
+    const moert_sums *sums = &relay->sums;
     moert_window whole = *window;
     whole.width = whole.columns = window->stride;
-    MOERT_TRY(reserve_cargo(exchange->device, returns->rows_out, returns->rows_in, window->stride,
-                            cargo));
+    MOERT_TRY(
+        reserve_cargo(exchange->device, sums->rows_out, sums->rows_in, window->stride, cargo));
     const moert_move sum = {.plan = &relay->summed,
                             .window = &whole,
                             .weight = weight,
@@ -214,16 +225,15 @@ static moert_status make_reach(const moert_exchange *exchange, const moert_windo
     return moert_buffer_write(cargo->reach, bytes, &arrived, sizeof arrived);
 }
 
-/* Results that come one by one, or as sums; codes one by one, since a sum has more digits. */
-static const moert_returns *returns_of(const moert_exchange *exchange, const moert_move *move) {
-    const moert_relay *relay = move->plan->relay;
+/* Whether results come as sums: not codes, since a sum has more digits. */
+static bool are_summed(const moert_exchange *exchange, const moert_move *move) {
     const bool sums = exchange->rails->presum || move->weight == NULL;
-    return sums && !moert_window_has_codes(move->window) ? &relay->sums : &relay->each;
+    return sums && !moert_window_has_codes(move->window);
 }
 
 /* Whether relays weight what they sum. */
 static bool weights_sums(const moert_exchange *exchange, const moert_move *move) {
-    return move->weight != NULL && returns_of(exchange, move) == &move->plan->relay->sums;
+    return move->weight != NULL && are_summed(exchange, move);
 }
 
 /* *mixed = the weights of near slots, and 1 for the sums of the others. */
@@ -250,19 +260,20 @@ free_weights:
 /* The last kernels: sums of near and far rows, and the slots' floats. */
 static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const moert_pairs *from = are_summed(exchange, move) ? &relay->sums.to : &relay->each;
     moert_move sum = *move;
     MOERT_TRY(make_reach(exchange, move->window, &node->rows));
     if (weights_sums(exchange, move))
         MOERT_TRY(mix_weights(exchange, move, &sum.weight));
-    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach,
-                                        returns_of(exchange, move)->to.buffer));
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, from->buffer));
     if (move->slots == NULL)
         return MOERT_OK;
     MOERT_TRY(make_reach(exchange, move->slots, &node->slots));
     moert_window slots = *move->slots;
     moert_exchange_plan plan = *move->plan;
     slots.storage.addresses = node->slots.reach;
-    plan.destination = move->plan->relay->each.to.buffer;
+    plan.destination = relay->each.buffer;
     sum.slots = &slots;
     sum.plan = &plan;
     return moert_kernel_combine_slots(exchange, &sum, true);
@@ -282,38 +293,42 @@ static moert_status send_weights(moert_exchange *exchange, const moert_move *mov
     return await_mail(exchange);
 }
 
-/* Results for the ranks that this one serves, ready to be sent. */
+/* Gets ready what this rank sends and receives, once all of its node have their results. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
     moert_node *node = exchange->state;
     const moert_relay *relay = move->plan->relay;
+    const size_t slots = moert_routes_packed_rows(move->plan->plan);
     const moert_buffer *weight =
         weights_sums(exchange, move) ? moert_staging_buffer(node->weights.in) : NULL;
-    if (returns_of(exchange, move) == &relay->sums)
-        MOERT_TRY(sum_results(exchange, relay, move->window, weight, &node->rows));
-    else
-        MOERT_TRY(gather_results(exchange, &relay->each, move->window, &node->rows));
-    return move->slots != NULL ? gather_results(exchange, &relay->each, move->slots, &node->slots)
-                               : MOERT_OK;
+    MOERT_TRY(moert_routes_find(&node->routes, move->plan));
+    if (move->slots != NULL)
+        MOERT_TRY(reserve_cargo(exchange->device, 0, slots, move->slots->stride, &node->slots));
+    if (are_summed(exchange, move))
+        return sum_results(exchange, relay, move->window, weight, &node->rows);
+    return reserve_cargo(exchange->device, 0, slots, move->window->stride, &node->rows);
 }
 
 static moert_status combine_node(moert_exchange *exchange, const moert_move *move,
                                  moert_status status) {
     moert_node *node = exchange->state;
     const moert_relay *relay = move->plan->relay;
-    const moert_returns *rows = returns_of(exchange, move);
+    const moert_plan *plan = move->plan->plan;
+    const bool sums = are_summed(exchange, move);
     if (status == MOERT_OK && !relay->known)
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
-    status = meet(node->inside.comm, finish(exchange, status));
+    status = finish(exchange, status);
+    if (sums)
+        status = meet(node->inside.comm, status);
     if (weights_sums(exchange, move))
         MOERT_TRY(send_weights(exchange, move, status));
     if (status == MOERT_OK)
         status = prepare_results(exchange, move);
     MOERT_TRY(meet(exchange->comm, finish(exchange, status)));
     if (move->slots != NULL)
-        MOERT_TRY(post_cargo(exchange, SLOTS, &node->slots, relay->each.send, relay->each.receive,
-                             move->slots->stride));
-    MOERT_TRY(
-        post_cargo(exchange, ROWS, &node->rows, rows->send, rows->receive, move->window->stride));
+        MOERT_TRY(post_results(exchange, plan, SLOTS, move->slots, &node->slots));
+    MOERT_TRY(sums ? post_cargo(exchange, ROWS, &node->rows, relay->sums.send, relay->sums.receive,
+                                move->window->stride)
+                   : post_results(exchange, plan, ROWS, move->window, &node->rows));
     MOERT_TRY(await_mail(exchange));
     return sum_all(exchange, move);
 }
@@ -355,6 +370,7 @@ static void close_node(moert_exchange *exchange) {
     free_cargo(&node->rows);
     free_cargo(&node->slots);
     free_cargo(&node->weights);
+    moert_routes_free(&node->routes);
     moert_buffer_destroy(node->mixed);
     moert_rails_destroy(exchange->rails);
     free(node);

@@ -26,6 +26,7 @@
 #include "comm/mail.h"
 #include "device/profile.h"
 #include "exchange/internal.h"
+#include "exchange/routes.h"
 
 enum { NAP_NS = 20000, WAVES = MOERT_EXCHANGE_MOST_WAVES };
 
@@ -34,13 +35,6 @@ enum { PART_SENT = WAVES, PART_BACK, PART_RETURNED };
 
 /* What travels: rows, and slots of one float. */
 enum { ROWS, SLOTS, KINDS };
-
-/* The runs of all pairs of this rank with another. */
-typedef struct moert_routes {
-    size_t room_window, room_packed;
-    moert_mail_run *window; /* [ranks, local experts], in this rank's window */
-    moert_mail_run *packed; /* [ranks, waves], among this rank's packed rows */
-} moert_routes;
 
 /* A dispatch or a combine. */
 typedef struct moert_flight {
@@ -65,65 +59,6 @@ typedef struct moert_stage {
 static void note(moert_stage *stage, moert_status status) {
     if (stage->status == MOERT_OK)
         stage->status = status;
-}
-
-/* ---- routes ---- */
-
-static moert_status reserve_runs(moert_mail_run **runs, size_t *room, size_t needed) {
-    if (*runs != NULL && *room >= needed)
-        return MOERT_OK;
-    free(*runs);
-    *runs = NULL;
-    *room = needed;
-    return moert_alloc(runs, needed, sizeof **runs);
-}
-
-/* Where each rank's rows of each local expert lie in the window. */
-static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
-    for (size_t i = 0; i < plan->local_experts; i++) {
-        size_t row = i > 0 ? plan->ends[i - 1] : 0;
-        for (size_t r = 0; r < plan->ranks; r++) {
-            const size_t rows = plan->counts[r * plan->experts + plan->first_expert + i];
-            runs[r * plan->local_experts + i] = (moert_mail_run){row, rows};
-            row += rows;
-        }
-    }
-}
-
-/* Where this rank's rows for each owner's experts of each wave lie when packed. */
-static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
-    const moert_plan *p = plan->plan;
-    const uint64_t *counts = p->counts + p->rank * p->experts;
-    size_t row = 0;
-    for (size_t r = 0; r < p->ranks; r++) {
-        size_t first, count;
-        moert_plan_experts(p->experts, p->ranks, r, &first, &count);
-        for (size_t w = 0; w < plan->waves; w++) {
-            const size_t begin = row;
-            const size_t end = first + moert_exchange_part(count, w + 1, plan->waves);
-            for (size_t e = first + moert_exchange_part(count, w, plan->waves); e < end; e++)
-                row += counts[e];
-            runs[r * plan->waves + w] = (moert_mail_run){begin, row - begin};
-        }
-    }
-}
-
-/* Both, for a plan's dispatch and the combine that follows it. */
-static moert_status find_routes(moert_routes *routes, const moert_exchange_plan *plan) {
-    const moert_plan *p = plan->plan;
-    MOERT_TRY(reserve_runs(&routes->window, &routes->room_window, p->ranks * p->local_experts + 1));
-    MOERT_TRY(reserve_runs(&routes->packed, &routes->room_packed, p->ranks * plan->waves));
-    find_window_runs(p, routes->window);
-    find_packed_runs(plan, routes->packed);
-    return MOERT_OK;
-}
-
-/* Rows that this rank packs. */
-static size_t packed_rows(const moert_plan *plan) {
-    size_t sum = 0;
-    for (size_t r = 0; r < plan->ranks; r++)
-        sum += plan->send_rows[r];
-    return sum;
 }
 
 /* ---- messages ---- */
@@ -293,7 +228,7 @@ static void mark_wave(moert_stage *stage, moert_flight *flight) {
  * be wider: as wide as any window so far. */
 static moert_status reserve_packed(moert_stage *stage, const moert_move *move) {
     moert_device *device = stage->exchange->device;
-    const size_t rows = packed_rows(move->plan->plan);
+    const size_t rows = moert_routes_packed_rows(move->plan->plan);
     stage->stride = stage->exchange->widest;
     MOERT_TRY(moert_staging_reserve(device, rows * move->window->stride * sizeof(float),
                                     &stage->out.packed[ROWS]));
@@ -350,14 +285,14 @@ static moert_status copy_packed(const moert_flight *flight, moert_copy *copy) {
     for (int kind = 0; kind < KINDS; kind++)
         if (flight->window[kind] != NULL)
             MOERT_TRY(copy_rows(flight->packed[kind], flight->window[kind], 0,
-                                packed_rows(flight->plan->plan), copy));
+                                moert_routes_packed_rows(flight->plan->plan), copy));
     return MOERT_OK;
 }
 
 /* Enqueues the packing of rows and slots, and how they come to the host. */
 static moert_status pack(moert_stage *stage, const moert_move *move) {
     moert_packed_move packed;
-    MOERT_TRY(find_routes(&stage->routes, move->plan));
+    MOERT_TRY(moert_routes_find(&stage->routes, move->plan));
     MOERT_TRY(reserve_packed(stage, move));
     pack_move(&stage->out, move, &packed);
     begin(&stage->out, move);
@@ -401,7 +336,8 @@ static moert_status wait_staged(moert_exchange *exchange, size_t wave) {
 /* Room for rows of a window that is new since the dispatch; all ranks come here or none. */
 static moert_status widen(moert_stage *stage, const moert_move *move) {
     moert_exchange *exchange = stage->exchange;
-    const size_t bytes = packed_rows(move->plan->plan) * move->window->stride * sizeof(float);
+    const size_t bytes =
+        moert_routes_packed_rows(move->plan->plan) * move->window->stride * sizeof(float);
     MOERT_TRY(moert_comm_agree(
         exchange->comm, moert_staging_reserve(exchange->device, bytes, &stage->back.packed[ROWS])));
     stage->stride = move->window->stride;
@@ -453,8 +389,7 @@ static void free_stage(moert_stage *stage) {
             moert_staging_destroy(flights[i]->packed[kind]);
     }
     moert_mail_destroy(stage->mail);
-    free(stage->routes.window);
-    free(stage->routes.packed);
+    moert_routes_free(&stage->routes);
     free(stage);
 }
 
