@@ -45,6 +45,15 @@ void moert_mail_destroy(moert_mail *mail);
 moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                              const moert_mail_run *runs, size_t count);
 
+/*
+ * The same of one run, both ways at once between hosts: each message's second half goes first, on
+ * both sides. What lies together on both, Open MPI over TCP sends when the receiver asks for it,
+ * which it does behind its own rows on the same connection: first one way and then the other. What
+ * does not, it sends in fragments without being asked.
+ */
+moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
+                                   const moert_mail_rows *rows, moert_mail_run run);
+
 /* Lets messages move and notes which are done. `wait`: until at least one more is, as a wait that
  * base/phase.h may be told of by the caller; without messages it returns at once. */
 moert_status moert_mail_progress(moert_mail *mail, bool wait);

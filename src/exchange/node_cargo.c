@@ -24,10 +24,10 @@ moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const
     for (size_t r = 0; r < exchange->rails->ranks; r++) {
         received = (moert_mail_run){received.first + received.count, receive_rows[r]};
         sent = (moert_mail_run){sent.first + sent.count, send_rows[r]};
+        MOERT_TRY(moert_mail_post_apart(node->mail, (moert_mail_address){false, r, tag, 0}, &to,
+                                        received));
         MOERT_TRY(
-            moert_mail_post(node->mail, (moert_mail_address){false, r, tag, 0}, &to, &received, 1));
-        MOERT_TRY(
-            moert_mail_post(node->mail, (moert_mail_address){true, r, tag, 0}, &from, &sent, 1));
+            moert_mail_post_apart(node->mail, (moert_mail_address){true, r, tag, 0}, &from, sent));
     }
     return MOERT_OK;
 }
