@@ -46,10 +46,10 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
                              const moert_mail_run *runs, size_t count);
 
 /*
- * The same of one run, both ways at once between hosts: each message's second half goes first, on
- * both sides. What lies together on both, Open MPI over TCP sends when the receiver asks for it,
- * which it does behind its own rows on the same connection: first one way and then the other. What
- * does not, it sends in fragments without being asked.
+ * The same of one run, for rows that go both ways between hosts: each message's second half goes
+ * first, on both sides. A message that lies together at both ends Open MPI puts on a TCP connection
+ * as a whole, once the receiver has asked for it; that request waits behind the receiver's own
+ * rows. One that does not goes in fragments, a few at a time.
  */
 moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
                                    const moert_mail_rows *rows, moert_mail_run run);
