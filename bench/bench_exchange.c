@@ -32,7 +32,7 @@ enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
 
 static unsigned engine, dtype, skew;
 static size_t tokens, hidden, topk, experts, repeat, batch, seed;
-static bool with_rival;
+static bool weighted, with_rival;
 static const char *json_path;
 
 static const moert_option options[] = {
@@ -45,6 +45,8 @@ static const moert_option options[] = {
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", BENCH_DTYPE_WORDS,
      "of the rows; MXFP8 is dispatched alone"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
+    {"weights", MOERT_OPTION_FLAG, &weighted, "1", NULL,
+     "combine weights the rows; the layer's have their weights already"},
     {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
     {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000", "calls of a sample, which is their mean"},
@@ -106,7 +108,7 @@ static moert_status make_buffers(bench *b) {
     MOERT_TRY(MOERT_NEW_ARRAY(&b->weights, slots));
     bench_payload_fill(&b->payload, rank * tokens, tokens, b->host);
     for (size_t s = 0; s < slots; s++)
-        b->weights[s] = (float)moert_rng_uniform(seed, 3, rank * slots + s);
+        b->weights[s] = weighted ? (float)moert_rng_uniform(seed, 3, rank * slots + s) : 1.0f;
     MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(int32_t), &b->index));
     MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(float), &b->weight));
     MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->source));
@@ -201,8 +203,8 @@ static moert_status dispatch(bench *b, enum side side) {
 static moert_status combine(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
-    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->weight, b->target,
-                                  NULL, NULL);
+    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window,
+                                  weighted ? b->weight : NULL, b->target, NULL, NULL);
 }
 
 static const struct operation {

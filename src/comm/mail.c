@@ -122,6 +122,13 @@ typedef struct moert_mail_cursor {
     size_t used; /* rows of *run */
 } moert_mail_cursor;
 
+/* A row's place after the first one of its message, or before it. */
+static moert_status find_place(size_t row, size_t first, int *place) {
+    MOERT_TRY(moert_to_int(row > first ? row - first : first - row, "rows of a message", place));
+    *place = row > first ? *place : -*place;
+    return MOERT_OK;
+}
+
 /* Lists runs of up to `most` rows from the cursor on, as places after row *first. */
 static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t most, size_t *first,
                                size_t *runs) {
@@ -133,7 +140,7 @@ static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t m
         if (take > 0) {
             *first = *runs == 0 ? row : *first;
             MOERT_TRY(moert_to_int(take, "rows of a message", &mail->lengths[*runs]));
-            MOERT_TRY(moert_to_int(row - *first, "rows of a message", &mail->places[*runs]));
+            MOERT_TRY(find_place(row, *first, &mail->places[*runs]));
             ++*runs;
         }
         rows += take;
@@ -146,9 +153,13 @@ static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t m
     return MOERT_OK;
 }
 
+static size_t rows_of_message(const moert_mail_rows *rows) {
+    return moert_max(moert_mail_piece_bytes / moert_max(rows->row_bytes, 1), 1);
+}
+
 moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                              const moert_mail_run *runs, size_t count) {
-    const size_t most = moert_max(moert_mail_piece_bytes / moert_max(rows->row_bytes, 1), 1);
+    const size_t most = rows_of_message(rows);
     moert_mail_cursor at = {runs, runs + count, 0};
     MOERT_TRY(reserve_runs(mail, count));
     while (at.run < at.end) {
@@ -156,6 +167,19 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
         MOERT_TRY(take_piece(mail, &at, most, &first, &listed));
         if (listed > 0)
             MOERT_TRY(post_piece(mail, to, rows, first, listed));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
+                                   const moert_mail_rows *rows, moert_mail_run run) {
+    const size_t most = rows_of_message(rows);
+    while (run.count > 0) {
+        const size_t part = moert_min(run.count, most), half = part / 2;
+        const moert_mail_run halves[] = {{run.first + half, part - half}, {run.first, half}};
+        MOERT_TRY(moert_mail_post(mail, to, rows, halves, 2));
+        run.first += part;
+        run.count -= part;
     }
     return MOERT_OK;
 }

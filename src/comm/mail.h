@@ -45,6 +45,15 @@ void moert_mail_destroy(moert_mail *mail);
 moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                              const moert_mail_run *runs, size_t count);
 
+/*
+ * The same of one run, for rows that go both ways between hosts: each message's second half goes
+ * first, on both sides. A message that lies together at both ends Open MPI puts on a TCP connection
+ * as a whole, once the receiver has asked for it; that request waits behind the receiver's own
+ * rows. One that does not goes in fragments, a few at a time.
+ */
+moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
+                                   const moert_mail_rows *rows, moert_mail_run run);
+
 /* Lets messages move and notes which are done. `wait`: until at least one more is, as a wait that
  * base/phase.h may be told of by the caller; without messages it returns at once. */
 moert_status moert_mail_progress(moert_mail *mail, bool wait);

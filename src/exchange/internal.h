@@ -16,6 +16,7 @@ typedef struct moert_storage {
     void *segments;          /* what the memory's maker keeps of them */
     void (*release)(void *segments);
     moert_staging *staging; /* staged engine: whose buffer `rows` is */
+    void *host;             /* shared memory: `rows`, as the host finds them */
 } moert_storage;
 
 /* Where segments come from that the kernels of all ranks reach by address. */

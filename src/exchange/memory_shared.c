@@ -23,8 +23,8 @@ static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
     MOERT_TRY(moert_shared_create(comm, bytes, &shared));
     storage->segments = shared;
     storage->release = release;
-    MOERT_TRY(moert_buffer_wrap(device, moert_shared_segment(shared, moert_comm_rank(comm)), bytes,
-                                &storage->rows));
+    storage->host = moert_shared_segment(shared, moert_comm_rank(comm));
+    MOERT_TRY(moert_buffer_wrap(device, storage->host, bytes, &storage->rows));
     MOERT_TRY(moert_alloc(&table, ranks, sizeof *table));
     for (size_t r = 0; r < ranks; r++)
         table[r] = (uintptr_t)moert_shared_segment(shared, r);

@@ -113,10 +113,10 @@ static void set_pair(moert_pairs *pairs, size_t at, size_t rank, size_t row) {
 /* Marks, in `outgoing`, the rank of a slot that is summed with the one before it. */
 #define JOINS 0x80000000u
 
-/* What goes to another node: where its next row and slot lie among all that this rank sends, and
- * the sums that come back. */
+/* What goes to another node: where its next row lies among all that this rank sends, and the sums
+ * that come back. */
 typedef struct lane {
-    size_t row, slot;       /* next */
+    size_t row;             /* next */
     size_t first_sum, sums; /* place of the first, and how many so far */
     size_t token, last_row; /* 1 + the token whose row was last, and its place */
 } lane;
@@ -137,22 +137,18 @@ static void size_up(const moert_rails *rails, const moert_plan *plan, const uint
         const size_t node = rails->node_of[r];
         if (node == rails->node)
             relay->slots_here += plan->send_rows[r];
-        else
-            relay->each.receive[rails->relay[node]] += plan->send_rows[r];
         if (node != rails->node && rails->relay[node] == r)
             relay->send_rows[r] = told[plan->rank * stride + node];
         if (rails->serves[r]) {
             relay->receive_rows[r] = told[r * stride + rails->node];
-            relay->each.send[r] = slots_for_node(rails, plan, r);
+            relay->slots_relayed += slots_for_node(rails, plan, r);
         }
         relay->rows_in += relay->receive_rows[r];
-        relay->each.rows_out += relay->each.send[r];
     }
     for (size_t r = 0; r < plan->ranks; r++) {
         if (relay->send_rows[r] > 0)
-            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out, .slot = relay->each.rows_in};
+            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out};
         relay->rows_out += relay->send_rows[r];
-        relay->each.rows_in += relay->each.receive[r];
     }
 }
 
@@ -168,7 +164,7 @@ static void route_away(lane *to, const moert_plan *plan, size_t slot, const uint
     }
     set_pair(&relay->outgoing, to->last_row * plan->topk + slot % plan->topk,
              joins ? place | JOINS : place, row);
-    set_pair(&relay->each.to, slot, here, to->slot++);
+    set_pair(&relay->each, slot, here, plan->slot_position[slot]);
     if (!joins)
         set_pair(&relay->sums.to, slot, here, to->sums++);
 }
@@ -193,7 +189,7 @@ static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
             continue;
         }
         set_pair(&relay->near, s, place, row);
-        set_pair(&relay->each.to, s, place, row);
+        set_pair(&relay->each, s, place, row);
         set_pair(&relay->sums.to, s, place, row);
     }
 }
@@ -215,17 +211,12 @@ static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *l
                 (uint32_t)lanes[rails->node_of[plan->slot_rank[s]]].first_sum;
 }
 
-static moert_status make_returns(size_t ranks, moert_returns *returns) {
-    MOERT_TRY(MOERT_NEW_ARRAY(&returns->send, ranks));
-    return MOERT_NEW_ARRAY(&returns->receive, ranks);
-}
-
 static moert_status make_sizes(const moert_rails *rails, moert_relay *relay, lane **lanes) {
     MOERT_TRY(MOERT_NEW_ARRAY(lanes, rails->nodes));
     MOERT_TRY(MOERT_NEW_ARRAY(&relay->send_rows, rails->ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&relay->receive_rows, rails->ranks));
-    MOERT_TRY(make_returns(rails->ranks, &relay->each));
-    return make_returns(rails->ranks, &relay->sums);
+    MOERT_TRY(MOERT_NEW_ARRAY(&relay->sums.send, rails->ranks));
+    return MOERT_NEW_ARRAY(&relay->sums.receive, rails->ranks);
 }
 
 static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
@@ -234,22 +225,21 @@ static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
     MOERT_TRY(make_pairs(slots, &relay->near));
     MOERT_TRY(make_pairs(relay->rows_out * plan->topk, &relay->outgoing));
     MOERT_TRY(make_pairs(relay->rows_in * plan->topk, &relay->incoming));
-    MOERT_TRY(make_pairs(relay->each.rows_out, &relay->each.from));
-    MOERT_TRY(make_pairs(slots, &relay->each.to));
+    MOERT_TRY(make_pairs(slots, &relay->each));
     return make_pairs(slots, &relay->sums.to);
 }
 
 static moert_status show(moert_device *device, const moert_plan *plan, moert_relay *relay) {
     MOERT_TRY(show_pairs(device, &relay->source));
     MOERT_TRY(show_pairs(device, &relay->near));
-    MOERT_TRY(show_pairs(device, &relay->each.to));
+    MOERT_TRY(show_pairs(device, &relay->each));
     MOERT_TRY(show_pairs(device, &relay->sums.to));
     relay->direct_slots = (moert_plan){
         .tokens = plan->tokens, .topk = plan->topk, .ranks = 1, .send_rows = &relay->slots_here};
     relay->relayed_slots = (moert_plan){.tokens = relay->rows_in,
                                         .topk = plan->topk,
                                         .ranks = 1,
-                                        .send_rows = &relay->each.rows_out};
+                                        .send_rows = &relay->slots_relayed};
     relay->direct =
         (moert_exchange_plan){.plan = &relay->direct_slots, .destination = relay->near.buffer};
     return MOERT_OK;
@@ -276,10 +266,10 @@ fail:
     return status;
 }
 
-/* Walks the slots that have come: results one by one, and which of them make up each sum. */
-static void find_results(moert_relay *relay, size_t ranks) {
+/* Walks the slots that have come: which of them make up each sum. */
+static void find_sums(moert_relay *relay, size_t ranks) {
     const size_t topk = relay->relayed_slots.topk;
-    size_t row = 0, results = 0, sums = 0;
+    size_t row = 0, sums = 0;
     for (size_t r = 0; r < ranks; r++) {
         const size_t before = sums;
         for (const size_t end = row + relay->receive_rows[r]; row < end; row++)
@@ -289,7 +279,6 @@ static void find_results(moert_relay *relay, size_t ranks) {
                     continue;
                 const uint32_t place = slot[0] & ~JOINS;
                 sums += (slot[0] & JOINS) == 0;
-                set_pair(&relay->each.from, results++, place, slot[1]);
                 set_pair(&relay->sums.from, (sums - 1) * topk + k, place, slot[1]);
                 set_pair(&relay->incoming, row * topk + k, place, slot[1]);
             }
@@ -310,15 +299,14 @@ moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *
     const size_t topk = relay->relayed_slots.topk;
     size_t results;
     count_results(&relay->incoming, &results, &relay->sums.rows_out);
-    if (results != relay->each.rows_out)
+    if (results != relay->slots_relayed)
         return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have come, counts told of %zu",
-                          results, relay->each.rows_out);
+                          results, relay->slots_relayed);
     free(relay->sums.from.data);
     relay->sums.from.data = NULL;
     MOERT_TRY(make_pairs(relay->sums.rows_out * topk, &relay->sums.from));
-    find_results(relay, ranks);
+    find_sums(relay, ranks);
     MOERT_TRY(show_pairs(device, &relay->incoming));
-    MOERT_TRY(show_pairs(device, &relay->each.from));
     MOERT_TRY(show_pairs(device, &relay->sums.from));
     relay->summed_slots = (moert_plan){.tokens = relay->sums.rows_out, .topk = topk};
     relay->relayed =
@@ -328,13 +316,6 @@ moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *
     return MOERT_OK;
 }
 
-static void free_returns(moert_returns *returns) {
-    free(returns->send);
-    free(returns->receive);
-    free_pairs(&returns->from);
-    free_pairs(&returns->to);
-}
-
 void moert_relay_destroy(moert_relay *relay) {
     if (relay == NULL)
         return;
@@ -342,8 +323,11 @@ void moert_relay_destroy(moert_relay *relay) {
     free_pairs(&relay->near);
     free_pairs(&relay->outgoing);
     free_pairs(&relay->incoming);
-    free_returns(&relay->each);
-    free_returns(&relay->sums);
+    free_pairs(&relay->each);
+    free_pairs(&relay->sums.from);
+    free_pairs(&relay->sums.to);
+    free(relay->sums.send);
+    free(relay->sums.receive);
     free(relay->send_rows);
     free(relay->receive_rows);
     free(relay);

@@ -4,8 +4,9 @@
  *
  * A token whose experts live on another node sends its row there once, to one rank of that node,
  * its *relay*, which stores it into the windows of its neighbours. Rank number i of a node is
- * served, in a node of S ranks, by number i mod S. Rows travel sorted by (relay, token), the
- * results of their slots back by (relay, token, slot).
+ * served, in a node of S ranks, by number i mod S. Rows travel sorted by (relay, token), and so do
+ * sums of their slots' results on the way back; results one by one come from the experts' owners,
+ * without a relay.
  */
 #ifndef MOERT_EXCHANGE_RELAY_H
 #define MOERT_EXCHANGE_RELAY_H
@@ -34,23 +35,26 @@ typedef struct moert_pairs {
     moert_buffer *buffer; /* a copy on the device; NULL: none yet */
 } moert_pairs;
 
-/* Results on their way back: a row of each slot, or one that is the sum of several. */
-typedef struct moert_returns {
+/* Sums of results on their way back. */
+typedef struct moert_sums {
     size_t *send, *receive;   /* [ranks] rows to the ranks served, and from the relays */
     size_t rows_out, rows_in; /* of all of them */
-    moert_pairs from; /* [rows_out] the slot's row in a window, or [rows_out,K] those of a sum */
-    moert_pairs to;   /* [T,K] of slots on this node their rows, of others (here, place among
-                         rows_in);   DROPPED: of a slot that is part of a sum before it, too */
-} moert_returns;
+    moert_pairs from;         /* [rows_out,K] the slots' rows in windows */
+    moert_pairs to; /* [T,K] of slots on this node their rows, of others (here, place among
+                       rows_in); DROPPED: of a slot that is part of a sum before it, too */
+} moert_sums;
 
 /* The routes of one plan. Ranks in tables of windows are numbered on this node, 0..here-1. */
 typedef struct moert_relay {
     size_t *send_rows, *receive_rows; /* [ranks] rows to the relays, and from the ranks served */
-    size_t rows_out, rows_in, slots_here;
-    moert_pairs source;   /* [rows_out] (0, token) */
-    moert_pairs near;     /* [T,K] of slots on this node; else DROPPED */
+    size_t rows_out, rows_in;
+    size_t slots_here, slots_relayed; /* that this rank stores for itself and for others */
+    moert_pairs source;               /* [rows_out] (0, token) */
+    moert_pairs near;                 /* [T,K] of slots on this node; else DROPPED */
     moert_pairs outgoing; /* [rows_out,K] where the relay stores the row; DROPPED: not there */
-    moert_returns each, sums;
+    moert_pairs each;     /* [T,K] where results that come one by one are: of slots on this node,
+                             their rows; of others (here, slot_position of the plan) */
+    moert_sums sums;
     bool known; /* on every rank, what the relay learns: `from`, what it sends of sums, and */
     moert_pairs incoming; /* [rows_in,K] the others' outgoing */
     /* as plans of their own: the slots that this rank stores itself, those that it relays, and the

@@ -240,14 +240,14 @@ static size_t count_staging(const moert_memory_shape *s) {
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
-/* The cargo of engine_node.c, of rows and of slots, if every slot's result travels between hosts.
- */
+/* The cargo of the node engine (exchange/node.h), out and in, of rows and of slots, if every slot's
+ * result travels between hosts. */
 static size_t count_cargo(const moert_memory_shape *s) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t widest = moert_max(moert_wire_width(&options), moert_wire_back_width(&options));
     const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
-    return with_room(s->rows * (wide + MOERT_WINDOW_ROW_FLOATS)) +
+    return with_room(s->rows * wide) + with_room(slots) +
            with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
 }
 

@@ -618,6 +618,22 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+static void test_nodes_send_messages_of_few_rows(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const size_t piece = moert_mail_piece_bytes;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        trip t;
+        moert_mail_piece_bytes = 100 + 700 * (i % 3);
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    moert_mail_piece_bytes = piece;
+    moert_exchange_destroy(exchange);
+}
+
 static void test_nodes_may_sum_first(void **state) {
     set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);
@@ -721,6 +737,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 #define NODE_TESTS(X)                                                                              \
     ENGINE_TESTS(X)                                                                                \
     X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
+    X(test_nodes_send_messages_of_few_rows)                                                        \
     X(test_nodes_may_sum_first)                                                                    \
     X(test_nodes_never_sum_codes_first)                                                            \
     X(test_ranks_must_agree_on_how_nodes_sum)                                                      \

@@ -1,0 +1,67 @@
+/* Runs of rows between pairs of ranks: see routes.h. */
+#include "exchange/routes.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "exchange/internal.h"
+
+static moert_status reserve_runs(moert_mail_run **runs, size_t *room, size_t needed) {
+    if (*runs != NULL && *room >= needed)
+        return MOERT_OK;
+    free(*runs);
+    *runs = NULL;
+    *room = needed;
+    return moert_alloc(runs, needed, sizeof **runs);
+}
+
+/* Where each rank's rows of each local expert lie in the window. */
+static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
+    for (size_t i = 0; i < plan->local_experts; i++) {
+        size_t row = i > 0 ? plan->ends[i - 1] : 0;
+        for (size_t r = 0; r < plan->ranks; r++) {
+            const size_t rows = plan->counts[r * plan->experts + plan->first_expert + i];
+            runs[r * plan->local_experts + i] = (moert_mail_run){row, rows};
+            row += rows;
+        }
+    }
+}
+
+/* Where this rank's rows for each owner's experts of each wave lie when packed. */
+static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
+    const moert_plan *p = plan->plan;
+    const uint64_t *counts = p->counts + p->rank * p->experts;
+    size_t row = 0;
+    for (size_t r = 0; r < p->ranks; r++) {
+        size_t first, count;
+        moert_plan_experts(p->experts, p->ranks, r, &first, &count);
+        for (size_t w = 0; w < plan->waves; w++) {
+            const size_t begin = row;
+            const size_t end = first + moert_exchange_part(count, w + 1, plan->waves);
+            for (size_t e = first + moert_exchange_part(count, w, plan->waves); e < end; e++)
+                row += counts[e];
+            runs[r * plan->waves + w] = (moert_mail_run){begin, row - begin};
+        }
+    }
+}
+
+moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan) {
+    const moert_plan *p = plan->plan;
+    MOERT_TRY(reserve_runs(&routes->window, &routes->room_window, p->ranks * p->local_experts + 1));
+    MOERT_TRY(reserve_runs(&routes->packed, &routes->room_packed, p->ranks * plan->waves));
+    find_window_runs(p, routes->window);
+    find_packed_runs(plan, routes->packed);
+    return MOERT_OK;
+}
+
+void moert_routes_free(moert_routes *routes) {
+    free(routes->window);
+    free(routes->packed);
+}
+
+size_t moert_routes_packed_rows(const moert_plan *plan) {
+    size_t sum = 0;
+    for (size_t r = 0; r < plan->ranks; r++)
+        sum += plan->send_rows[r];
+    return sum;
+}

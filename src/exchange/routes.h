@@ -1,0 +1,24 @@
+/*
+ * Where the rows of a plan lie on both ways as messages between pairs of ranks: on the owner's side
+ * runs of its window, one for each expert; on the other side one run of the rows that a rank packs,
+ * or gets back, sorted by (owner, row there): the places moert_plan.slot_position.
+ */
+#ifndef MOERT_EXCHANGE_ROUTES_H
+#define MOERT_EXCHANGE_ROUTES_H
+
+#include "comm/mail.h"
+#include "exchange/exchange.h"
+
+typedef struct moert_routes {
+    size_t room_window, room_packed;
+    moert_mail_run *window; /* [ranks, local experts], in this rank's window */
+    moert_mail_run *packed; /* [ranks, waves], among this rank's packed rows */
+} moert_routes;
+
+/* Both, for a plan's dispatch and the combine that follows it; keeps the memory of the last. */
+moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan);
+void moert_routes_free(moert_routes *routes);
+/* Rows that this rank packs. */
+size_t moert_routes_packed_rows(const moert_plan *plan);
+
+#endif
