@@ -256,6 +256,12 @@ static inline void await_ready(global const uint *ready)
     __asm__ volatile("fence.proxy.async;" ::: "memory");
 }
 
+#if B_FORMAT != PLAIN && ORIENTATION == FORWARD
+#define ALONG_B 1
+#else
+#define ALONG_B 0
+#endif
+
 /* All groups, one after the other. */
 static inline __attribute__((always_inline))
 void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready)
@@ -265,7 +271,7 @@ void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint
     uint blocks_a = 0, blocks_b = 0;
     for (uint g = s.skip; g < s.groups; g++) {
         const uint first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
-        if (rows > 0 && ORIENTATION == WGRAD) {
+        if (ORIENTATION == WGRAD && rows > 0) {
             if (A_FORMAT != PLAIN)
                 decode_down(A_FORMAT, a, (part){first, rows, s.lines, blocks_a});
             if (B_FORMAT != PLAIN)
@@ -275,7 +281,7 @@ void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint
         } else if (rows > 0) {
             if (A_FORMAT != PLAIN)
                 decode_along(A_FORMAT, a, (part){first, rows, s.terms, 0});
-            if (B_FORMAT != PLAIN && ORIENTATION == FORWARD)
+            if (ALONG_B)
                 decode_along(B_FORMAT, b, (part){g * lines_b, lines_b, columns_b, 0});
             else if (B_FORMAT != PLAIN)
                 decode_down(B_FORMAT, b, (part){g * lines_b, lines_b, columns_b, g * (lines_b / RUN_OF(B_FORMAT))});
