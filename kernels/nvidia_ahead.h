@@ -180,16 +180,18 @@ INLINED void decode_along(int format, coded x, part p)
     const uint from = lane / (32 / WORDS(format)), shift = lane / (8 / WORDS(format)) % 4 * 8;
     batch next = load_along(format, x, begin, decoder_number() / 32, eights);
     for (uint number = decoder_number() / 32; number < batches; number += stride) {
+        const uint at = number * UNITS(format) * 32 + lane;
+        global uint4 *to = x.numbers + begin + at;
         const batch b = next;
         next = load_along(format, x, begin, min(number + stride, batches - 1), eights);
         UNROLL for (int i = 0; i < UNITS(format); i++) {
-            const uint at = (number * UNITS(format) + i) * 32 + lane, word = i * WORDS(format);
+            const uint word = i * WORDS(format);
             const uint scale = shuffle(b.scales[word / 32], word % 32 + from) >> shift & 0xFF;
             const uint4 moved = CODE_BITS(format) == 8
                                     ? (uint4)(move_bytes(format, b.codes[2 * i]), move_bytes(format, b.codes[2 * i + 1]))
                                     : move_halves(b.codes[i]);
-            if (at < eights)
-                x.numbers[begin + at] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
+            if (at + i * 32 < eights)
+                to[i * 32] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
         }
     }
 }

@@ -50,8 +50,8 @@
 #define PLAIN 4
 #define CODED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
 #if CODED /* 128 times the one and 256 times the other are at most 64512 */
-#define PRODUCER_REGISTERS 104
-#define CONSUMER_REGISTERS 200
+#define PRODUCER_REGISTERS 120
+#define CONSUMER_REGISTERS 192
 #else
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
