@@ -180,16 +180,18 @@ INLINED void decode_along(int format, coded x, part p)
     const uint from = lane / (32 / WORDS(format)), shift = lane / (8 / WORDS(format)) % 4 * 8;
     batch next = load_along(format, x, begin, decoder_number() / 32, eights);
     for (uint number = decoder_number() / 32; number < batches; number += stride) {
+        const uint at = number * UNITS(format) * 32 + lane;
+        global uint4 *to = x.numbers + begin + at;
         const batch b = next;
         next = load_along(format, x, begin, min(number + stride, batches - 1), eights);
         UNROLL for (int i = 0; i < UNITS(format); i++) {
-            const uint at = (number * UNITS(format) + i) * 32 + lane, word = i * WORDS(format);
+            const uint word = i * WORDS(format);
             const uint scale = shuffle(b.scales[word / 32], word % 32 + from) >> shift & 0xFF;
             const uint4 moved = CODE_BITS(format) == 8
                                     ? (uint4)(move_bytes(format, b.codes[2 * i]), move_bytes(format, b.codes[2 * i + 1]))
                                     : move_halves(b.codes[i]);
-            if (at < eights)
-                x.numbers[begin + at] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
+            if (at + i * 32 < eights)
+                to[i * 32] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
         }
     }
 }
@@ -256,6 +258,12 @@ static inline void await_ready(global const uint *ready)
     __asm__ volatile("fence.proxy.async;" ::: "memory");
 }
 
+#if B_FORMAT != PLAIN && ORIENTATION == FORWARD
+#define ALONG_B 1
+#else
+#define ALONG_B 0
+#endif
+
 /* All groups, one after the other. */
 static inline __attribute__((always_inline))
 void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready)
@@ -265,7 +273,7 @@ void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint
     uint blocks_a = 0, blocks_b = 0;
     for (uint g = s.skip; g < s.groups; g++) {
         const uint first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
-        if (rows > 0 && ORIENTATION == WGRAD) {
+        if (ORIENTATION == WGRAD && rows > 0) {
             if (A_FORMAT != PLAIN)
                 decode_down(A_FORMAT, a, (part){first, rows, s.lines, blocks_a});
             if (B_FORMAT != PLAIN)
@@ -275,7 +283,7 @@ void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint
         } else if (rows > 0) {
             if (A_FORMAT != PLAIN)
                 decode_along(A_FORMAT, a, (part){first, rows, s.terms, 0});
-            if (B_FORMAT != PLAIN && ORIENTATION == FORWARD)
+            if (ALONG_B)
                 decode_along(B_FORMAT, b, (part){g * lines_b, lines_b, columns_b, 0});
             else if (B_FORMAT != PLAIN)
                 decode_down(B_FORMAT, b, (part){g * lines_b, lines_b, columns_b, g * (lines_b / RUN_OF(B_FORMAT))});

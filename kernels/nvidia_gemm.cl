@@ -33,8 +33,8 @@
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
  * depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4 numbers), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and
- * what nvidia_epilogue.h requires.
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4: numbers),
+ * STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and what nvidia_epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
     !defined(B_FORMAT)
@@ -50,8 +50,8 @@
 #define PLAIN 4
 #define CODED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
 #if CODED /* 128 times the one and 256 times the other are at most 64512 */
-#define PRODUCER_REGISTERS 104
-#define CONSUMER_REGISTERS 200
+#define PRODUCER_REGISTERS 120
+#define CONSUMER_REGISTERS 192
 #else
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232

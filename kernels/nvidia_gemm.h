@@ -15,7 +15,7 @@ typedef struct walk {
 /* None if the old values stay as they are. */
 static inline uint tiles_down(const shape *s, const walk *w)
 {
-    const bool all = ORIENTATION == WGRAD && (BETA != 1 || w->last > w->first);
+    const bool all = ORIENTATION == WGRAD ? BETA != 1 || w->last > w->first : false;
     return ((all ? s->lines : w->last - w->first) + LINES - 1) / LINES;
 }
 

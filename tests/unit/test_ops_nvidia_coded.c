@@ -230,12 +230,12 @@ static void test_any_codes_multiply_as_the_same_numbers_in_bf16(void **state) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {RANDOM_SHAPE, DECODED_SHAPE, WHOLE_SHAPE};
-    for (size_t i = 0; i < FORMATS * KINDS * LAYOUTS * 3; i++) {
+    for (size_t i = 0; i < FORMATS * KINDS * 3; i++) {
         const shape *s = &shapes[some[i % 3]];
         const moert_op_kind kind = (moert_op_kind)(i / 3 % KINDS);
         const moert_op_options o =
             describe_coded(s, kind, formats[of_kind(kind, i / 3 / KINDS % FORMATS)],
-                           i / 3 / KINDS / FORMATS, MOERT_NUMBER_F32);
+                           (i + i / 3) % LAYOUTS, MOERT_NUMBER_F32);
         check_as_bf16(&o, s->ends, NULL);
     }
 }
@@ -281,7 +281,7 @@ static void test_results_repeat_bit_for_bit(void **state) {
         ops_bytes first = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
         fill_factors(&first);
         ops_bytes_execute("nvidia", &first);
-        for (size_t j = 0; j < 10; j++) {
+        for (size_t j = 0; j < 4; j++) {
             ops_bytes again = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
             fill_factors(&again);
             ops_bytes_execute("nvidia", &again);
