@@ -31,9 +31,6 @@
     X(overlap, "MOERT_OVERLAP", CHOICE, "auto", "auto|off|on",                                     \
       "whether the window exchange moves rows beside products, where devices wait for each other " \
       "(MOERT_SYNC): auto (on GPUs), off or on; the same bits")                                    \
-    X(spare, "MOERT_SPARE", UINT, "0", "0-64",                                                     \
-      "compute units of a GPU that the weights' gradients leave to an exchange beside them; 0 = "  \
-      "it runs beside the router's alone")                                                         \
     X(once, "MOERT_ONCE", CHOICE, "auto", "auto|off|on",                                           \
       "whether the window exchange dispatches a token's row once to each rank, which copies it "   \
       "to its other experts there: auto (between GPUs, where that saves much), off or on; the "    \

@@ -17,7 +17,9 @@
 #include "base/memory.h"
 #include "exchange/flags.h"
 
-enum { SPARED_UNIT_GROUPS = 16, SHARED_UNIT_GROUPS = 8 }; /* of 32 work-items, on a GPU */
+/* Beside a combine products leave SPARED of PARTS compute units to it, which have so many
+ * work-groups of it each. Measured on H200s. */
+enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 enum { TOLD_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
 /* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
@@ -335,25 +337,18 @@ static void drop_mark(moert_mark **mark) {
     *mark = NULL;
 }
 
-/* Only where no host has to wait for a device. */
-static moert_status branch_window(moert_exchange *exchange, bool products) {
-    moert_control *control = exchange->state;
-    const unsigned spare = moert_config_get()->spare;
-    if (control->flags == NULL || control->branch != NULL || products != (spare > 0) ||
-        !moert_device_has_aside(exchange->device))
-        return MOERT_OK;
-    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
-    moert_device_spare(exchange->device, spare);
-    return MOERT_OK;
+static unsigned spared_units(const moert_exchange *exchange) {
+    return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
 }
 
-/* Of a combine beside other work: as many as the compute units left to it hold, or as leave room
- * for others on all. */
-static size_t most_groups(const moert_exchange *exchange) {
-    const unsigned spare = moert_config_get()->spare;
-    return spare > 0 ? (size_t)spare * SPARED_UNIT_GROUPS
-                     : (size_t)moert_device_describe(exchange->device)->compute_units *
-                           SHARED_UNIT_GROUPS;
+/* Only where no host has to wait for a device. */
+static moert_status branch_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    if (control->flags == NULL || !moert_device_has_aside(exchange->device))
+        return MOERT_OK;
+    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
+    moert_device_spare(exchange->device, spared_units(exchange));
+    return MOERT_OK;
 }
 
 static moert_status join_window(moert_exchange *exchange) {
@@ -368,7 +363,7 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
                                   moert_mark **slots) {
     moert_control *control = exchange->state;
     moert_move rows = *move;
-    rows.most_groups = most_groups(exchange);
+    rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
     MOERT_TRY(moert_mark_follow(control->branch));
     MOERT_TRY(moert_flags_meet(control->flags));
     MOERT_TRY(combine_slots(exchange, move));

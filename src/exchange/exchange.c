@@ -276,9 +276,8 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
                                           : MOERT_OK;
 }
 
-moert_status moert_exchange_combine_beside(moert_exchange *exchange, bool products) {
-    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange, products)
-                                            : MOERT_OK;
+moert_status moert_exchange_combine_beside(moert_exchange *exchange) {
+    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange) : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_join(moert_exchange *exchange) {

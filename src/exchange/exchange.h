@@ -207,12 +207,11 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
                                          moert_window *window, moert_window *slots, size_t wave);
 /*
  * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
- * until moert_exchange_combine_join, and touches neither its windows nor its targets. `products`
- * that would fill a GPU follow: not the right place unless MOERT_SPARE says so; then they leave
- * some of it. The first call in the right place counts. An error is this rank's own. Not
- * collective.
+ * until moert_exchange_combine_join, and touches neither its windows nor its targets; products that
+ * would fill a GPU leave some of it until moert_exchange_combine_finish. An error is this rank's
+ * own. Not collective.
  */
-moert_status moert_exchange_combine_beside(moert_exchange *exchange, bool products);
+moert_status moert_exchange_combine_beside(moert_exchange *exchange);
 /* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`
  * may still be on its way on return, slot_target is not. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange,

@@ -90,7 +90,7 @@ typedef struct moert_engine {
     moert_status (*send)(moert_exchange *exchange, const moert_move *move,
                          size_t wave); /* or NULL */
     /* An engine whose combines can run beside other work: from here on, until `join`; or NULL. */
-    moert_status (*beside)(moert_exchange *exchange, bool products);
+    moert_status (*beside)(moert_exchange *exchange);
     moert_status (*join)(moert_exchange *exchange);
     /* What dispatches and combines that returned MOERT_OK have found wrong since: fetch enqueues
      * that the device tells, check reads that once it has. This rank's own status. NULL, both: they

@@ -124,11 +124,8 @@ static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
         status = status != MOERT_OK ? status : sent;
     }
     if (status == MOERT_OK)
-        status = moert_exchange_combine_beside(layer->mesh->exchange, true);
-    if (status == MOERT_OK && !layer->owns_dy)
-        status = compute_wgrad(layer);
-    return status == MOERT_OK ? moert_exchange_combine_beside(layer->mesh->exchange, false)
-                              : status;
+        status = moert_exchange_combine_beside(layer->mesh->exchange);
+    return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
 }
 
 moert_status moert_layer_wgrad(moert_layer *layer) {

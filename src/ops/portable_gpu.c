@@ -8,7 +8,8 @@
 /* As in kernels/gemm_gpu.cl. */
 enum { ITEMS = 256, COLUMNS = 128, MOST_LINES = 128, LEAST_LINES = 32 };
 
-enum { TILES_PER_UNIT = 2 }; /* at once, which hide each other's waits */
+/* At once, which hide each other's waits; a sixteenth fewer do as well. */
+enum { TILES_PER_UNIT = 2, SLACK = 16 };
 
 /* Terms of a block: each item brings a quad of each factor at least. On an H200 16 are faster than
  * 8 in forward (38 and 34 TFLOP/s), slower in dgrad (24 and 33), and the same in wgrad. */
@@ -21,9 +22,10 @@ enum { DEPTH = 16, DGRAD_DEPTH = 8, QUAD = 4 };
 static int choose_lines(const moert_device *device, size_t groups, size_t lines, size_t columns) {
     const size_t units = moert_max(moert_device_describe(device)->compute_units, 1);
     const size_t blocks = groups * moert_ceil_div(columns, COLUMNS);
+    const size_t enough = TILES_PER_UNIT * units - TILES_PER_UNIT * units / SLACK;
     size_t tile = MOST_LINES;
     while (tile > LEAST_LINES &&
-           (lines <= tile / 2 || blocks * moert_ceil_div(lines, tile) < TILES_PER_UNIT * units))
+           (lines <= tile / 2 || blocks * moert_ceil_div(lines, tile) < enough))
         tile /= 2;
     return (int)tile;
 }
