@@ -24,6 +24,10 @@
 #include "teams.h"
 
 #define BLOCK 64
+#ifndef TRIAL_TURNS
+#define TRIAL_TURNS 2
+#endif
+#define TURNS TRIAL_TURNS /* of BATCH steps of all teams, whose loads are under way together: few rows then have a cache */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
@@ -135,23 +139,40 @@ static inline vec exponentials(vec x, float most)
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
-/* The work-item's largest logit; *sum of exp(logit - largest). */
-static inline float scan_row(global const float *row, ulong vocabulary, float *sum)
+/* Where turn number i of those of a chunk begins for this team. */
+static inline long turn_at(long chunk, int i)
+{
+    return ((chunk * TURNS + i) * CREW + team_index()) * BATCH * VEC;
+}
+
+/* A chunk's logits, lanes past the last one being -infinity. */
+static inline void load_chunk(vec x[TURNS][BATCH], global const float *row, long chunk, long vocabulary)
+{
+    UNROLL for (int i = 0; i < TURNS; i++)
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            const long v = turn_at(chunk, i) + k * VEC;
+            x[i][k] = load_logits(row + v, (int)clamp(vocabulary - v, 0l, (long)VEC));
+        }
+}
+
+/* The work-item's largest logit; *sum of exp(logit - largest). Leaves the first chunk in x. */
+static inline float scan_row(global const float *row, long vocabulary, float *sum, vec x[TURNS][BATCH])
 {
     float most = -INFINITY;
     vec lanes = 0.0f;
-    const long turn = CREW * BATCH * VEC, last = ((long)vocabulary - 1) / turn * turn;
-    for (long v = last + team_index() * BATCH * VEC; v >= 0; v -= turn) {
-        vec x[BATCH], peak = most;
-        UNROLL for (int k = 0; k < BATCH; k++) {
-            x[k] = load_logits(row + v + k * VEC, (int)min((long)VEC, (long)vocabulary - v - k * VEC));
-            peak = fmax(peak, x[k]);
+    const long turn = CREW * BATCH * VEC, chunks = (vocabulary + TURNS * turn - 1) / (TURNS * turn);
+    for (long chunk = chunks - 1; chunk >= 0; chunk--) {
+        load_chunk(x, row, chunk, vocabulary);
+        UNROLL for (int i = TURNS - 1; i >= 0; i--) {
+            vec peak = most;
+            UNROLL for (int k = 0; k < BATCH; k++)
+                peak = fmax(peak, x[i][k]);
+            const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
+            lanes *= exponentials(most, larger);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                lanes += exponentials(x[i][k], larger);
+            most = larger;
         }
-        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
-        lanes *= exponentials(most, larger);
-        UNROLL for (int k = 0; k < BATCH; k++)
-            lanes += exponentials(x[k], larger);
-        most = larger;
     }
     *sum = lanes.x + lanes.y + lanes.z + lanes.w;
     return most;
@@ -161,28 +182,32 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
                              local float *team, local float *crew)
 {
     float chosen = target < vocabulary ? row[target] : NAN, own;
-    const float peak = scan_row(row, vocabulary, &own);
+    vec x[TURNS][BATCH];
+    const float peak = scan_row(row, (long)vocabulary, &own, x);
     const float most = join_teams(max_lanes(peak, team), true, CREW, crew);
     own *= exp2((peak - most) * M_LOG2E_F);
     const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
     const float scale = factor / sum;
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
-    for (ulong first = 0; first < vocabulary; first += CREW * BATCH * VEC) {
-        const ulong v = first + team_index() * BATCH * VEC;
-        const int n = (int)min((long)BATCH * VEC, (long)vocabulary - (long)v);
-        vec x[BATCH];
-        load_batch(x, row + v, n);
-        if (CODED)
-            barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
-        UNROLL for (int k = 0; k < BATCH; k++)
-            x[k] = exponentials(x[k], most) * scale;
-        if (target - v < BATCH * VEC) {
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
+    for (long chunk = 0; chunk * TURNS * CREW * BATCH * VEC < (long)vocabulary; chunk++) {
+        if (chunk > 0) {
+            load_chunk(x, row, chunk, (long)vocabulary);
+            if (CODED)
+                barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
         }
-        UNROLL for (int k = 0; k < BATCH; k++)
-            store_gradient(x[k], row, v + k * VEC, n - k * VEC);
+        UNROLL for (int i = 0; i < TURNS; i++) {
+            const ulong v = (ulong)turn_at(chunk, i);
+            const int n = (int)clamp((long)vocabulary - (long)v, 0l, (long)BATCH * VEC);
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[i][k] = exponentials(x[i][k], most) * scale;
+            if (target - v < BATCH * VEC) {
+                UNROLL for (int k = 0; k < BATCH; k++)
+                    x[i][k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
+            }
+            UNROLL for (int k = 0; k < BATCH; k++)
+                store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
+        }
     }
     return log(sum) - (chosen - most);
 }

@@ -155,20 +155,26 @@ static inline scaling make_scale(const job *j, shared all, uvec largest)
 
 /* ---- elements ---- */
 
-static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
+static inline vec scaled(const scaling *s, vec x)
 {
 #if SCALE == 2
-    const vec y = s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
+    return s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
 #elif SCALE == 1
-    const vec y = RULE == BRIDGE ? x / s->first / s->second : x * s->factor;
+    return RULE == BRIDGE ? x / s->first / s->second : x * s->factor;
 #else
-    const vec y = x * s->factor;
+    return x * s->factor;
 #endif
+}
+
+static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
+{
+    const vec y = scaled(s, x);
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
     const uvec code = ROUNDING == HALF_STEPS ? encode_half_steps(y)
                         : ROUNDING == STOCHASTIC
-                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16))
+                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16,
+                                                                c / PART % 4))
                             : encode(y, ELEMENT);
 #else
     const uvec code = encode(y, ELEMENT);
