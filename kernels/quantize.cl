@@ -120,7 +120,7 @@ KERNEL void quantize_row(ARGUMENTS)
             x[i] = load_x(j, p.row, c + i * VEC, last - c - i * VEC);
             largest = max(largest, magnitude_bits(x[i]));
         }
-        const scaling s = make_scale(j, common, block_largest(largest, 1, team));
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
         for (int i = 0; i < SPAN / VEC && c + i * VEC < last; i++)
             store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC, last - c - i * VEC);
         store_block_scale(j, &s, p.row, c);
@@ -188,7 +188,7 @@ KERNEL void quantize_row(ARGUMENTS)
             uvec largest = 0;
             UNROLL for (int i = b; i < b + HELD_PARTS; i++)
                 largest = max(largest, magnitude_bits(x[i]));
-            const scaling s = make_scale(j, common, block_largest(largest, LANES, team));
+            const scaling s = make_scale(j, common, block_largest(largest, LANES, team), true);
             store_codes(j, &s, x + b, p.row, c, b, last);
             store_block_scale(j, &s, p.row, c + step_of(b));
         }
@@ -259,7 +259,7 @@ KERNEL void quantize_tile(ARGUMENTS)
         for (uint r = 0; r < p.rows; r++)
             for (int i = c; i < end; i += VEC)
                 largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
-        const scaling s = make_scale(j, common, block_largest(largest, 1, team));
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
@@ -286,7 +286,7 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
         vec held[HELD];
         hold_rows(j, held, p, c, last - c);
         const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
-        const scaling s = make_scale(j, common, crew_largest(largest, peaks));
+        const scaling s = make_scale(j, common, crew_largest(largest, peaks), true);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
             const uint row = p.row + first_held() + r;
             const bool inside = first_held() + r < p.rows;
@@ -342,7 +342,7 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
         if (hadamard && p.rows == BLOCK)
             rotate_rows(held);
 #endif
-        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks));
+        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);
         if (team_index() == 0)
             store_scales(j, &s, slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
