@@ -174,14 +174,12 @@ KERNEL_OF(CREW) void embedding_backward(global const int *restrict token, global
     do {
         const uint to = (uint)min((ulong)from + most, length);
         const uint n = find_tokens(&f, token + begin, from, to, first_row + skipped, own);
-        if (n > ROOM) {
-            most = ROOM;
-            continue;
-        }
-        link_tokens(&f, n, own);
-        add_tokens(&f, own, dx + begin * hidden, sum, hidden, adds);
-        adds = true;
-        from = to;
+        const bool all = n <= ROOM;
+        link_tokens(&f, all ? n : 0, own);
+        add_tokens(&f, all ? own : 0, dx + begin * hidden, sum, hidden, adds);
+        adds |= all;
+        from = all ? to : from;
+        most = all ? most : ROOM;
     } while (from < length);
 }
 #endif

@@ -199,8 +199,8 @@ static inline bool choose_row(const vec x[STEPS], const row *r, global const flo
         const uvec places = as_uvec(lane_places() + i * VEC);
         packed[i] = select((uvec)0, (keys[i] & ~PLACE) | (PLACE - places), lane_places() < experts - i * VEC);
     }
-    if (!choose(packed, topk, number * SLOTS, mine, team))
-        choose_again(keys, topk, number * SLOTS, mine, team);
+    const bool clear = choose(packed, topk, number * SLOTS, mine, team);
+    choose_again(keys, clear ? 0 : topk, number * SLOTS, mine, team);
     return good;
 }
 
