@@ -27,7 +27,14 @@
 #ifndef TRIAL_TURNS
 #define TRIAL_TURNS 2
 #endif
-#define TURNS TRIAL_TURNS /* of BATCH steps of all teams, whose loads are under way together: few rows then have a cache */
+#ifndef TRIAL_HOLD
+#define TRIAL_HOLD 4
+#endif
+#ifndef TRIAL_ONCE
+#define TRIAL_ONCE 1
+#endif
+#define HELD  TRIAL_HOLD  /* turns that stay in registers: of BATCH steps of all teams */
+#define TURNS TRIAL_TURNS /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
@@ -48,9 +55,35 @@ typedef float2 half_vec;
 #define vstore_half_part vstore2
 #endif
 
+#if TRIAL_ONCE && defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+#define HAS_LAST_USE /* the cache may forget what is read and written now, and keep what will be read again */
+static inline vec load_last(global const float *p, bool inside, float other)
+{
+    vec x = other;
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4]; }"
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+                     : "l"(p), "r"((int)inside));
+    return x;
+}
+
+static inline void store_last(vec x, global float *p, bool inside)
+{
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.f32 [%4], {%0, %1, %2, %3}; }"
+                     :
+                     : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(p), "r"((int)inside)
+                     : "memory");
+}
+#endif
+
 /* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of floats. */
 static inline void store_gradient(vec x, global float *row, ulong at, int n)
 {
+#ifdef HAS_LAST_USE
+    if (!CODED) {
+        store_last(x, row + at + part_start(), part_start() < n);
+        return;
+    }
+#endif
     if (!CODED) {
         store_part(x, row + at, n);
         return;
@@ -139,76 +172,102 @@ static inline vec exponentials(vec x, float most)
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
-/* Where turn number i of those of a chunk begins for this team. */
-static inline long turn_at(long chunk, int i)
-{
-    return ((chunk * TURNS + i) * CREW + team_index()) * BATCH * VEC;
-}
+#define TURN (CREW * BATCH * VEC)
 
-/* A chunk's logits, lanes past the last one being -infinity. */
-static inline void load_chunk(vec x[TURNS][BATCH], global const float *row, long chunk, long vocabulary)
+
+/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity; `last`: nobody reads them again. */
+static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, bool last)
 {
-    UNROLL for (int i = 0; i < TURNS; i++)
+    UNROLL for (int i = 0; i < turns; i++)
         UNROLL for (int k = 0; k < BATCH; k++) {
-            const long v = turn_at(chunk, i) + k * VEC;
-            x[i][k] = load_logits(row + v, (int)clamp(vocabulary - v, 0l, (long)VEC));
+            const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
+            const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
+#ifdef HAS_LAST_USE
+            if (last) {
+                x[i][k] = load_last(row + v + part_start(), part_start() < n, -INFINITY);
+                continue;
+            }
+#endif
+            x[i][k] = load_logits(row + v, n);
         }
 }
 
-/* The work-item's largest logit; *sum of exp(logit - largest). Leaves the first chunk in x. */
-static inline float scan_row(global const float *row, long vocabulary, float *sum, vec x[TURNS][BATCH])
+/* An item's largest logit so far, and sums of exp(logit - largest). */
+typedef struct scan {
+    float most;
+    vec lanes;
+} scan;
+
+/* Turns that are later in the row come first. */
+static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH])
 {
-    float most = -INFINITY;
-    vec lanes = 0.0f;
-    const long turn = CREW * BATCH * VEC, chunks = (vocabulary + TURNS * turn - 1) / (TURNS * turn);
-    for (long chunk = chunks - 1; chunk >= 0; chunk--) {
-        load_chunk(x, row, chunk, vocabulary);
-        UNROLL for (int i = TURNS - 1; i >= 0; i--) {
-            vec peak = most;
-            UNROLL for (int k = 0; k < BATCH; k++)
-                peak = fmax(peak, x[i][k]);
-            const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
-            lanes *= exponentials(most, larger);
-            UNROLL for (int k = 0; k < BATCH; k++)
-                lanes += exponentials(x[i][k], larger);
-            most = larger;
-        }
+    UNROLL for (int i = turns - 1; i >= 0; i--) {
+        vec peak = s->most;
+        UNROLL for (int k = 0; k < BATCH; k++)
+            peak = fmax(peak, x[i][k]);
+        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
+        s->lanes *= exponentials(s->most, larger);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            s->lanes += exponentials(x[i][k], larger);
+        s->most = larger;
     }
-    *sum = lanes.x + lanes.y + lanes.z + lanes.w;
-    return most;
+}
+
+/* What becomes of a row's logits. */
+typedef struct slope {
+    float most, scale, factor;
+    ulong target;
+} slope;
+
+/* The gradient of the turns from number `first` on, of which those from `end` on are others'. */
+static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end, const slope *s)
+{
+    UNROLL for (int i = 0; i < turns; i++) {
+        const long v = (first + i) * TURN + team_index() * BATCH * VEC;
+        const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
+        UNROLL for (int k = 0; k < BATCH; k++)
+            x[i][k] = exponentials(x[i][k], s->most) * s->scale;
+        if (s->target - (ulong)v < BATCH * VEC) {
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[i][k] -= lane_places() == (ivec)((int)(s->target - (ulong)v) - k * VEC) ? s->factor : 0.0f;
+        }
+        UNROLL for (int k = 0; k < BATCH; k++)
+            store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
+    }
 }
 
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
                              local float *team, local float *crew)
 {
-    float chosen = target < vocabulary ? row[target] : NAN, own;
+    const float chosen = target < vocabulary ? row[target] : NAN;
+    const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
     vec x[TURNS][BATCH];
-    const float peak = scan_row(row, (long)vocabulary, &own, x);
-    const float most = join_teams(max_lanes(peak, team), true, CREW, crew);
-    own *= exp2((peak - most) * M_LOG2E_F);
+    scan found = {-INFINITY, 0.0f};
+#if HELD > 0
+    vec held[HELD][BATCH];
+    load_turns(HELD, held, row, streamed, width, true);
+    scan_turns(HELD, &found, held);
+#endif
+    for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
+        load_turns(TURNS, x, row, first, width, false);
+        scan_turns(TURNS, &found, x);
+    }
+    const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
+    const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) * exp2((found.most - most) * M_LOG2E_F);
     const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
-    const float scale = factor / sum;
+    const slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
-    for (long chunk = 0; chunk * TURNS * CREW * BATCH * VEC < (long)vocabulary; chunk++) {
-        if (chunk > 0) {
-            load_chunk(x, row, chunk, (long)vocabulary);
-            if (CODED)
-                barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
-        }
-        UNROLL for (int i = 0; i < TURNS; i++) {
-            const ulong v = (ulong)turn_at(chunk, i);
-            const int n = (int)clamp((long)vocabulary - (long)v, 0l, (long)BATCH * VEC);
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[i][k] = exponentials(x[i][k], most) * scale;
-            if (target - v < BATCH * VEC) {
-                UNROLL for (int k = 0; k < BATCH; k++)
-                    x[i][k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
-            }
-            UNROLL for (int k = 0; k < BATCH; k++)
-                store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
-        }
+    for (long first = 0; first < streamed; first += TURNS) {
+        const long end = min(streamed * TURN, width);
+        load_turns(TURNS, x, row, first, end, true);
+        if (CODED)
+            barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
+        store_turns(TURNS, x, row, first, end, &s);
     }
+#if HELD > 0
+    store_turns(HELD, held, row, streamed, width, &s);
+#endif
     return log(sum) - (chosen - most);
 }
 #endif

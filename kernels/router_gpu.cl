@@ -27,9 +27,9 @@ enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 #define STEPS  (MOST_EXPERTS / VEC)
 #define TOKENS (MOERT_ITEMS / SLOTS)
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-#define EACH_TOKEN UNROLL
+#define ANY_BARRIER 1 /* also under conditions that the items of a team agree on */
 #else
-#define EACH_TOKEN ROLLED /* with barriers inside */
+#define ANY_BARRIER 0
 #endif
 #define PLACE  (MOST_EXPERTS - 1u) /* the bits of a key that say which expert */
 
@@ -200,7 +200,9 @@ static inline bool choose_row(const vec x[STEPS], const row *r, global const flo
         packed[i] = select((uvec)0, (keys[i] & ~PLACE) | (PLACE - places), lane_places() < experts - i * VEC);
     }
     const bool clear = choose(packed, topk, number * SLOTS, mine, team);
-    choose_again(keys, clear ? 0 : topk, number * SLOTS, mine, team);
+    uint whole = *mine;
+    choose_again(keys, ANY_BARRIER && clear ? 0 : topk, number * SLOTS, &whole, team);
+    *mine = clear ? *mine : whole;
     return good;
 }
 
@@ -228,10 +230,10 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
     bool good = false;
     if (first >= tokens)
         return;
-    EACH_TOKEN for (int j = 0; j < TOKENS; j++)
+    UNROLL for (int j = 0; j < TOKENS; j++)
         UNROLL for (int i = 0; i < STEPS; i++)
             x[j][i] = load_part(logits + min(first + j, tokens - 1) * experts + i * VEC, experts - i * VEC);
-    EACH_TOKEN for (int j = 0; j < TOKENS; j++) {
+    UNROLL for (int j = 0; j < TOKENS; j++) {
         row r = score_row(x[j], experts, score, own);
         r.good &= choose_row(x[j], &r, bias, experts, topk, score, j, &mine, own);
         UNROLL for (int i = 0; i < STEPS; i++)
@@ -244,7 +246,6 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
     }
     const ulong t = min(first + base / SLOTS, tokens - 1);
     const int e = min((int)(PLACE - (mine & PLACE)), experts - 1);
-    const bool counts = slot < topk && first + base / SLOTS < tokens;
     float value = picked_value(logits[t * experts + e], score, top, total);
     if (score == SOFTMAX_TOPK) {
         float most = -INFINITY;
@@ -255,7 +256,7 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
     for (int k = 0; k < topk; k++)
         sum += of_item(value, base + k, own);
     const vec share = (vec)value / (normalised ? sum + TINY : 1.0f) * scale;
-    if (counts) {
+    if (item_index() % SLOTS < topk && first + item_index() / SLOTS < tokens) {
         index[t * topk + slot] = good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
         weight[t * topk + slot] = good ? share.x : 0.0f;
         if (slot == 0)
@@ -294,7 +295,7 @@ KERNEL_OF(TEAMS) void router_return(global const float *logits, global const flo
     const ulong t = min(first + base / SLOTS, tokens - 1);
     const int chosen = index[t * topk + k];
     const float w = weight[t * topk + k], dw = dweight[t * topk + k], own_lse = lse[t];
-    EACH_TOKEN for (int j = 0; j < TOKENS; j++)
+    UNROLL for (int j = 0; j < TOKENS; j++)
         UNROLL for (int i = 0; i < STEPS; i++)
             s[j][i] = load_part(scores + min(first + j, tokens - 1) * experts + i * VEC, experts - i * VEC);
     for (int i = 0; i < topk; i++) {
@@ -302,7 +303,7 @@ KERNEL_OF(TEAMS) void router_return(global const float *logits, global const flo
         dot = int_of_item(chosen, base + i, own) >= 0 ? product : dot;
     }
     const float mean = normalised ? dot / scale : 0.0f, own_through = score == SOFTMAX && !normalised ? dot : 0.0f;
-    EACH_TOKEN for (int j = 0; j < TOKENS; j++) {
+    UNROLL for (int j = 0; j < TOKENS; j++) {
         const float2 sums = row_sums(s[j], aux, experts, stands_alone(score), own);
         const float whole = stands_alone(score) ? sums.x + TINY : 1.0f, pull = sums.y / whole;
         const float through = of_item(own_through, j * SLOTS, own), at = of_item(own_lse, j * SLOTS, own);
@@ -328,7 +329,7 @@ KERNEL_OF(TEAMS) void router_return(global const float *logits, global const flo
         *d = fma(w * slope, dw - mean, *d);
     }
     meet();
-    EACH_TOKEN for (int j = 0; j < TOKENS; j++)
+    UNROLL for (int j = 0; j < TOKENS; j++)
         UNROLL for (int i = 0; i < STEPS; i++)
             store_part(*(local const vec *)(rows[team_index()][j] + i * VEC + part_start()),
                        dlogits + (first + j) * experts + i * VEC, first + j < tokens ? experts - i * VEC : 0);

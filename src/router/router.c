@@ -39,16 +39,19 @@ static build choose_build(const moert_device *device, size_t experts) {
     return gpu[i];
 }
 
-/* A build of kernels/router_gpu.cl, which holds a token's experts in registers. */
+/* A build of kernels/router_gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
+ * whose items have instructions to meet. */
 enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, SPEC_BYTES = 64 };
 
 /* False where there is none for so many experts and slots: its spec, and the work-groups. */
 static bool choose_held(const moert_device *device, const moert_router_options *options,
                         size_t tokens, char spec[SPEC_BYTES], moert_grid *grid) {
     const moert_device_info *info = moert_device_describe(device);
-    const size_t teams = info->nvidia > 0 ? (getenv("TRIAL_TEAMS") != NULL ? strtoul(getenv("TRIAL_TEAMS"), NULL, 10) : 4) : 1, items = HELD_SLOTS;
+    const size_t teams =
+        getenv("TRIAL_TEAMS") != NULL ? strtoul(getenv("TRIAL_TEAMS"), NULL, 10) : 4;
+    const size_t items = HELD_SLOTS;
     size_t slots = LEAST_SLOTS;
-    if (!info->gpu_form || options->experts > HELD_EXPERTS || options->topk > HELD_SLOTS ||
+    if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS || options->topk > HELD_SLOTS ||
         getenv("MOERT_OLD_ROUTER") != NULL)
         return false;
     while (slots < options->topk)
