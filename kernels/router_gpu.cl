@@ -101,8 +101,9 @@ static inline row score_row(const vec x[STEPS], int experts, int score, local fl
     }
     r.total = sum_lanes(sum, team);
     r.good = !isnan(r.total);
-    UNROLL for (int i = 0; i < STEPS && !stands_alone(score); i++)
-        r.s[i] /= r.total;
+    UNROLL for (int i = 0; i < STEPS; i++)
+        if (!stands_alone(score))
+            r.s[i] /= r.total;
     return r;
 }
 

@@ -90,8 +90,8 @@ static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES])
 
 /* Whether an item may have 8 columns of a row at a time: WIDE of kernels/dequantize.cl. */
 static bool is_wide(const moert_device *device, const moert_quantize *op) {
-    const size_t units = moert_quantized_layout(op).q_bytes * 8 /
-                         moert_format_element_bits(op->how.format);
+    const size_t units =
+        moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
     return op->how.axis == MOERT_AXIS_ROW && moert_share(device, 1, (op->columns | units) % 8) == 0;
 }
 

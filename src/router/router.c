@@ -51,8 +51,8 @@ static bool choose_held(const moert_device *device, const moert_router_options *
         getenv("TRIAL_TEAMS") != NULL ? strtoul(getenv("TRIAL_TEAMS"), NULL, 10) : 4;
     const size_t items = HELD_SLOTS;
     size_t slots = LEAST_SLOTS;
-    if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS || options->topk > HELD_SLOTS ||
-        getenv("MOERT_OLD_ROUTER") != NULL)
+    if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS ||
+        options->topk > HELD_SLOTS || getenv("MOERT_OLD_ROUTER") != NULL)
         return false;
     while (slots < options->topk)
         slots *= 2;
