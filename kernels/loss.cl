@@ -12,9 +12,10 @@
  * Deterministic: a row depends on itself alone and the order of its sums on V alone.
  * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
  * the blocks, then the lanes; two levels keep the rounding error of a long row small.
- * GPU form: CREW teams own a row, which they read twice, the first time backwards: what they met last is still in a cache
- * then. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov, Gimelshein: "Online
- * normalizer calculation for softmax", 2018.
+ * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in registers; the others are read
+ * twice, the first time backwards: what was met last is still in a cache then. The second time the cache is told that
+ * nobody reads it again, which leaves room for the other rows. In the first pass a work-item scales its sum anew when it
+ * meets a larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Required: CODED (0, 1). Local memory: the teams'.
  */
 #if !defined(CODED)
@@ -24,17 +25,8 @@
 #include "teams.h"
 
 #define BLOCK 64
-#ifndef TRIAL_TURNS
-#define TRIAL_TURNS 2
-#endif
-#ifndef TRIAL_HOLD
-#define TRIAL_HOLD 4
-#endif
-#ifndef TRIAL_ONCE
-#define TRIAL_ONCE 1
-#endif
-#define HELD  TRIAL_HOLD  /* turns that stay in registers: of BATCH steps of all teams */
-#define TURNS TRIAL_TURNS /* whose loads are under way together */
+#define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
+#define TURNS 1 /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
@@ -55,7 +47,7 @@ typedef float2 half_vec;
 #define vstore_half_part vstore2
 #endif
 
-#if TRIAL_ONCE && defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+#if defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
 #define HAS_LAST_USE /* the cache may forget what is read and written now, and keep what will be read again */
 static inline vec load_last(global const float *p, bool inside, float other)
 {

@@ -125,11 +125,8 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
 /* Rows whose loads are under way together; a rotation has as many loads again. */
 #define SOME_STEPS (ROTATED ? 2 * STEPS : STEPS)
 #define ROWS       (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
-#ifndef TRIAL_PREFETCH
-#define TRIAL_PREFETCH 1
-#endif
 #define HOLDS_WEIGHT (STEPS <= 2)
-#define PREFETCHES   (TRIAL_PREFETCH && STEPS <= 2 && !ROTATED)
+#define PREFETCHES   (STEPS <= 2 && !ROTATED) /* the next ROWS rows, while some are worked on */
 
 #include "norm_rotated.h"
 
@@ -156,7 +153,7 @@ static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float
 /* The sums of ROWS rows' lanes: all rows wait for a step of the tree together. */
 static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*team)[MOERT_ITEMS], local float *crew)
 {
-#if CREW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__)) && !defined(TRIAL_SERIAL)
+#if CREW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
     UNROLL for (int r = 0; r < ROWS; r++) {
         const float2 own = x[r].lo + x[r].hi;
         sum[r] = own.x + own.y;

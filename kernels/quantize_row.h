@@ -6,10 +6,7 @@
  */
 #define LANES      (BLOCK == 16 ? 2 : 8)
 #define HELD_PARTS (BLOCK / (LANES * PART))
-#ifndef TRIAL_PARTS
-#define TRIAL_PARTS 4
-#endif
-#define PARTS      TRIAL_PARTS /* that are under way together */
+#define PARTS      4 /* that are under way together */
 
 /* Where the step begins of which this item's part is its part number i. */
 static inline int step_of(int i)

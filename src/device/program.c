@@ -49,13 +49,12 @@ static moert_status build_options(const moert_device *device, const char *spec, 
     char capability[32] = "";
     if (device->info.nvidia > 0)
         snprintf(capability, sizeof capability, " -DMOERT_NVIDIA=%u", device->info.nvidia);
-    *options = moert_text_format("-cl-std=%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s%s%s",
+    *options = moert_text_format("-cl-std=%s -DMOERT_CPU=%d -DMOERT_FP64=%d -DMOERT_ITEMS=%d%s%s",
                                  is_hopper(spec)   ? "CL3.0 " HOPPER_OPTIONS
                                  : is_nvidia(spec) ? "CL3.0"
                                                    : "CL1.2",
                                  device->info.is_cpu, device->info.has_fp64,
-                                 team_items(device, spec), capability, spec + strcspn(spec, " "),
-                                 getenv("TRIAL_OPTIONS") != NULL ? getenv("TRIAL_OPTIONS") : "");
+                                 team_items(device, spec), capability, spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }

@@ -23,9 +23,7 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
                                       const moert_buffer *token, const moert_buffer *dx,
                                       size_t first_row, size_t rows, moert_buffer *partial) {
     moert_device *device = moert_buffer_device(partial);
-    const size_t gpu_rows =
-        getenv("TRIAL_ROWS") != NULL ? strtoul(getenv("TRIAL_ROWS"), NULL, 10) : GPU_ROWS;
-    const size_t share = moert_share(device, rows, gpu_rows);
+    const size_t share = moert_share(device, rows, GPU_ROWS);
     const moert_grid grid = {moert_share(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
                              sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
     moert_profile_work(device, "embedding", 0.0,

@@ -2,7 +2,6 @@
  * amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -160,7 +159,7 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     moert_device *device = moert_buffer_device(op->x);
     char spec[MOERT_SPEC_BYTES];
     choose_program(device, "dequantize", op, spec);
-    if (is_wide(device, op) && getenv("TRIAL_NARROW") == NULL)
+    if (is_wide(device, op))
         strcat(spec, " -DWIDE");
     MOERT_TRY(
         MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),

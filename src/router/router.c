@@ -4,7 +4,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
 #include "device/profile.h"
@@ -41,25 +40,23 @@ static build choose_build(const moert_device *device, size_t experts) {
 
 /* A build of kernels/router_gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
  * whose items have instructions to meet. */
-enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, SPEC_BYTES = 64 };
+enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 4, SPEC_BYTES = 64 };
 
 /* False where there is none for so many experts and slots: its spec, and the work-groups. */
 static bool choose_held(const moert_device *device, const moert_router_options *options,
                         size_t tokens, char spec[SPEC_BYTES], moert_grid *grid) {
     const moert_device_info *info = moert_device_describe(device);
-    const size_t teams =
-        getenv("TRIAL_TEAMS") != NULL ? strtoul(getenv("TRIAL_TEAMS"), NULL, 10) : 4;
     const size_t items = HELD_SLOTS;
     size_t slots = LEAST_SLOTS;
     if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS ||
-        options->topk > HELD_SLOTS || getenv("MOERT_OLD_ROUTER") != NULL)
+        options->topk > HELD_SLOTS)
         return false;
     while (slots < options->topk)
         slots *= 2;
-    snprintf(spec, SPEC_BYTES, "router_gpu -DMOST_EXPERTS=%d -DSLOTS=%zu -DTEAMS=%zu%s",
-             options->experts > HELD_EXPERTS / 2 ? HELD_EXPERTS : HELD_EXPERTS / 2, slots, teams,
-             MOERT_PROGRAM(device, "", options->experts));
-    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * teams), 1, 1};
+    snprintf(spec, SPEC_BYTES, "router_gpu -DMOST_EXPERTS=%d -DSLOTS=%zu -DTEAMS=%d%s",
+             options->experts > HELD_EXPERTS / 2 ? HELD_EXPERTS : HELD_EXPERTS / 2, slots,
+             HELD_TEAMS, MOERT_PROGRAM(device, "", options->experts));
+    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_TEAMS), 1, 1};
     return true;
 }
 
