@@ -1,6 +1,7 @@
 /*
  * bench_layer: an expert-parallel MoE layer (router, dispatch, experts, combine), forward and
- * forward + backward with all weight gradients, on all ranks of the job.
+ * forward + backward with all weight gradients, on all ranks of the job. Sums of gradients over
+ * replicas, which a training step makes once, are left out.
  *
  * A sample is the time from a barrier to the end of some calls in a row, of the slowest rank.
  * Before it, y and dx of sampled tokens of every rank are compared with float64 on the host, from
@@ -16,6 +17,7 @@
 #include "base/memory.h"
 #include "comm/comm.h"
 #include "device/device.h"
+#include "device/profile.h"
 #include "layer_check.h"
 #include "models.h"
 #include "moert/layer.h"
@@ -31,6 +33,7 @@ enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
 static size_t tokens, hidden, intermediate, experts, topk, ep, repeat, seed;
 static unsigned model, precision, dispatch, combine;
 static const char *json_path;
+static bool with_spans;
 
 static const char *const precision_names[] = {"f32", "bf16", "mxfp8", "nvfp4"};
 static const char *const dispatch_names[] = {"f32", "mxfp8", "bf16"};
@@ -50,6 +53,8 @@ static const moert_option options[] = {
      "of rows on their way back"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
+    {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
+     "list what rank 0's device does in one more call, and when it waits for messages"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
@@ -66,6 +71,7 @@ typedef struct bench {
     json_t *rows;
     double worst[2];
     bool wrong;
+    uint64_t start_ns; /* of the spans */
 } bench;
 
 /* ---- set-up ---- */
@@ -125,8 +131,7 @@ static moert_status call(bench *b, int operation) {
     MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y]));
     if (operation == FORWARD)
         return MOERT_OK;
-    MOERT_TRY(moert_layer_backward(b->layer, b->buffer[DY], NULL, b->buffer[DX]));
-    return moert_layer_reduce(b->layer, false, true);
+    return moert_layer_backward(b->layer, b->buffer[DY], NULL, b->buffer[DX]);
 }
 
 /* y and dx of one call, from memory that holds zeros. */
@@ -174,6 +179,32 @@ static moert_status take_all(bench *b, int operation, double *median) {
 release:
     free(seconds);
     return status;
+}
+
+/* ---- spans ---- */
+
+static void show_span(void *context, const moert_profile_span *span) {
+    const bench *b = context;
+    static const char *const kinds[] = {"device", "wait", "rows under way"};
+    moert_program_say(b->context, "# %10.1f us %10.1f us  %-14s  %-22s %s\n",
+                      (double)(span->start_ns - b->start_ns) * 1e-3,
+                      (double)(span->end_ns - span->start_ns) * 1e-3, kinds[span->kind],
+                      moert_operation_text(span->operation), span->phase);
+}
+
+static moert_status show_spans(bench *b) {
+    moert_status status = moert_comm_agree(b->comm, moert_profile_enable(b->device));
+    MOERT_TRY(status);
+    for (int turn = 0; turn < 2; turn++) { /* the first settles what a profile changes */
+        MOERT_TRY(moert_comm_barrier(b->comm));
+        moert_profile_observe(b->device, turn == 1 ? show_span : NULL, b);
+        b->start_ns = moert_clock_ns();
+        MOERT_TRY(moert_profile_begin(b->device));
+        MOERT_TRY(call(b, FORWARD_BACKWARD));
+        MOERT_TRY(moert_profile_end(b->device));
+    }
+    moert_profile_observe(b->device, NULL, NULL);
+    return MOERT_OK;
 }
 
 /* ---- rows ---- */
@@ -233,6 +264,8 @@ static moert_status run(moert_context *context) {
         MOERT_TRY_OR(release, take_all(&b, operation, &seconds));
         MOERT_TRY_OR(release, report(&b, operation, seconds));
     }
+    if (with_spans)
+        MOERT_TRY_OR(release, show_spans(&b));
     if (json_path != NULL && moert_comm_rank(b.comm) == 0)
         status = bench_report_write(b.rows, json_path);
     if (status == MOERT_OK && b.wrong)

@@ -3,7 +3,8 @@
 
   torch_moe_layer.py --ranks R [--model NAME...] [--tokens T] [--json FILE]
 
-The choice of experts is given (no router), weights of a token are 1/K; backward gives the gradients of x and of both weights.
+The router is that of transformers' Qwen3-MoE: a linear layer, softmax in float32, the K highest, normalised. Backward gives the gradients
+of x and of all weights.
 The first tokens of every rank are compared with a loop over their experts in float32.
 """
 import argparse
@@ -34,8 +35,15 @@ class AllToAll(torch.autograd.Function):
         return dx, None, None
 
 
-def layer(x, index, weight, gate_up, down, experts, ranks):
-    topk, local = index.shape[1], experts // ranks
+def route(x, router, topk):
+    weight, index = functional.linear(x, router).softmax(-1, dtype=torch.float32).topk(topk, -1)
+    return weight / weight.sum(-1, keepdim=True), index
+
+
+def layer(x, router, gate_up, down, topk, ranks):
+    experts = router.shape[0]
+    local = experts // ranks
+    weight, index = route(x, router, topk)
     order = torch.argsort(index.reshape(-1), stable=True)
     counts = torch.bincount(index.reshape(-1), minlength=experts)
     arriving = torch.empty_like(counts)
@@ -58,14 +66,15 @@ def gathered(weight, ranks):
     return torch.cat(every)
 
 
-def is_right(y, x, index, gate_up, down, ranks, tokens=4):
+def is_right(y, x, router, gate_up, down, topk, ranks, tokens=4):
     """The first tokens, one expert after the other."""
+    weight, index = route(x, router, topk)
     gate_up, down, ok = gathered(gate_up, ranks), gathered(down, ranks), True
     for t in range(tokens):
         want = 0
-        for e in index[t].tolist():
+        for share, e in zip(weight[t], index[t].tolist()):
             gate, up = (gate_up[e].float() @ x[t].float()).chunk(2)
-            want = want + down[e].float() @ (functional.silu(gate) * up) / index.shape[1]
+            want = want + share * (down[e].float() @ (functional.silu(gate) * up))
         ok = ok and (y[t].float() - want).abs().max() <= 0.03 * want.abs().max()
     return torch_ranks.right(ok)
 
@@ -82,18 +91,18 @@ def work(rank, ranks, options, rows):
         x, dy = normal(tokens, hidden).requires_grad_(), normal(tokens, hidden)
         gate_up = normal(local, 2 * intermediate, hidden, scale=0.02).requires_grad_()
         down = normal(local, hidden, intermediate, scale=0.02).requires_grad_()
-        index = torch_ranks.routing('balanced', tokens * ranks, topk, experts, 1)[rank * tokens:(rank + 1) * tokens]
-        weight = torch.full((tokens, topk), 1 / topk, device='cuda')
+        torch.manual_seed(ranks)
+        router = normal(experts, hidden, scale=0.02).requires_grad_()
 
         def forward():
             with torch.no_grad():
-                return layer(x, index, weight, gate_up, down, experts, ranks)
+                return layer(x, router, gate_up, down, topk, ranks)
 
         def forward_backward():
-            layer(x, index, weight, gate_up, down, experts, ranks).backward(dy)
-            x.grad = gate_up.grad = down.grad = None
+            layer(x, router, gate_up, down, topk, ranks).backward(dy)
+            x.grad = router.grad = gate_up.grad = down.grad = None
 
-        ok = is_right(forward(), x.detach(), index, gate_up, down, ranks)
+        ok = is_right(forward(), x.detach(), router.detach(), gate_up, down, topk, ranks)
         for op, call, products in (('forward', forward, 1), ('forward+backward', forward_backward, 3)):
             took = torch_ranks.seconds(call)
             flops = products * 6 * tokens * topk * hidden * intermediate
@@ -102,7 +111,7 @@ def work(rank, ranks, options, rows):
                    'gflops': flops / took * 1e-9, 'wrong': not ok}
             torch_ranks.show(rank, rows, row, f"{op:17} {name:12} torch {ranks} {took * 1e3:10.3f} ms {row['tokens_per_s']:12.0f} tokens/s "
                                               f"{row['gflops'] * 1e-3:8.1f} TFLOP/s {'right' if ok else 'WRONG'}")
-        del x, dy, gate_up, down
+        del x, dy, router, gate_up, down
 
 
 def main():

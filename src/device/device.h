@@ -178,9 +178,10 @@ moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layo
 moert_status moert_export_ready(const moert_device *device);
 moert_status moert_export_reaches(const moert_device *device, const char *pci);
 
-/* Cuts memory for a buffer of `bytes` into equal pieces of about most_piece_bytes at most. */
-moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t most_piece_bytes,
-                              size_t *count, size_t *piece_bytes);
+/* Cuts memory for a buffer of `bytes` into equal pieces that the driver takes and lays side by
+ * side. */
+moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *count,
+                              size_t *piece_bytes);
 
 /*
  * Pieces of memory on the device, not cleared, and a file to import each from: files[count], the
@@ -195,11 +196,11 @@ void moert_export_destroy(moert_export *export); /* NULL is legal. */
 void moert_close_files(int *files, size_t count);
 
 /*
- * A buffer over the pieces of any process, in kernels one range of addresses. The files it has
- * taken over become -1. Errors: ERROR_UNSUPPORTED (they do not lie side by side), ERROR_DEVICE.
+ * A buffer over the pieces of any process, in kernels one range of addresses. The files stay the
+ * caller's. Errors: ERROR_UNSUPPORTED (the pieces do not lie side by side), ERROR_DEVICE.
  */
-moert_status moert_buffer_import(moert_device *device, int *files, size_t count, size_t piece_bytes,
-                                 moert_buffer **buffer);
+moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
+                                 size_t piece_bytes, moert_buffer **buffer);
 
 /* The address of a buffer in kernels on its device; blocks for the first time. */
 moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);

@@ -2,10 +2,11 @@
  * Memory of NVIDIA GPUs that the devices of other processes reach: made by CUDA's calls, passed on
  * as open files, and taken into OpenCL from there, by its maker too (cl_khr_external_memory).
  *
- * A file holds one piece. Measured on an H200: pieces of equal size lie each below the one that was
- * taken before, without a gap, so they are taken from the last to the first; and kernels follow
- * addresses from one into the next. Whether they do lie so is checked. Where they do not, since
- * they have filled gaps that others left, they are taken once more before they are given back.
+ * A file holds one piece. Measured on an H200: a piece of 512 MiB or more ends the process inside
+ * the driver. Pieces of equal size, a multiple of 32 MiB, lie each below the one that was taken
+ * before, without a gap, so they are taken from the last to the first; and kernels follow addresses
+ * from one into the next. Whether they do lie so is checked. Where they do not, since some have
+ * filled gaps that others left, all are taken again before those are given back.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,6 +15,9 @@
 #include "base/memory.h"
 #include "device/cuda.h"
 #include "device/internal.h"
+
+enum { TURNS = 4 };
+static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, ROOM_BYTES = (size_t)32 << 20;
 
 #ifndef CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
 #define CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR 0x2060
@@ -66,15 +70,16 @@ moert_status moert_export_reaches(const moert_device *device, const char *pci) {
     return MOERT_OK;
 }
 
-moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t most_piece_bytes,
-                              size_t *count, size_t *piece_bytes) {
+moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *count,
+                              size_t *piece_bytes) {
     const moert_cuda *cuda;
     size_t unit;
     MOERT_TRY(open_cuda(device, &cuda));
     const moert_cuda_memory memory = memory_of(cuda);
     MOERT_CUDA(cuda, granularity, (&unit, &memory, 0));
-    *count = moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, moert_max(most_piece_bytes, unit));
-    *piece_bytes = moert_round_up(moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, *count), unit);
+    *count = moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, MOST_PIECE_BYTES);
+    *piece_bytes = moert_round_up(moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, *count),
+                                  *count > 1 ? moert_max(unit, ROOM_BYTES) : unit);
     return MOERT_OK;
 }
 
@@ -174,24 +179,29 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
     return check_pieces(made);
 }
 
-moert_status moert_buffer_import(moert_device *device, int *files, size_t count, size_t piece_bytes,
-                                 moert_buffer **buffer) {
-    moert_buffer *first = NULL, *second = NULL;
+/* One turn: `files` stay open. */
+static moert_status import_copies(moert_device *device, const int *files, size_t count,
+                                  size_t piece_bytes, moert_buffer **buffer) {
     int *copies;
     MOERT_TRY(moert_alloc(&copies, count, sizeof *copies));
     for (size_t i = 0; i < count; i++)
         copies[i] = fcntl(files[i], F_DUPFD_CLOEXEC, 0);
-    moert_status status = import_pieces(device, copies, count, piece_bytes, &first);
-    if (status == MOERT_ERROR_UNSUPPORTED) {
-        status = import_pieces(device, files, count, piece_bytes, &second);
-        moert_buffer_destroy(first);
-        first = second;
-    }
+    const moert_status status = import_pieces(device, copies, count, piece_bytes, buffer);
     moert_close_files(copies, count);
     free(copies);
-    if (status == MOERT_OK)
-        *buffer = first;
-    else
-        moert_buffer_destroy(first);
+    return status;
+}
+
+moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
+                                 size_t piece_bytes, moert_buffer **buffer) {
+    moert_buffer *turns[TURNS] = {NULL};
+    size_t turn = 0;
+    moert_status status;
+    do
+        status = import_copies(device, files, count, piece_bytes, &turns[turn++]);
+    while (status == MOERT_ERROR_UNSUPPORTED && turn < TURNS);
+    *buffer = status == MOERT_OK ? turns[--turn] : NULL;
+    while (turn > 0)
+        moert_buffer_destroy(turns[--turn]);
     return status;
 }

@@ -142,9 +142,6 @@ static void look(const moert_exchange *exchange, const moert_exchange_memory *me
         snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
                  "rank %zu uses a CPU device, which others do not",
                  moert_comm_rank(exchange->comm));
-    else if (!cpu && exchange->automatic)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "between GPUs it is new and taken by name alone: MOERT_EXCHANGE=window");
     else
         memory->look(exchange->device, exchange->comm, reason);
 }

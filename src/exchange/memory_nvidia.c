@@ -3,18 +3,14 @@
  * others into its OpenCL context from open files (device/device.h, "memory that devices of other
  * processes reach"). Kernels then read and write them over NVLink or PCIe.
  *
- * Large segments come in pieces, which the driver takes more readily; where pieces do not lie side
- * by side on every rank, each segment is made in one.
+ * Large segments come in pieces.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/memory.h"
 #include "exchange/internal.h"
-
-static const size_t PIECE_BYTES = (size_t)256 << 20;
 
 /* What a rank holds beside its own rows. */
 typedef struct segments {
@@ -115,15 +111,7 @@ static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
                            moert_storage *storage) {
     size_t count, piece_bytes;
     MOERT_TRY(check_peers(device, comm));
-    MOERT_TRY(
-        moert_comm_agree(comm, moert_export_cut(device, bytes, PIECE_BYTES, &count, &piece_bytes)));
-    moert_status status = create_in_pieces(device, comm, count, piece_bytes, storage);
-    if (status != MOERT_ERROR_UNSUPPORTED || count == 1)
-        return status;
-    MOERT_DEBUG("segments of %zu bytes in one piece: %s", bytes, moert_last_error());
-    moert_storage_release(storage);
-    MOERT_TRY(moert_comm_agree(
-        comm, moert_export_cut(device, bytes, bytes + PIECE_BYTES, &count, &piece_bytes)));
+    MOERT_TRY(moert_comm_agree(comm, moert_export_cut(device, bytes, &count, &piece_bytes)));
     return create_in_pieces(device, comm, count, piece_bytes, storage);
 }
 

@@ -188,7 +188,8 @@ static void test_windows_take_memory_by_the_rows_that_come(void **state) {
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
     const size_t most = 2 * rows * page + slack, least = 2 * c.tokens[0] * page;
-    ASSERT_ON_ALL(taken >= least && taken <= most);
+    if (moert_device_describe(test_device)->is_cpu)
+        ASSERT_ON_ALL(taken >= least && taken <= most);
     ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
     trip_free_buffers(&t);
     trip_free_windows(&t);
