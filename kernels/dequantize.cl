@@ -2,7 +2,8 @@
  * Block-scaled formats back to numbers: x = (q * scale) * G (null = 1), over the tiles of kernels/quantize.cl, rounded to
  * x's type (formats.h) at last.
  *
- * With WIDE, for GPUs, an item of dequantize_row has 8 columns at a time: columns are multiples of 8, lines of 8 codes.
+ * With WIDE, for GPUs, dequantize_row makes bf16, and an item has 8 columns at a time: columns are multiples of 8, lines of
+ * 8 codes. An item's floats would be two stores, which do not fill what neighbours write together.
  *
  * A team takes one row (ROW) or, on GPUs with its crew, one row block of a group, and `strip` columns, a multiple of 128.
  *
@@ -93,24 +94,20 @@ static inline vec decode_four(uint codes)
 #endif
 }
 
-/* An item's 8 numbers, which are columns from `column` on. */
-static inline void store_eight(vec low, vec high, global void *x, int type, ulong at)
+/* An item's 8 numbers, in a row of the matrix. */
+static inline void store_eight(vec low, vec high, global ushort *x)
 {
     const vec sums = low + high;
     const bool has_nan = isnan(sums.x + sums.y + sums.z + sums.w); /* or infinities */
-    if (has_nan) {
-        low = quiet(low);
-        high = quiet(high);
-    }
 #ifdef HAS_FP8
-    if (type == IS_BF16 && !has_nan) {
-        *(global uint4 *)((global ushort *)x + at) = (uint4)(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w),
-                                                             pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+    if (!has_nan) {
+        *(global uint4 *)x = (uint4)(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
+                                     pack_bf16(high.z, high.w));
         return;
     }
 #endif
-    store_as(low, x, type, at - part_start(), PART + part_start());
-    store_as(high, x, type, at + PART - part_start(), PART + part_start());
+    store_shorts(encode(low, NUMBER_BF16), x - part_start(), PART + part_start());
+    store_shorts(encode(high, NUMBER_BF16), x + PART - part_start(), PART + part_start());
 }
 
 KERNEL void dequantize_row(ARGUMENTS)
@@ -141,7 +138,7 @@ KERNEL void dequantize_row(ARGUMENTS)
                 high *= all;
             }
             if (own < last)
-                store_eight(low, high, x, type, (ulong)row * columns + own);
+                store_eight(low, high, (global ushort *)x + (ulong)row * columns + own);
         }
     }
 }

@@ -25,7 +25,7 @@
 #endif
 #define CREW 4
 #define ROOM 512
-#define MOST_ROWS 64 /* `share` at most */
+#define MOST_ROWS 8 /* `share` at most */
 #define AHEAD 8 /* tokens that an item looks at together */
 #define LEVELS 32 /* of the tree */
 

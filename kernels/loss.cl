@@ -26,7 +26,7 @@
 
 #define BLOCK 64
 #define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
-#define TURNS 1 /* whose loads are under way together */
+#define TURNS 2 /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */

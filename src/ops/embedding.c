@@ -6,7 +6,7 @@
 #include "ops/dense.h"
 
 /* Of a team, as in kernels/embedding.cl. */
-enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 16 };
+enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 8 };
 enum { GRADIENT_COLUMNS = 256, GPU_GRADIENT_COLUMNS = 128 };
 
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,

@@ -87,11 +87,12 @@ static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES])
                  (int)how->rounding, (int)how->nvfp4_rule);
 }
 
-/* Whether an item may have 8 columns of a row at a time: WIDE of kernels/dequantize.cl. */
+/* Whether an item may have 8 columns of a row of bf16 at a time: WIDE of kernels/dequantize.cl. */
 static bool is_wide(const moert_device *device, const moert_quantize *op) {
     const size_t units =
         moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
-    return op->how.axis == MOERT_AXIS_ROW && moert_share(device, 1, (op->columns | units) % 8) == 0;
+    return op->how.axis == MOERT_AXIS_ROW && op->x_type == MOERT_NUMBER_BF16 &&
+           moert_share(device, 1, (op->columns | units) % 8) == 0;
 }
 
 static moert_device *device_of(const moert_quantize *op) {
