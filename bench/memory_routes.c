@@ -148,8 +148,9 @@ moert_status bench_router_run(const bench_memory *b) {
     return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
 }
 
+/* Without losses: scores and gradients; the logits do not count. */
 double bench_router_backward_bytes(const bench_sizes *s) {
-    return 4.0 * (double)(routed(s) * (3 * s->experts + 3 * s->topk + 1));
+    return 4.0 * (double)(routed(s) * (2 * s->experts + 3 * s->topk + 1));
 }
 
 moert_status bench_router_backward_run(const bench_memory *b) {

@@ -80,9 +80,18 @@ static inline coded load_coded(const blocks *b, block_row at, int column, int n)
     return (coded){load_codes(b, at, column, n), load_scales(b->scale, scale, stride, n)};
 }
 
+/* The numbers that scales stand for; of a NaN any. */
+static inline vec scales_of(uvec scale)
+{
+#if defined(HAS_FP8) && SCALE == 1
+    return unpack_e4m3(as_uint(convert_byte_vec(scale)));
+#else
+    return SCALE == 2 ? as_vec(scale) : SCALE == 1 ? decode(scale, E4M3) : decode_e8m0(scale);
+#endif
+}
+
 /* Their numbers, without the global scale. */
 static inline vec values_of(coded x)
 {
-    const vec scale = SCALE == 2 ? as_vec(x.scale) : SCALE == 1 ? decode(x.scale, E4M3) : decode_e8m0(x.scale);
-    return decode(x.code, ELEMENT) * scale;
+    return decode(x.code, ELEMENT) * scales_of(x.scale);
 }

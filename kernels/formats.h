@@ -48,6 +48,38 @@ static inline vec quiet(vec x)
 #include "fp8.h"
 #endif
 
+#if MOERT_ITEMS > 1
+/*
+ * 2^23 and the code of E2M1 nearest to x, ties to even: the magnitude's is the least of 2 x, x + 2, x / 2 + 4 and 7, and a
+ * sum with 2^23 rounds to a whole number. A NaN must be positive.
+ */
+static inline vec e2m1_steps(vec x)
+{
+    const vec a = fabs(x), sign = as_vec((as_uvec(x) & 0x80000000u) | 0x3F800000u);
+    const vec low = fmin(fma(a, (vec)2.0f, (vec)0x800004p0f), a + 0x800006p0f);
+    const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
+    return fma(sign, (vec)-4.0f, fmin(low, high)); /* 4 more, or 4 less for 8 more */
+}
+
+/* Their 8 codes. */
+static inline uint pack_e2m1(vec first, vec second)
+{
+    const uvec a = as_uvec(first), b = as_uvec(second);
+    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* what 2^23 is in both */
+    return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
+}
+
+/* NaNs that are positive, as those are which NVIDIA's arithmetic makes. */
+static inline vec computed(vec x)
+{
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+    return x;
+#else
+    return quiet(x);
+#endif
+}
+#endif
+
 /*
  * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted; below, the sum with
  * the power of two whose float has the step of the subnormal numbers rounds, and its low bits count the steps.
@@ -60,6 +92,10 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
 #ifdef HAS_FP8
     if (bits == 8)
         return special == 1 ? encode_e4m3(x) : encode_e5m2(x);
+#endif
+#if MOERT_ITEMS > 1
+    if (mantissa == 1)
+        return as_uvec(e2m1_steps(quiet(x))) & 15u;
 #endif
     if (mantissa == 1) { /* E2M1: the sum with a power of two rounds, whose float has the step of the number's binade */
         const uvec most = min(a, 0x40C00000u), binade = max(most & 0x7F800000u, 0x3F800000u);
@@ -80,6 +116,8 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
 #ifdef HAS_FP8
     if (bits == 8)
         return special == 1 ? decode_e4m3(code) : decode_e5m2(code);
+    if (mantissa == 1) /* E2M1: its bits in the place of float32's, over a power of two */
+        return as_vec((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 #endif
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
     const uvec a = code & (sign - 1);
@@ -133,8 +171,8 @@ static inline void rotate_rows(vec v[16])
         v[i] *= 0.25f;
 }
 
-/* The random bytes of a vec's elements, of which 16 have a counter: Philox4x32-10, as in src/base/rng.c. */
-static inline uvec random_bytes(ulong key, uint counter_high, ulong counter)
+/* The random bytes of a vec's elements, of which 16 have a counter, on GPUs in four words: Philox4x32-10, as in src/base/rng.c. */
+static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int word)
 {
     uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32), c2 = counter_high, c3 = 0;
     for (int round = 0; round < 10; round++) {
@@ -150,7 +188,6 @@ static inline uvec random_bytes(ulong key, uint counter_high, ulong counter)
 #if MOERT_ITEMS == 1
     return convert_uvec(as_uchar16((uint4)(c0, c1, c2, c3)));
 #else
-    const int word = part_start() / PART % 4;
     return convert_uvec(as_uchar4(word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3));
 #endif
 }

@@ -12,9 +12,10 @@
  * Deterministic: a row depends on itself alone and the order of its sums on V alone.
  * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
  * the blocks, then the lanes; two levels keep the rounding error of a long row small.
- * GPU form: CREW teams own a row, which they read twice, the first time backwards: what they met last is still in a cache
- * then. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov, Gimelshein: "Online
- * normalizer calculation for softmax", 2018.
+ * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in registers; the others are read
+ * twice, the first time backwards: what was met last is still in a cache then. The second time the cache is told that
+ * nobody reads it again, which leaves room for the other rows. In the first pass a work-item scales its sum anew when it
+ * meets a larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Required: CODED (0, 1). Local memory: the teams'.
  */
 #if !defined(CODED)
@@ -24,6 +25,8 @@
 #include "teams.h"
 
 #define BLOCK 64
+#define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
+#define TURNS 2 /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
@@ -44,9 +47,35 @@ typedef float2 half_vec;
 #define vstore_half_part vstore2
 #endif
 
+#if defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+#define HAS_LAST_USE /* the cache may forget what is read and written now, and keep what will be read again */
+static inline vec load_last(global const float *p, bool inside, float other)
+{
+    vec x = other;
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4]; }"
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+                     : "l"(p), "r"((int)inside));
+    return x;
+}
+
+static inline void store_last(vec x, global float *p, bool inside)
+{
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.f32 [%4], {%0, %1, %2, %3}; }"
+                     :
+                     : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(p), "r"((int)inside)
+                     : "memory");
+}
+#endif
+
 /* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of floats. */
 static inline void store_gradient(vec x, global float *row, ulong at, int n)
 {
+#ifdef HAS_LAST_USE
+    if (!CODED) {
+        store_last(x, row + at + part_start(), part_start() < n);
+        return;
+    }
+#endif
     if (!CODED) {
         store_part(x, row + at, n);
         return;
@@ -135,55 +164,102 @@ static inline vec exponentials(vec x, float most)
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
-/* The work-item's largest logit; *sum of exp(logit - largest). */
-static inline float scan_row(global const float *row, ulong vocabulary, float *sum)
+#define TURN (CREW * BATCH * VEC)
+
+
+/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity; `last`: nobody reads them again. */
+static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, bool last)
 {
-    float most = -INFINITY;
-    vec lanes = 0.0f;
-    const long turn = CREW * BATCH * VEC, last = ((long)vocabulary - 1) / turn * turn;
-    for (long v = last + team_index() * BATCH * VEC; v >= 0; v -= turn) {
-        vec x[BATCH], peak = most;
+    UNROLL for (int i = 0; i < turns; i++)
         UNROLL for (int k = 0; k < BATCH; k++) {
-            x[k] = load_logits(row + v + k * VEC, (int)min((long)VEC, (long)vocabulary - v - k * VEC));
-            peak = fmax(peak, x[k]);
+            const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
+            const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
+#ifdef HAS_LAST_USE
+            if (last) {
+                x[i][k] = load_last(row + v + part_start(), part_start() < n, -INFINITY);
+                continue;
+            }
+#endif
+            x[i][k] = load_logits(row + v, n);
         }
-        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
-        lanes *= exponentials(most, larger);
+}
+
+/* An item's largest logit so far, and sums of exp(logit - largest). */
+typedef struct scan {
+    float most;
+    vec lanes;
+} scan;
+
+/* Turns that are later in the row come first. */
+static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH])
+{
+    UNROLL for (int i = turns - 1; i >= 0; i--) {
+        vec peak = s->most;
         UNROLL for (int k = 0; k < BATCH; k++)
-            lanes += exponentials(x[k], larger);
-        most = larger;
+            peak = fmax(peak, x[i][k]);
+        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
+        s->lanes *= exponentials(s->most, larger);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            s->lanes += exponentials(x[i][k], larger);
+        s->most = larger;
     }
-    *sum = lanes.x + lanes.y + lanes.z + lanes.w;
-    return most;
+}
+
+/* What becomes of a row's logits. */
+typedef struct slope {
+    float most, scale, factor;
+    ulong target;
+} slope;
+
+/* The gradient of the turns from number `first` on, of which those from `end` on are others'. */
+static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end, const slope *s)
+{
+    UNROLL for (int i = 0; i < turns; i++) {
+        const long v = (first + i) * TURN + team_index() * BATCH * VEC;
+        const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
+        UNROLL for (int k = 0; k < BATCH; k++)
+            x[i][k] = exponentials(x[i][k], s->most) * s->scale;
+        if (s->target - (ulong)v < BATCH * VEC) {
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[i][k] -= lane_places() == (ivec)((int)(s->target - (ulong)v) - k * VEC) ? s->factor : 0.0f;
+        }
+        UNROLL for (int k = 0; k < BATCH; k++)
+            store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
+    }
 }
 
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
                              local float *team, local float *crew)
 {
-    float chosen = target < vocabulary ? row[target] : NAN, own;
-    const float peak = scan_row(row, vocabulary, &own);
-    const float most = join_teams(max_lanes(peak, team), true, CREW, crew);
-    own *= exp2((peak - most) * M_LOG2E_F);
+    const float chosen = target < vocabulary ? row[target] : NAN;
+    const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
+    vec x[TURNS][BATCH];
+    scan found = {-INFINITY, 0.0f};
+#if HELD > 0
+    vec held[HELD][BATCH];
+    load_turns(HELD, held, row, streamed, width, true);
+    scan_turns(HELD, &found, held);
+#endif
+    for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
+        load_turns(TURNS, x, row, first, width, false);
+        scan_turns(TURNS, &found, x);
+    }
+    const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
+    const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) * exp2((found.most - most) * M_LOG2E_F);
     const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
-    const float scale = factor / sum;
+    const slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
-    for (ulong first = 0; first < vocabulary; first += CREW * BATCH * VEC) {
-        const ulong v = first + team_index() * BATCH * VEC;
-        const int n = (int)min((long)BATCH * VEC, (long)vocabulary - (long)v);
-        vec x[BATCH];
-        load_batch(x, row + v, n);
+    for (long first = 0; first < streamed; first += TURNS) {
+        const long end = min(streamed * TURN, width);
+        load_turns(TURNS, x, row, first, end, true);
         if (CODED)
             barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
-        UNROLL for (int k = 0; k < BATCH; k++)
-            x[k] = exponentials(x[k], most) * scale;
-        if (target - v < BATCH * VEC) {
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] -= lane_places() == (ivec)((int)(target - v) - k * VEC) ? factor : 0.0f;
-        }
-        UNROLL for (int k = 0; k < BATCH; k++)
-            store_gradient(x[k], row, v + k * VEC, n - k * VEC);
+        store_turns(TURNS, x, row, first, end, &s);
     }
+#if HELD > 0
+    store_turns(HELD, held, row, streamed, width, &s);
+#endif
     return log(sum) - (chosen - most);
 }
 #endif

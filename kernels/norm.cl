@@ -125,6 +125,10 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
 /* Rows whose loads are under way together; a rotation has as many loads again. */
 #define SOME_STEPS (ROTATED ? 2 * STEPS : STEPS)
 #define ROWS       (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
+#define HOLDS_WEIGHT (STEPS <= 2)
+#define PREFETCHES   (STEPS <= 2 && !ROTATED) /* the next ROWS rows, while some are worked on */
+
+#include "norm_rotated.h"
 
 /* Where step s of this team's share of a row begins. */
 static inline int column_of(int s)
@@ -146,36 +150,21 @@ static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float
     return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
 }
 
-/* A row's head, and its token's place in a sequence. */
-typedef struct seat {
-    int head, position;
-} seat;
-
-/* That of row `row`, counted from the first of a sequence. */
-static inline seat seat_of(ulong row, int heads, int length)
+/* The sums of ROWS rows' lanes: all rows wait for a step of the tree together. */
+static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*team)[MOERT_ITEMS], local float *crew)
 {
-    const ulong token = row / heads;
-    return (seat){(int)(row % heads), (int)(token % length)};
-}
-
-static inline seat next_seat(seat s, int heads, int length)
-{
-    const bool turns = s.head + 1 == heads;
-    return (seat){turns ? 0 : s.head + 1, !turns ? s.position : s.position + 1 == length ? 0 : s.position + 1};
-}
-
-/* From the columns of a step to this item's partners of them. */
-static inline int to_partners(int c, int width)
-{
-    return c + part_start() < width / 2 ? width / 2 : -width / 2;
-}
-
-/* The first n lanes of columns from c on, rotated by a row of the table; `partner` has those of to_partners(). */
-static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width, float sign)
-{
-    const int to = to_partners(c, width), first = to < 0 ? c + to : c;
-    const vec cosine = load_part(table + first, n), sine = load_part(table + first + width / 2, n);
-    return fma(x, cosine, partner * (to < 0 ? sign * sine : -sign * sine));
+#if CREW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        const float2 own = x[r].lo + x[r].hi;
+        sum[r] = own.x + own.y;
+    }
+    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        UNROLL for (int r = 0; r < ROWS; r++)
+            sum[r] += exchanged(sum[r], distance);
+#else
+    UNROLL for (int r = 0; r < ROWS; r++)
+        sum[r] = sum_row(x[r], team, crew);
+#endif
 }
 
 KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
@@ -228,12 +217,33 @@ KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width,
     seat at = {0, 0};
     if (ROTATED)
         at = seat_of(first - get_group_id(1) * sequence_rows, heads, length);
-    UNROLL for (int s = 0; s < STEPS; s++)
+    vec weights[STEPS], ahead_g[ROWS][STEPS], ahead_a[ROWS][STEPS];
+    UNROLL for (int s = 0; s < STEPS; s++) {
         sum[s] = 0.0f;
+        if (HOLDS_WEIGHT)
+            weights[s] = load_part(weight + column_of(s), width - column_of(s));
+    }
+    if (PREFETCHES) {
+        load_rows(ahead_g, dy, first, end, width);
+        load_rows(ahead_a, x, first, end, width);
+    }
     for (ulong row = first; row < end; row += ROWS) {
-        vec g[ROWS][STEPS], a[ROWS][STEPS];
-        load_rows(g, dy, row, end, width);
-        load_rows(a, x, row, end, width);
+        vec g[ROWS][STEPS], a[ROWS][STEPS], products[ROWS];
+        float scale[ROWS], dot[ROWS];
+        if (PREFETCHES) {
+            UNROLL for (int r = 0; r < ROWS; r++)
+                UNROLL for (int s = 0; s < STEPS; s++)
+                    g[r][s] = ahead_g[r][s], a[r][s] = ahead_a[r][s];
+        } else {
+            load_rows(g, dy, row, end, width);
+            load_rows(a, x, row, end, width);
+        }
+        UNROLL for (int r = 0; r < ROWS; r++)
+            scale[r] = rstd[min(row + r, end - 1)];
+        if (PREFETCHES) {
+            load_rows(ahead_g, dy, row + ROWS, end, width);
+            load_rows(ahead_a, x, row + ROWS, end, width);
+        }
         UNROLL for (int r = 0; ROTATED && r < ROWS; r++, at = next_seat(at, heads, length))
             UNROLL for (int s = 0; s < STEPS; s++) {
                 const int c = column_of(s), n = row + r < end ? width - c : 0;
@@ -241,16 +251,19 @@ KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width,
                 g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * width, c, n, width, -1.0f);
             }
         UNROLL for (int r = 0; r < ROWS; r++) {
-            float scale = row + r < end ? rstd[row + r] : 0.0f;
-            vec products = 0.0f;
+            scale[r] = row + r < end ? scale[r] : 0.0f;
+            products[r] = 0.0f;
             UNROLL for (int s = 0; s < STEPS; s++) {
-                sum[s] = fma(g[r][s] * scale, a[r][s], sum[s]);
-                g[r][s] *= load_part(weight + column_of(s), width - column_of(s));
-                products = fma(g[r][s], a[r][s], products);
+                sum[s] = fma(g[r][s] * scale[r], a[r][s], sum[s]);
+                g[r][s] *= HOLDS_WEIGHT ? weights[s] : load_part(weight + column_of(s), width - column_of(s));
+                products[r] = fma(g[r][s], a[r][s], products[r]);
             }
-            float pull = -scale * scale * scale / (float)width * sum_row(products, team, crew);
+        }
+        sum_rows(products, dot, team, crew);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            const float pull = -scale[r] * scale[r] * scale[r] / (float)width * dot[r];
             UNROLL for (int s = 0; s < STEPS; s++)
-                g[r][s] = fma((vec)pull, a[r][s], scale * g[r][s]);
+                g[r][s] = fma((vec)pull, a[r][s], scale[r] * g[r][s]);
         }
         if (accumulate) {
             load_rows(a, dx, row, end, width);

@@ -71,13 +71,12 @@ static inline void store_scale(const job *j, const scaling *s, ulong at)
 #endif
 }
 
-/* The largest bits of the block that this item's columns of a step lie in. */
-INLINED uvec block_largest(uvec x, local float *team)
+/* The largest bits of what so many items have together: a power of two, the first of them at a multiple of it. */
+INLINED uvec block_largest(uvec x, int items, local float *team)
 {
 #if MOERT_ITEMS == 1
     return max_uints(x, team);
 #else
-    const int items = BLOCK / PART;
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
@@ -103,8 +102,8 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
         store_scale(j, s, line * j->scales + c / BLOCK);
 }
 
-#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: a block on CPUs, a step on GPUs */
-
+#if MOERT_ITEMS == 1
+#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
 KERNEL void quantize_row(ARGUMENTS)
 {
     TEAM;
@@ -114,24 +113,22 @@ KERNEL void quantize_row(ARGUMENTS)
     if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
-    for (int c = first; c < last; c += BATCH * SPAN) {
-        vec x[BATCH][SPAN / VEC];
-        UNROLL for (int b = 0; b < BATCH; b++)
-            UNROLL for (int i = 0; i < SPAN / VEC; i++)
-                x[b][i] = load_x(j, p.row, c + b * SPAN + i * VEC, last - c - b * SPAN - i * VEC);
-        UNROLL for (int b = 0; b < BATCH; b++) {
-            const int start = c + b * SPAN;
-            uvec largest = 0;
-            for (int i = 0; i < SPAN / VEC; i++)
-                largest = max(largest, magnitude_bits(x[b][i]));
-            const scaling s = make_scale(j, common, block_largest(largest, team));
-            for (int i = 0; i < SPAN / VEC && start + i * VEC < last; i++)
-                store_row(j, make_codes(j, &s, x[b][i], ROW, p.row, start + i * VEC), p.row, start + i * VEC,
-                          last - start - i * VEC);
-            store_block_scale(j, &s, p.row, start);
+    for (int c = first; c < last; c += SPAN) {
+        vec x[SPAN / VEC];
+        uvec largest = 0;
+        UNROLL for (int i = 0; i < SPAN / VEC; i++) {
+            x[i] = load_x(j, p.row, c + i * VEC, last - c - i * VEC);
+            largest = max(largest, magnitude_bits(x[i]));
         }
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
+        for (int i = 0; i < SPAN / VEC && c + i * VEC < last; i++)
+            store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC, last - c - i * VEC);
+        store_block_scale(j, &s, p.row, c);
     }
 }
+#else
+#include "quantize_row.h"
+#endif
 
 /* ---- blocks of rows ---- */
 
@@ -196,7 +193,7 @@ KERNEL void quantize_tile(ARGUMENTS)
         for (uint r = 0; r < p.rows; r++)
             for (int i = c; i < end; i += VEC)
                 largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
-        const scaling s = make_scale(j, common, block_largest(largest, team));
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
@@ -222,8 +219,8 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
     {
         vec held[HELD];
         hold_rows(j, held, p, c, last - c);
-        const uvec largest = block_largest(held_largest(held), team[team_index()]);
-        const scaling s = make_scale(j, common, crew_largest(largest, peaks));
+        const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
+        const scaling s = make_scale(j, common, crew_largest(largest, peaks), true);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
             const uint row = p.row + first_held() + r;
             const bool inside = first_held() + r < p.rows;
@@ -279,7 +276,7 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
         if (hadamard && p.rows == BLOCK)
             rotate_rows(held);
 #endif
-        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks));
+        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);
         if (team_index() == 0)
             store_scales(j, &s, slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {

@@ -62,13 +62,20 @@ static inline scaling scale_e8m0(vec amax, int rounding)
     return (scaling){code, invert_e8m0(code), (vec)1.0f, (vec)1.0f, (ivec)0};
 }
 
+/* What the codes stand for; computed once where all are one. */
+static inline vec decode_scale(uvec code, bool one)
+{
+    const vec x = decode(code, E4M3);
+    return one ? (vec)x.s0 : x;
+}
+
 /* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
-static inline scaling scale_normed(vec amax, float norm)
+static inline scaling scale_normed(vec amax, float norm, bool one)
 {
     const float largest = LARGEST == 57344.0f ? 128.0f : LARGEST, n = norm > 0.0f ? norm : as_float(QUIET);
     const vec t = amax * (1.0f / largest) * n;
     const uvec code = SCALE == 0 ? ceil_e8m0(t) : encode(t, E4M3);
-    const vec inverse = SCALE == 0 ? invert_e8m0(code) : 1.0f / decode(code, E4M3);
+    const vec inverse = SCALE == 0 ? invert_e8m0(code) : 1.0f / decode_scale(code, one);
     const ivec zero = code == 0u;
     return (scaling){code, at_most_finite(n * (zero ? INFINITY : inverse)), (vec)1.0f, (vec)1.0f, SCALE == 1 ? zero : 0};
 }
@@ -100,7 +107,7 @@ static inline scaling scale_f32(vec amax)
 }
 
 #if SCALE == 1
-static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g)
+static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g, bool one)
 {
     scaling s;
     s.first = s.second = s.factor = 1.0f;
@@ -108,20 +115,20 @@ static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g)
         const float by = has_amax ? a : g, all = (has_amax ? 2688.0f : 1.0f) / by;
         const float up = by == 0.0f || all == 0.0f ? 1.0f : all > FLT_MAX ? FLT_MAX : all;
         s.code = encode(amax * (up * (1.0f / 6.0f)), E4M3);
-        const vec decoded = decode(s.code, E4M3);
+        const vec decoded = decode_scale(s.code, one);
         s.factor = at_most_finite(1.0f / (decoded * (1.0f / up)));
         s.zero = decoded == 0.0f;
     } else if (RULE == TORCHAO) {
         const vec t = g == 0.0f ? (vec)0.0f : amax / 6.0f / g, least = 0x1p-6f;
         s.code = encode(t < least ? least : t, E4M3);
-        s.factor = at_most_finite(1.0f / (vec)g / decode(s.code, E4M3));
+        s.factor = at_most_finite(1.0f / (vec)g / decode_scale(s.code, one));
         s.zero = (vec)g == 0.0f;
     } else {
         const vec t = amax / g;
         s.zero = t < 6.0f * 0x1p-9f;
         s.code = s.zero ? 0u : encode(t / 6.0f, E4M3);
         s.first = g;
-        s.second = decode(s.code, E4M3);
+        s.second = decode_scale(s.code, one);
     }
     return s;
 }
@@ -139,15 +146,16 @@ static inline shared load_shared(const job *j, uint group)
                     SCALE != 2 && j->norm != 0 ? *j->norm : 0.0f};
 }
 
-static inline scaling make_scale(const job *j, shared all, uvec largest)
+/* `one`: of one block, whose largest bits are in all lanes. */
+static inline scaling make_scale(const job *j, shared all, uvec largest, bool one)
 {
     const vec amax = largest_of(largest);
     if (SCALE != 2 && j->norm != 0)
-        return scale_normed(amax, all.norm);
+        return scale_normed(amax, all.norm, one);
 #if SCALE == 0
     return scale_e8m0(amax, j->scale_rounding);
 #elif SCALE == 1
-    return scale_nvfp4(amax, j->amax != 0, all.amax, all.whole);
+    return scale_nvfp4(amax, j->amax != 0, all.amax, all.whole, one);
 #else
     return scale_f32(amax);
 #endif
@@ -155,20 +163,26 @@ static inline scaling make_scale(const job *j, shared all, uvec largest)
 
 /* ---- elements ---- */
 
-static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
+static inline vec scaled(const scaling *s, vec x)
 {
 #if SCALE == 2
-    const vec y = s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
+    return s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
 #elif SCALE == 1
-    const vec y = RULE == BRIDGE ? x / s->first / s->second : x * s->factor;
+    return RULE == BRIDGE ? x / s->first / s->second : x * s->factor;
 #else
-    const vec y = x * s->factor;
+    return x * s->factor;
 #endif
+}
+
+static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
+{
+    const vec y = scaled(s, x);
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
     const uvec code = ROUNDING == HALF_STEPS ? encode_half_steps(y)
                         : ROUNDING == STOCHASTIC
-                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16))
+                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16,
+                                                                c / PART % 4))
                             : encode(y, ELEMENT);
 #else
     const uvec code = encode(y, ELEMENT);

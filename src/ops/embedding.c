@@ -6,7 +6,7 @@
 #include "ops/dense.h"
 
 /* Of a team, as in kernels/embedding.cl. */
-enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_COLUMNS = 512, GPU_ROWS = 32 };
+enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 8 };
 enum { GRADIENT_COLUMNS = 256, GPU_GRADIENT_COLUMNS = 128 };
 
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
@@ -24,7 +24,7 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
                                       size_t first_row, size_t rows, moert_buffer *partial) {
     moert_device *device = moert_buffer_device(partial);
     const size_t share = moert_share(device, rows, GPU_ROWS);
-    const moert_grid grid = {moert_ceil_div(hidden, moert_share(device, COLUMNS, GPU_COLUMNS)),
+    const moert_grid grid = {moert_share(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
                              sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
     moert_profile_work(device, "embedding", 0.0,
                        sizeof(float) * (double)(sequences * (length + rows) * hidden));

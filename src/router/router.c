@@ -3,6 +3,7 @@
  * losses' host side is in losses.c.
  */
 #include <math.h>
+#include <stdio.h>
 
 #include "base/memory.h"
 #include "device/profile.h"
@@ -35,6 +36,28 @@ static build choose_build(const moert_device *device, size_t experts) {
     while (gpu[i].experts < experts)
         i++;
     return gpu[i];
+}
+
+/* A build of kernels/router_gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
+ * whose items have instructions to meet. */
+enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 4, SPEC_BYTES = 64 };
+
+/* False where there is none for so many experts and slots: its spec, and the work-groups. */
+static bool choose_held(const moert_device *device, const moert_router_options *options,
+                        size_t tokens, char spec[SPEC_BYTES], moert_grid *grid) {
+    const moert_device_info *info = moert_device_describe(device);
+    const size_t items = HELD_SLOTS;
+    size_t slots = LEAST_SLOTS;
+    if (!info->gpu_form || info->nvidia == 0 || options->experts > HELD_EXPERTS ||
+        options->topk > HELD_SLOTS)
+        return false;
+    while (slots < options->topk)
+        slots *= 2;
+    snprintf(spec, SPEC_BYTES, "router_gpu -DMOST_EXPERTS=%d -DSLOTS=%zu -DTEAMS=%d%s",
+             options->experts > HELD_EXPERTS / 2 ? HELD_EXPERTS : HELD_EXPERTS / 2, slots,
+             HELD_TEAMS, MOERT_PROGRAM(device, "", options->experts));
+    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_TEAMS), 1, 1};
+    return true;
 }
 
 _Static_assert(MOERT_SCORE_SOFTMAX == 0 && MOERT_SCORE_SOFTMAX_TOPK == 1 &&
@@ -140,6 +163,15 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     if (bias != NULL)
         MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
     tell_work(device, tokens, 2 * options->experts + 2 * options->topk);
+    char spec[SPEC_BYTES];
+    moert_grid grid;
+    if (options->groups == 1 && choose_held(device, options, tokens, spec, &grid))
+        return MOERT_RUN(device, spec, "router_choose", grid, MOERT_ARG(logits), MOERT_ARG(bias),
+                         MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
+                         MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
+                         MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
+                         MOERT_ARG(options->scale));
     const build with = choose_build(device, options->experts);
     return MOERT_RUN(device, with.program, "router_forward",
                      ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
@@ -165,6 +197,16 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     if (aux_gradient != NULL)
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
     tell_work(device, tokens, 3 * options->experts + 3 * options->topk);
+    char spec[SPEC_BYTES];
+    moert_grid grid;
+    if (choose_held(device, options, tokens, spec, &grid))
+        return MOERT_RUN(device, spec, "router_return", grid, MOERT_ARG(logits),
+                         MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),
+                         MOERT_ARG(aux_gradient), MOERT_ARG(dlogits), MOERT_ARG(tokens),
+                         MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
+                         MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
+                         MOERT_ARG(options->scale), MOERT_ARG(z_factor));
     const build with = choose_build(device, options->experts);
     const size_t sizes = moert_share(device, 1, options->experts | options->topk);
     return MOERT_RUN(device, sizes % 4 == 0 ? with.aligned : with.program, "router_backward",
