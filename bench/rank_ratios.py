@@ -72,7 +72,8 @@ def main():
     rows = [merge(key, rounds, theirs.get(key)) for key, rounds in ours.items()]
     rivals = sorted({row['rival'] for row in rows if row['rival']})
     print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
-    print(f"# medians of {max(map(len, ours.values()))} rounds in turns; rival {', '.join(rivals) or 'none'}; bf16 both ways")
+    rounds = max(map(len, ours.values()))
+    print(f"# {f'medians of {rounds} rounds' if rounds > 1 else 'one round'} in turns; rival {', '.join(rivals) or 'none'}; bf16 both ways")
     print(f"{'#op':16} {'model, skew':12} {'T':>5} {'H':>5} {'E':>4} {'K':>2} {'us':>10} {'a rank':>16} {'rival us':>10}  ratio  goal")
     for row in rows:
         show(row)
