@@ -16,6 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "comm/internal.h"
 
@@ -85,14 +86,6 @@ static void unpack(const envelope *e, int *files, size_t count) {
                moert_min(count * sizeof *files, part->cmsg_len - CMSG_LEN(0)));
 }
 
-static void close_files(int *files, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (files[i] >= 0)
-            close(files[i]);
-        files[i] = -1;
-    }
-}
-
 /* The next message that bears the tag; others are thrown away. */
 static moert_status receive_files(int handle, const mailbox *mine, int *files, size_t count) {
     envelope e;
@@ -113,7 +106,7 @@ static moert_status receive_files(int handle, const mailbox *mine, int *files, s
                                   count);
             return MOERT_OK;
         }
-        close_files(all, MESSAGE_FILES);
+        moert_close_files(all, MESSAGE_FILES);
     }
 }
 
@@ -176,6 +169,6 @@ close_handle:
         close(handle);
     free(boxes);
     if (status != MOERT_OK)
-        close_files(all, comm->size * count);
+        moert_close_files(all, comm->size * count);
     return status;
 }

@@ -206,8 +206,6 @@ typedef struct moert_export moert_export;
 moert_status moert_export_create(moert_device *device, size_t count, size_t piece_bytes, int *files,
                                  moert_export **export);
 void moert_export_destroy(moert_export *export); /* NULL is legal. */
-/* Closes those that are not -1, and makes them -1. */
-void moert_close_files(int *files, size_t count);
 
 /*
  * A buffer over the pieces of any process, in kernels one range of addresses. The files stay the

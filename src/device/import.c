@@ -10,8 +10,8 @@
  */
 #include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "device/cuda.h"
 #include "device/internal.h"
@@ -118,14 +118,6 @@ void moert_export_destroy(moert_export *export) {
     for (size_t i = 0; i < export->count; i++)
         export->cuda->release(export->handles[i]);
     free(export);
-}
-
-void moert_close_files(int *files, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (files[i] >= 0)
-            close(files[i]);
-        files[i] = -1;
-    }
 }
 
 /* ---- import ---- */
