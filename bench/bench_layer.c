@@ -260,18 +260,18 @@ static void show_span(void *context, const moert_profile_span *span) {
 }
 
 static moert_status show_spans(bench *b) {
-    moert_status status = moert_comm_agree(b->comm, moert_profile_enable(b->device));
-    MOERT_TRY(status);
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(b->comm, moert_profile_enable(b->device)));
     for (int turn = 0; turn < 2; turn++) { /* the first settles what a profile changes */
-        MOERT_TRY(moert_comm_barrier(b->comm));
         moert_profile_observe(b->device, turn == 1 ? show_span : NULL, b);
+        MOERT_TRY_OR(stop, moert_comm_agree(b->comm, moert_profile_begin(b->device)));
         b->start_ns = moert_clock_ns();
-        MOERT_TRY(moert_profile_begin(b->device));
-        MOERT_TRY(call(b, FORWARD_BACKWARD));
-        MOERT_TRY(moert_profile_end(b->device));
+        MOERT_TRY_OR(stop, call(b, FORWARD_BACKWARD));
+        MOERT_TRY_OR(stop, moert_profile_end(b->device));
     }
+stop:
     moert_profile_observe(b->device, NULL, NULL);
-    return MOERT_OK;
+    return status;
 }
 
 /* ---- rows ---- */

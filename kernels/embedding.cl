@@ -8,7 +8,8 @@
  *             at target + i * stride + offset. Rows without tokens are left alone. link[T,2] has, for a token that is
  *             the first of its row in a node, the node, else -1; and the next token of that row in the node, or -1.
  *
- * Deterministic: a gradient row adds its tokens in the order of the sequence; every element has one owner, no atomics.
+ * Deterministic: a gradient row adds its tokens in the order of the sequence, in whatever order they are found (by an atomic
+ * count); every element has one owner.
  * Forward: a team owns TOKENS rows. Backward on CPUs: a team owns COLUMNS columns of all rows of one sequence, so that the
  * sequence's tokens are read once and its part of a gradient row stays in the cache. On GPUs CREW teams own `share` rows: they
  * look for their tokens, as many as ROOM at once, link those of a row, and write each row once where that is all of them.
@@ -167,7 +168,7 @@ KERNEL_OF(CREW) void embedding_backward(global const int *restrict token, global
 {
     local found f;
     const ulong sequence = get_group_id(1), skipped = get_group_id(2) * share, begin = sequence * length;
-    const uint own = (uint)min(share, rows - skipped);
+    const uint own = (uint)min(min(share, (ulong)MOST_ROWS), rows - skipped); /* src/ops/embedding.c: GPU_ROWS */
     global float *sum = partial + (sequence * rows + skipped) * hidden;
     uint from = 0, most = (uint)length;
     bool adds = false;

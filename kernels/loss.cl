@@ -235,11 +235,9 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
     vec x[TURNS][BATCH];
     scan found = {-INFINITY, 0.0f};
-#if HELD > 0
     vec held[HELD][BATCH];
     load_turns(HELD, held, row, streamed, width, true);
     scan_turns(HELD, &found, held);
-#endif
     for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
         load_turns(TURNS, x, row, first, width, false);
         scan_turns(TURNS, &found, x);
@@ -257,9 +255,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
             barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
         store_turns(TURNS, x, row, first, end, &s);
     }
-#if HELD > 0
     store_turns(HELD, held, row, streamed, width, &s);
-#endif
     return log(sum) - (chosen - most);
 }
 #endif

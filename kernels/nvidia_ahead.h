@@ -1,10 +1,10 @@
 /*
- * Included by nvidia_gemm.cl if a factor is in MXFP8, MXFP4 or NVFP4, which are exact in bf16: three warps, which would
+ * Included by nvidia_gemm.cl. Of factors in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three warps, which would
  * have nothing to do, make it bf16 in global memory just ahead of the product that reads it there.
  *
  * The groups are taken in the order of the tiles. Of each one every work-group decodes its share of both factors and counts
  * itself in ready[group]; the blocks of a group's tiles are asked for when all have. Nobody waits in a circle, as
- * decoding waits for nothing.
+ * decoding waits for nothing; but all work-groups must get a compute unit while others wait: no more of them than units.
  *
  * Blocks lie along the terms. What a work-item decodes at a time:
  *

@@ -16,7 +16,7 @@
  */
 #define CHUNK   32
 #define DROPPED 0xffffffffu
-#define WORDS   640
+#define WORDS   240 /* with the other arguments less than the 1024 bytes that every device takes */
 
 typedef struct words {
     uint word[WORDS];

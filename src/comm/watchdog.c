@@ -134,7 +134,7 @@ static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
                                    .rank = watchdog->ranks[next],
                                    .verdict = MOERT_WATCH_GONE};
     const bool gone =
-        next != watchdog->me && watchdog->timeout_s > 0 &&
+        next != watchdog->me && watchdog->timeout_s > 0 && !watchdog->claimed &&
         moert_watch_judge(suspect.entry, watchdog->visible[next], now_ns) == MOERT_WATCH_GONE;
     if (!gone || watchdog->gone_ns == 0) {
         watchdog->gone_ns = gone ? now_ns : 0;

@@ -176,9 +176,14 @@ static moert_status import_copies(moert_device *device, const int *files, size_t
                                   size_t piece_bytes, moert_buffer **buffer) {
     int *copies;
     MOERT_TRY(moert_alloc(&copies, count, sizeof *copies));
-    for (size_t i = 0; i < count; i++)
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < count; i++) {
         copies[i] = fcntl(files[i], F_DUPFD_CLOEXEC, 0);
-    const moert_status status = import_pieces(device, copies, count, piece_bytes, buffer);
+        if (copies[i] < 0 && status == MOERT_OK)
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for %zu more open files", count);
+    }
+    if (status == MOERT_OK)
+        status = import_pieces(device, copies, count, piece_bytes, buffer);
     moert_close_files(copies, count);
     free(copies);
     return status;

@@ -32,6 +32,8 @@ typedef struct moert_control {
     moert_shared *words;                 /* two status words per rank, then two messages */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
+    bool besides;       /* the next combine may run beside other work; the same on all ranks */
+    bool behind;        /* the last one may have ended before that work has, on any rank */
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
     moert_mark *landed; /* the end of the last one that did, or NULL */
     unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
@@ -70,6 +72,7 @@ static void *message(const moert_exchange *exchange, size_t rank, size_t meeting
 static moert_status gather_window(moert_exchange *exchange, const void *mine, size_t bytes,
                                   void *all) {
     moert_control *control = exchange->state;
+    control->behind = false; /* every host has waited for its device, or all fail */
     if (bytes > TOLD_BYTES)
         return moert_comm_allgather(exchange->comm, mine, bytes, all);
     const size_t meeting = control->meetings++;
@@ -98,8 +101,21 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
                                    storage);
 }
 
+static void drop_mark(moert_mark **mark) {
+    moert_mark_free(*mark);
+    *mark = NULL;
+}
+
+static moert_status join_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
+    drop_mark(&control->landed);
+    return status;
+}
+
 static moert_status fetch_window(moert_exchange *exchange) {
     const moert_control *control = exchange->state;
+    MOERT_TRY(join_window(exchange)); /* what ran aside is earlier work, too */
     return control->flags != NULL ? moert_flags_fetch(control->flags) : MOERT_OK;
 }
 
@@ -313,9 +329,20 @@ static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
             moert_window_saves(move->plan->plan, move->window->stride * sizeof(float)));
 }
 
+/* A combine beside other work meets before that work, which may still read the rows of the last
+ * dispatch when another rank is about to send the next. Then the devices meet once more; a plan in
+ * between, for which every host has waited for its device, spares that. */
+static moert_status catch_up(moert_exchange *exchange, moert_status status) {
+    moert_control *control = exchange->state;
+    const moert_status met = control->behind ? moert_flags_meet(control->flags) : MOERT_OK;
+    control->behind = false;
+    return status != MOERT_OK ? status : met;
+}
+
 static moert_status dispatch_window(moert_exchange *exchange, const moert_move *move,
                                     moert_status status) {
     const bool once = goes_once(exchange, move);
+    status = catch_up(exchange, status);
     if (status == MOERT_OK)
         status = once ? moert_kernel_dispatch_once(exchange, move)
                       : moert_kernel_dispatch(exchange, move, true);
@@ -332,30 +359,23 @@ static moert_status combine_slots(moert_exchange *exchange, const moert_move *mo
     return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
 }
 
-static void drop_mark(moert_mark **mark) {
-    moert_mark_free(*mark);
-    *mark = NULL;
-}
-
 static unsigned spared_units(const moert_exchange *exchange) {
     return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
 }
 
-/* Only where no host has to wait for a device. */
+/* Only where no host has to wait for a device. What can fail is done here, where a rank can still
+ * tell the others in time. */
 static moert_status branch_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    if (control->flags == NULL || !moert_device_has_aside(exchange->device))
+    control->besides = control->flags != NULL;
+    if (!control->besides || !moert_device_has_aside(exchange->device))
         return MOERT_OK;
+    MOERT_TRY(join_window(exchange));
+    MOERT_TRY(moert_device_turn(exchange->device, true));
+    MOERT_TRY(moert_device_turn(exchange->device, false));
     MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
     moert_device_spare(exchange->device, spared_units(exchange));
     return MOERT_OK;
-}
-
-static moert_status join_window(moert_exchange *exchange) {
-    moert_control *control = exchange->state;
-    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
-    drop_mark(&control->landed);
-    return status;
 }
 
 /* The second queue from the branch on, to marks behind the slots and behind the rows. */
@@ -364,8 +384,9 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
     moert_control *control = exchange->state;
     moert_move rows = *move;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
-    MOERT_TRY(moert_mark_follow(control->branch));
-    MOERT_TRY(moert_flags_meet(control->flags));
+    const moert_status follows = moert_mark_follow(control->branch);
+    MOERT_TRY(moert_flags_meet(control->flags)); /* in any case: the others count it, too */
+    MOERT_TRY(follows);
     MOERT_TRY(combine_slots(exchange, move));
     MOERT_TRY(moert_mark_set(exchange->device, slots));
     MOERT_TRY(combine_rows(exchange, &rows));
@@ -374,13 +395,14 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
 
 static moert_status combine_beside(moert_exchange *exchange, const moert_move *move) {
     moert_mark *slots = NULL;
-    MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_turn(exchange->device, true));
     moert_status status = combine_aside(exchange, move, &slots);
     const moert_status back = moert_device_turn(exchange->device, false);
     status = status != MOERT_OK ? status : back;
     if (status == MOERT_OK)
         status = moert_mark_follow(slots);
+    if (status != MOERT_OK)
+        moert_device_finish(exchange->device); /* nothing else orders the two queues now */
     moert_mark_free(slots);
     return status;
 }
@@ -388,15 +410,17 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_move *m
 static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
                                    moert_status status) {
     moert_control *control = exchange->state;
-    if (control->branch != NULL) {
+    const bool besides = control->besides, branched = control->branch != NULL;
+    control->besides = false;
+    if (branched)
         moert_device_spare(exchange->device, 0);
-        status = meet(exchange, status);
-        if (status == MOERT_OK)
-            status = combine_beside(exchange, move);
-        drop_mark(&control->branch);
+    status = branched ? meet(exchange, status) : pass(exchange, status);
+    control->behind = status == MOERT_OK && besides;
+    if (status == MOERT_OK && branched)
+        status = combine_beside(exchange, move);
+    drop_mark(&control->branch);
+    if (branched || status != MOERT_OK)
         return status;
-    }
-    MOERT_TRY(pass(exchange, status));
     MOERT_TRY(combine_slots(exchange, move));
     return combine_rows(exchange, move);
 }

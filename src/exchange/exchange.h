@@ -62,7 +62,7 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
 void moert_exchange_destroy(moert_exchange *exchange);
 /* "local", "window", "node" or "staged". */
 const char *moert_exchange_engine(const moert_exchange *exchange);
-/* Bytes that this rank's dispatches have stored into windows (staged: have sent) so far, slots
+/* Bytes that this rank's dispatches have brought into windows (staged: have sent) so far, slots
  * included, rows for itself too. */
 uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
 /* Rows that this rank's dispatches have sent to other hosts so far: of the node engine, at most one

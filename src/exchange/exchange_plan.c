@@ -13,7 +13,7 @@
 
 enum { CHUNK = 32 }; /* tokens, as in kernels/plan.cl */
 enum { LANE = 4 };   /* words of lane[e] there */
-enum { WORDS = 640 };
+enum { WORDS = 240 };
 
 /* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
  * slots on each node, as words of 64 bits. */
@@ -233,7 +233,7 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks, size
 
 /* ---- places ---- */
 
-/* lane[E] of kernels/plan.cl: where this rank's first slot of each expert goes. */
+/* table[first_lane..] of kernels/plan.cl: where this rank's first slot of each expert goes. */
 static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
     uint64_t position = 0;
     for (size_t owner = 0; owner < plan->ranks; owner++) {
@@ -257,7 +257,7 @@ static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
 /* The table to the device: without a copy, unless it is long. */
 static moert_status tell_device(moert_device *device, const uint32_t *words, size_t count,
                                 moert_buffer *table) {
-    enum { MOST = 4 };
+    enum { MOST = 11 };
     if (count > (size_t)MOST * WORDS)
         return moert_buffer_write(table, 0, words, count * sizeof *words);
     for (size_t first = 0; first < count; first += WORDS) {

@@ -9,7 +9,8 @@
 #include "exchange/exchange.h"
 #include "exchange/relay.h"
 
-/* The memory behind a window on this rank; the last three where kernels reach the other ranks'. */
+/* The memory behind a window on this rank. `addresses`, `segments` and `release`: where kernels
+ * reach the other ranks'. */
 typedef struct moert_storage {
     moert_buffer *rows;      /* float32 [capacity, stride], then maybe uint32 [capacity] */
     moert_buffer *addresses; /* uint64 [ranks], where this device finds all ranks' rows */
@@ -55,7 +56,7 @@ static inline bool moert_window_has_codes(const moert_window *window) {
     return window->columns != window->width;
 }
 
-/* One dispatch or combine; `slots`, slot_values and weight may be NULL. */
+/* One dispatch or combine; `slots`, their source or target, and weight may be NULL. */
 typedef struct moert_move {
     const moert_exchange_plan *plan;
     moert_window *window, *slots;

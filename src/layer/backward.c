@@ -131,7 +131,7 @@ static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
             moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, dprob, w);
         status = status != MOERT_OK ? status : sent;
     }
-    if (status == MOERT_OK && layer->options.intermediate <= WIDEST_BESIDE)
+    if (status == MOERT_OK && !layer->owns_dy && layer->options.intermediate <= WIDEST_BESIDE)
         status = moert_exchange_combine_beside(layer->mesh->exchange);
     return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
 }

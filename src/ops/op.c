@@ -267,7 +267,7 @@ destroy:
 }
 
 moert_status moert_op_compile(moert_op *op) {
-    enum { SMALL = 64 }; /* some kernels take multiples of 16 alone, or of a block */
+    enum { SMALL = 128 }; /* some kernels take multiples of 16 alone, or of four blocks */
     moert_op_options options = op->options;
     moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
                                        &options.d};

@@ -196,7 +196,8 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     MOERT_TRY(check_buffer("dlogits", dlogits, tokens, options->experts));
     if (aux_gradient != NULL)
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
-    tell_work(device, tokens, 3 * options->experts + 3 * options->topk);
+    const bool reads_logits = z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
+    tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
     char spec[SPEC_BYTES];
     moert_grid grid;
     if (choose_held(device, options, tokens, spec, &grid))
