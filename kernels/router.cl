@@ -31,10 +31,6 @@
 #include "scores.h"
 #include "topk.h"
 
-enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
-
-#define TINY 1e-20f
-
 /* Like load_part, with `other` in the lanes past n. */
 static inline vec load_padded(global const float *p, int n, float other)
 {

@@ -2,13 +2,6 @@
  * Included by router_gpu.cl: the choice of the largest of a token's keys, which lie across the items of a team. A key of 0
  * is not to be chosen.
  */
-/* Keys that are ordered as the floats are; 0 is less than that of any float but a NaN. */
-static inline uvec order_keys(vec x)
-{
-    const uvec bits = as_uvec(x + 0.0f);
-    return bits ^ (as_uvec(as_ivec(bits) >> 31) | 0x80000000u);
-}
-
 /* An item's keys, the largest first. */
 static inline void sort_keys(uvec key[STEPS])
 {

@@ -21,9 +21,6 @@
 #endif
 #include "scores.h"
 
-enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
-
-#define TINY   1e-20f
 #define STEPS  (MOST_EXPERTS / VEC)
 #define TOKENS (MOERT_ITEMS / SLOTS)
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)

@@ -1,6 +1,8 @@
 /*
- * Included by router.cl: the kinds of scores that stand for a logit alone, and their slopes.
+ * Included by router.cl and router_gpu.cl: the kinds of scores that stand for a logit alone, their slopes, and scores as keys.
  */
+enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
+#define TINY 1e-20f
 enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
 
 /* Whether a score depends on its own logit alone, so that the scores have no sum of their own. */
@@ -26,4 +28,22 @@ static inline vec slopes(vec s, int score)
     if (score == SQRT_SOFTPLUS)
         return select(-0.5f * expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
     return 1.0f;
+}
+
+/* Unsigned numbers in the order of the floats, -0 as 0; no float but a NaN becomes 0. */
+static inline uint order_key(float x)
+{
+    uint bits = as_uint(x + 0.0f);
+    return bits ^ (as_uint(as_int(bits) >> 31) | 0x80000000u);
+}
+
+static inline uvec order_keys(vec x)
+{
+    uvec bits = as_uvec(x + 0.0f);
+    return bits ^ (as_uvec(as_ivec(bits) >> 31) | 0x80000000u);
+}
+
+static inline float key_value(uint key)
+{
+    return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }

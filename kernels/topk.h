@@ -51,24 +51,6 @@ static inline void store_floats(vec x, ROW uint *p)
     store_keys(as_uvec(x), p);
 }
 
-/* Unsigned numbers in the order of the floats, -0 as 0; no float but a NaN becomes 0. */
-static inline uint order_key(float x)
-{
-    uint bits = as_uint(x + 0.0f);
-    return bits ^ (as_uint(as_int(bits) >> 31) | 0x80000000u);
-}
-
-static inline uvec order_keys(vec x)
-{
-    uvec bits = as_uvec(x + 0.0f);
-    return bits ^ (as_uvec(as_ivec(bits) >> 31) | 0x80000000u);
-}
-
-static inline float key_value(uint key)
-{
-    return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
-}
-
 /* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past n, up to a whole step,
  * must be 0. */
 INLINED int take_best(ROW uint *key, int n, local float *team)

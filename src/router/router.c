@@ -198,26 +198,22 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
         MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
     const bool reads_logits = z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
-    char spec[SPEC_BYTES];
-    moert_grid grid;
-    if (choose_held(device, options, tokens, spec, &grid))
-        return MOERT_RUN(device, spec, "router_return", grid, MOERT_ARG(logits),
-                         MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),
-                         MOERT_ARG(aux_gradient), MOERT_ARG(dlogits), MOERT_ARG(tokens),
-                         MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
-                         MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
-                         MOERT_ARG(options->scale), MOERT_ARG(z_factor));
+    char held[SPEC_BYTES];
     const build with = choose_build(device, options->experts);
     const size_t sizes = moert_share(device, 1, options->experts | options->topk);
-    return MOERT_RUN(device, sizes % 4 == 0 ? with.aligned : with.program, "router_backward",
-                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
-                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(dweight),
-                     MOERT_ARG(aux_gradient), MOERT_ARG(dlogits), MOERT_ARG(tokens),
-                     MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
-                     MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
-                     MOERT_ARG(options->scale), MOERT_ARG(z_factor));
+    const char *program = sizes % 4 == 0 ? with.aligned : with.program, *kernel = "router_backward";
+    moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
+    if (choose_held(device, options, tokens, held, &grid)) {
+        program = held;
+        kernel = "router_return";
+    }
+    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(routing->scores),
+                     MOERT_ARG(routing->index), MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
+                     MOERT_ARG(dweight), MOERT_ARG(aux_gradient), MOERT_ARG(dlogits),
+                     MOERT_ARG(tokens), MOERT_ARG((int)options->experts),
+                     MOERT_ARG((int)options->topk), MOERT_ARG((int)options->score),
+                     MOERT_ARG(is_normalised(options)), MOERT_ARG(options->scale),
+                     MOERT_ARG(z_factor));
 }
 
 moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
