@@ -22,12 +22,13 @@
  * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give 128 columns of h.
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
- * Lines past the end of a group are computed from whatever is there and not stored, or not computed if they are all of a
- * consumer's. The ends in use begin at number `first_end`: where all groups have one weight, the last end alone makes them
+ * Lines past the end of a group are computed from whatever is there and not stored. They take no less time when they are all
+ * of a consumer's, so that all work-groups stay at the same terms: those in a column of tiles find them in the cache then, and
+ * where one ran ahead the rest of the round was a quarter slower. The ends in use begin at number `first_end`: where all groups have one weight, the last end alone makes them
  * one group. Groups before number `skip` take no part.
  *
  * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then across. If the last round
- * has tiles for less than half of the work-groups, each of them is taken by two, 64 lines each.
+ * has tiles for less than half of the work-groups, each of them is taken by two, 64 lines each; but for WGRAD.
  *
  * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units work-groups of 384.
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
@@ -57,6 +58,7 @@
 #define CONSUMER_REGISTERS 232
 #endif
 
+#define SPLITS    (ORIENTATION != WGRAD) /* tiles of the last round */
 #define LINES     128
 #define COLUMNS   256
 #define TERMS     64
@@ -94,7 +96,7 @@
 /* What the consumers must know of a tile; terms -1: there are no more. */
 typedef struct tile {
     int terms, line, end, column; /* its first line and column in the result, the end of the group's lines */
-    uint group;
+    uint group, split;            /* split: the second consumer's lines are another work-group's */
 } tile;
 
 #include "nvidia_epilogue.h"
@@ -206,7 +208,7 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
         if (t.terms < 0)
             return;
         t.line += consumer * 64;
-        if (t.line >= t.end) {
+        if (SPLITS && t.split && t.line >= t.end) {
             const uint count = max((t.terms + TERMS - 1) / TERMS + OLD_STEPS, 1);
             pass_by(base, step, count, consumer);
             step += count;

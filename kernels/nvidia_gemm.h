@@ -38,10 +38,12 @@ static inline bool find_group(const shape *s, local const uint *ends, uint t, wa
     return false;
 }
 
-/* How many tiles are taken as they are: if the last round has tiles for less than half of the work-groups, not those. All
- * work-items of the work-group; `total` is 0. */
+/* How many tiles are taken as they are: if the last round has tiles for less than half of the work-groups, not those (of a
+ * weight's gradient, which is as fast without, all). All work-items of the work-group; `total` is 0. */
 static inline uint whole_tiles(const shape *s, local const uint *ends, local uint *total)
 {
+    if (!SPLITS)
+        return ~0u;
     for (uint g = s->skip + get_local_id(0); g < s->groups; g += 384) {
         const walk w = {g, g > 0 ? ends[g - 1] : 0, ends[g], 0};
         add_local(local_address(total), tiles_down(s, &w) * tiles_across(s));
@@ -92,7 +94,7 @@ static inline tile describe(const shape *s, const walk *w, place at, int terms, 
 {
     const int first = ORIENTATION == WGRAD ? w->group * s->lines : w->first, line = first + at.line;
     const int end = ORIENTATION == WGRAD ? first + s->lines : w->last;
-    return (tile){terms, line, split ? min(end, line + 64) : end, at.column, w->group};
+    return (tile){terms, line, split ? min(end, line + 64) : end, at.column, w->group, split};
 }
 
 /* Asks for 64 columns of the old values, number `nth` of a tile. */
