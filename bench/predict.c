@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "base/memory.h"
+#include "exchange/exchange.h"
 
 enum {
     PLAN_CALLS = 2,        /* small collectives of a plan */
@@ -35,6 +36,7 @@ typedef struct setting {
     double rows;       /* of the rank that receives most */
     double local;      /* experts of a rank */
     double share;      /* ranks that take turns on a core */
+    double waves;      /* in which rows travel */
     double between;    /* GB/s of a rank when all nodes send to all */
     double message_us; /* of a small collective */
 } setting;
@@ -53,13 +55,19 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
 }
 
+static size_t waves_of(const bench_work *w) {
+    const size_t rows = w->tokens * w->topk / w->ep;
+    const double bytes = (double)(rows * w->hidden) * w->row_bytes;
+    if (w->waves > 0 || w->engine == BENCH_WINDOW)
+        return moert_max(1, w->waves);
+    return moert_max(1, moert_exchange_good_waves((size_t)bytes, w->experts / w->ep));
+}
+
 static moert_status look(const bench_machine *m, const bench_work *w, setting *s) {
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
-    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->waves == 0 ||
-        w->micro_batches == 0)
-        return MOERT_FAIL(ERROR_USAGE, "%zu ranks in groups of %zu, %zu waves", w->ranks, w->ep,
-                          w->waves);
+    if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->micro_batches == 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu ranks in groups of %zu", w->ranks, w->ep);
     if (w->engine == BENCH_WINDOW && nodes > 1)
         return MOERT_FAIL(ERROR_USAGE, "windows serve one node, not %zu", nodes);
     MOERT_TRY(
@@ -70,6 +78,7 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
     s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
     s->share = share_of(m, w->ranks);
+    s->waves = (double)waves_of(w);
     s->between = crowded_gbps(m, s->nodes);
     s->message_us =
         ceil(log2(ranks)) * (bench_nodes(m, w->ranks) > 1 ? m->between.us : m->inside.us);
@@ -182,7 +191,7 @@ static double sums(const setting *s) {
 
 /* Forward or backward: adds its parts and its time. */
 static moert_status add_pass(const setting *s, bool backward, bench_prediction *p) {
-    const double waves = (double)s->w->waves;
+    const double waves = s->waves;
     const passage d = pass(s, true, s->w->row_bytes), c = pass(s, false, 4.0);
     double gemm = 0.0;
     MOERT_TRY(products(s, backward, s->rows / waves, &gemm));
@@ -193,15 +202,14 @@ static moert_status add_pass(const setting *s, bool backward, bench_prediction *
                             (double)(backward ? BACKWARD_LAUNCHES : FORWARD_LAUNCHES);
     const double latency = calls + waves * launches + (waves - 1.0) * (d.fixed + c.fixed);
     const double there = d.inside + d.between, back = c.inside + c.between, work = gemm + bytes;
-    const double overlapped =
-        there / waves + fmax(work, (there + back) * (waves - 1.0) / waves) + back / waves;
+    const double beside = fmin(work, (there + back) * (waves - 1.0) / waves) / s->share;
     p->part[BENCH_PRODUCTS] += gemm;
     p->part[BENCH_MEMORY] += bytes;
     p->part[BENCH_INSIDE] += d.inside + c.inside;
     p->part[BENCH_BETWEEN] += d.between + c.between;
     p->part[BENCH_LATENCY] += latency;
-    p->seconds += overlapped + latency;
-    p->hidden += work + there + back - overlapped;
+    p->seconds += work + there + back - beside + latency;
+    p->hidden += beside;
     if (!backward) {
         p->bytes_inside = d.bytes_inside + c.bytes_inside;
         p->bytes_between = d.bytes_between + c.bytes_between;

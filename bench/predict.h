@@ -16,7 +16,8 @@
  *            combine brings back every slot's row, since they are summed in the order of K
  *
  * With W waves the experts of one part of the tokens compute while rows of others travel:
- * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every wave costs anew W times.
+ * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every wave costs anew W times. Where N ranks
+ * take turns on a core, it has others' work to do meanwhile: only 1/N of the time is hidden.
  */
 #ifndef BENCH_PREDICT_H
 #define BENCH_PREDICT_H
@@ -35,7 +36,7 @@ typedef struct bench_work {
     const char *type; /* of the experts' products: f32 or bf16 */
     double row_bytes; /* of a number of a dispatched row: 4, 2 or 33/32 */
     bench_engine engine;
-    size_t waves;
+    size_t waves;         /* 0: as many as the exchange takes */
     size_t micro_batches; /* of a step, which share one sum of gradients */
     bool backward;        /* forward, backward and sums; else forward alone */
 } bench_work;

@@ -345,6 +345,10 @@ void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *pla
     plan->waves = cuts ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES)) : 1;
 }
 
+size_t moert_exchange_good_waves(size_t bytes, size_t experts) {
+    return moert_min(moert_min(bytes / WAVE_BYTES, experts), MOERT_EXCHANGE_GOOD_WAVES);
+}
+
 size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes) {
     const moert_plan *p = plan->plan;
     const unsigned wanted = moert_config_get()->waves;
@@ -353,6 +357,5 @@ size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_b
         return wanted;
     for (size_t e = 0; e < p->experts; e++)
         rows += p->expert_counts[e];
-    const size_t worth = rows / p->ranks * row_bytes / WAVE_BYTES;
-    return moert_min(moert_min(worth, p->experts / p->ranks), MOERT_EXCHANGE_GOOD_WAVES);
+    return moert_exchange_good_waves(rows / p->ranks * row_bytes, p->experts / p->ranks);
 }

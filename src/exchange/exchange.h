@@ -181,8 +181,10 @@ typedef struct moert_wave {
 } moert_wave;
 moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave);
 
-/* How many waves are worth it for rows of so many bytes, or what MOERT_WAVES says; the same on all
- * ranks. */
+/* How many waves are worth it between ranks of `experts` experts each that send each other so many
+ * bytes. */
+size_t moert_exchange_good_waves(size_t bytes, size_t experts);
+/* The same for a plan's rows of so many bytes, or what MOERT_WAVES says; the same on all ranks. */
 size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes);
 /* Cuts the plan's later exchanges into so many waves (1..MOST_WAVES, engines without waves: 1),
  * the same on all ranks; not between a dispatch and its combine. */

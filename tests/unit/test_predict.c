@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../../bench/step.h"
+#include "exchange/exchange.h"
 #include "support/files.h"
 
 /* ---- spread ---- */
@@ -206,6 +207,25 @@ static void test_parts_add_up_to_the_whole(void **state) {
     }
 }
 
+static void test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores(void **state) {
+    (void)state;
+    bench_work w = even_work(4, BENCH_STAGED), whole = w;
+    bench_machine shared = machine;
+    bench_prediction p, q;
+    whole.tokens = w.tokens = 4096;
+    whole.experts = w.experts = 64;
+    w.waves = 0;
+    p = predicted(&w);
+    whole.waves = MOERT_EXCHANGE_GOOD_WAVES;
+    assert_within(p.hidden, predicted(&whole).hidden, 1e-15);
+    whole.waves = 1;
+    assert_true(p.seconds < predicted(&whole).seconds);
+    shared.shared_cores = 2.0;
+    ASSERT_OK(bench_predict(&shared, &w, &q));
+    assert_true(q.seconds > p.seconds);
+    assert_true(q.hidden / q.seconds < p.hidden / p.seconds);
+}
+
 static void test_more_of_anything_takes_no_less(void **state) {
     (void)state;
     bench_work w = even_work(4, BENCH_NODE);
@@ -356,6 +376,7 @@ int main(void) {
         ON_MACHINE(test_windows_of_one_node_by_hand),
         ON_MACHINE(test_staged_and_node_engines_by_hand),
         ON_MACHINE(test_parts_add_up_to_the_whole),
+        ON_MACHINE(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores),
         ON_MACHINE(test_more_of_anything_takes_no_less),
         ON_MACHINE(test_shared_cores_and_crowds),
         ON_MACHINE(test_gradients_of_replicas_are_summed),
