@@ -26,7 +26,7 @@ typedef struct moert_device_info {
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
-    bool has_bf16_dot;  /* kernels may use vdpbf16ps (AVX-512 BF16) by inline assembly */
+    bool has_bf16_dot;  /* vdpbf16ps (AVX-512 BF16), by inline assembly, pays */
     bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/common.h) */
     unsigned nvidia;    /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
