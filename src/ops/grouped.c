@@ -186,12 +186,18 @@ static moert_status check_part(const moert_gemm *gemm, unsigned needs) {
     return MOERT_OK;
 }
 
+/* With the strides that are 0. */
+static moert_gemm with_strides(const moert_gemm *gemm) {
+    moert_gemm full = *gemm;
+    full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
+    full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    return full;
+}
+
 static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
     MOERT_TRY(check_part(gemm, needs));
-    *full = *gemm;
+    *full = with_strides(gemm);
     full->part = moert_part_of(gemm);
-    full->ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
-    full->ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     MOERT_TRY(check_shape(full, needs));
     const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
     MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
@@ -277,12 +283,17 @@ static bool rounds(const moert_packing *packing, const moert_gemm *full) {
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
     const moert_packed_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PACKED_FORWARD,
                                       gemm->type};
-    moert_gemm full = *gemm;
+    moert_gemm full = with_strides(gemm);
     full.result = MOERT_NUMBER_BF16;
-    full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
-    full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
     return rounds(moert_backend_get(device)->packing, &full) &&
            moert_packed_need(device, &shape) > 0;
+}
+
+size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm) {
+    const moert_packing *packing = moert_backend_get(device)->packing;
+    const moert_gemm full = with_strides(gemm);
+    return packing != NULL && packing->split_bytes != NULL ? packing->split_bytes(device, &full)
+                                                           : 0;
 }
 
 /* That a result of another type is one that can be had. */

@@ -12,7 +12,9 @@
  * in order. With `accumulate` the chain starts from the old value instead of 0. Reference and
  * portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor cores
  * add bf16 products in an order of their own, which is the same for a row in any company and in
- * every run, and the old value last.
+ * every run, and the old value last. So do Hopper's with float32 factors that they may `split`: to
+ * 2^-20 of the sum of the magnitudes of 7168 products; factors that are infinite, or round to
+ * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
@@ -98,6 +100,8 @@ typedef struct moert_gemm {
     moert_buffer *y;      /* [M,N] at stride ldy */
     size_t ldx, ldy;      /* in numbers; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
+    moert_buffer **split; /* F32: factors may be multiplied as sums of three bf16 numbers each, for
+                             which this buffer, or NULL, grows; NULL: sums are chains */
 } moert_gemm;
 
 /*
@@ -129,6 +133,10 @@ void moert_packings_free(moert_packings *packings);
  * results to BF16: to nearest even, as a cast of the float32 results would. Else such products are
  * ERROR_UNSUPPORTED. Buffers are not looked at. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
+
+/* The bytes to which `split` grows by forward, dgrad and wgrad of this shape on a device. Buffers
+ * are not looked at. */
+size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 
 /* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
 moert_status moert_gemm_forward(const moert_gemm *gemm);

@@ -60,4 +60,11 @@ moert_status moert_nvidia_ready(const moert_device *device);
 /* The arguments have been checked, and that n, k, strides and first columns are multiples of 8. */
 moert_status moert_nvidia_run(const moert_nvidia_product *p);
 
+/* Whether a product in float32, forward, dgrad or wgrad, is one of parts of its factors, and that
+ * product. */
+bool moert_nvidia_splits(const moert_gemm *gemm, moert_op_kind kind);
+moert_status moert_nvidia_split(const moert_gemm *gemm, moert_op_kind kind);
+/* The bytes that its parts take at most, in any kind; 0: in none it is such a product. */
+size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm);
+
 #endif

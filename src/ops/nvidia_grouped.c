@@ -79,7 +79,8 @@ const moert_packing moert_nvidia_packing = {.plan = plan,
                                             .pays_at = 1,
                                             .any_use = true,
                                             .in_order = true,
-                                            .rounds = suits_packed};
+                                            .rounds = suits_packed,
+                                            .split_bytes = moert_nvidia_split_bytes};
 
 /* ---- products ---- */
 
@@ -117,6 +118,8 @@ static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kin
 
 moert_status moert_nvidia_gemm_forward(const moert_gemm *gemm) {
     const moert_gemm plain = unpacked(gemm);
+    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_FORWARD))
+        return moert_nvidia_split(gemm, MOERT_OP_GEMM_FORWARD);
     if (!suits_rows(gemm))
         return moert_portable_gemm_forward(&plain);
     const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_FORWARD);
@@ -125,6 +128,8 @@ moert_status moert_nvidia_gemm_forward(const moert_gemm *gemm) {
 
 moert_status moert_nvidia_gemm_dgrad(const moert_gemm *gemm) {
     const moert_gemm plain = unpacked(gemm);
+    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_DGRAD))
+        return moert_nvidia_split(gemm, MOERT_OP_GEMM_DGRAD);
     if (!suits_rows(gemm))
         return moert_portable_gemm_dgrad(&plain);
     const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_DGRAD);
@@ -132,6 +137,8 @@ moert_status moert_nvidia_gemm_dgrad(const moert_gemm *gemm) {
 }
 
 moert_status moert_nvidia_gemm_wgrad(const moert_gemm *gemm) {
+    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_WGRAD))
+        return moert_nvidia_split(gemm, MOERT_OP_GEMM_WGRAD);
     if (gemm->groups.rows == 0 || !suits(gemm, gemm->groups.count))
         return moert_portable_gemm_wgrad(gemm);
     const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_WGRAD);

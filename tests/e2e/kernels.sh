@@ -179,6 +179,9 @@ nvidia_fp8() {
         for f32 in 0 1; do echo "$kind -DF32=$f32 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
     done
 }
+nvidia_gemm_split() {
+    printf '%s\n' -DORIENTATION={0,1,2}' -DCOLUMNS='{'64 -DSTAGES=8','128 -DSTAGES=5'}
+}
 to_ptx() { # OUT FAMILY OPTION...
     local what
     what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
@@ -209,7 +212,7 @@ tensor_cores() { # KIND FAMILY TEXT
     xargs -P "$(nproc)" -I LINE bash -c "$1 LINE || { echo 'in LINE'; exit 1; }" <"$list" >"$log" 2>&1
     verdict $? "$1: $(wc -l <"$list") programs of $2 $3, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 }
-for family in nvidia_gemm nvidia_attention nvidia_fp8; do
+for family in nvidia_gemm nvidia_gemm_split nvidia_attention nvidia_fp8; do
     tensor_cores hopper $family "for sm_90a with wgmma in a row, registers as asked"
 done
 tensor_cores ampere nvidia_mma "for sm_80, sm_86, sm_89 and sm_90"

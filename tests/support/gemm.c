@@ -133,6 +133,8 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         .ldy = a->ldy,
         .y_column = p->y_column,
     };
+    moert_buffer *scratch = NULL;
+    gemm.split = by->split ? &scratch : NULL;
     moert_packed *packed =
         by->packed && op <= DGRAD
             ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
@@ -146,8 +148,8 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     download_codes(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
-    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends};
-    for (size_t i = 0; i < 5; i++)
+    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends, scratch};
+    for (size_t i = 0; i < 6; i++)
         moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);

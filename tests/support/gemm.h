@@ -29,6 +29,7 @@ typedef struct way {
     bool widened;        /* bf16 without the CPU's own instruction */
     bool parts;          /* forward, dgrad and gated: two groups after the other */
     moert_number result; /* of forward and dgrad */
+    bool split;          /* into parts of factors, if the device does */
 } way;
 
 /* All ways; those of a type begin with the reference, and its next is the plain portable one. */

@@ -9,8 +9,8 @@
 #include "base/number.h"
 #include "support/gemm.h"
 
-static const way nvidia = {"nvidia", "auto", MOERT_NUMBER_BF16, true,
-                           false,    false,  MOERT_NUMBER_F32};
+static const way nvidia = {
+    .name = "nvidia", .backend = "auto", .type = MOERT_NUMBER_BF16, .packed = true};
 
 /* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
  * and rows past the end; strides, places in y, one weight for all; the last three are not aligned
