@@ -142,18 +142,6 @@ moert_status moert_layer_wgrad(moert_layer *layer) {
     return compute_wgrad(layer);
 }
 
-/* The router's projection of this batch's tokens, backward. */
-static moert_gemm router_gemm(const moert_layer *layer, moert_buffer *x, moert_buffer *dlogits) {
-    return (moert_gemm){
-        .groups = {layer->batch.ends, layer->batch.sequences, layer->batch.tokens},
-        .n = layer->options.router.experts,
-        .k = layer->options.hidden,
-        .shared_weight = true,
-        .x = x,
-        .y = dlogits,
-    };
-}
-
 /* The gradients of the logits, from those of the weights and of the losses, and of the router's
  * weight. */
 static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
@@ -166,7 +154,7 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
     MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits,
                                     &layer->routing, dweight, losses->aux_gradient,
                                     losses->z_factor, *dlogits));
-    const moert_gemm gemm = router_gemm(layer, (moert_buffer *)layer->input, *dlogits);
+    const moert_gemm gemm = moert_layer_router_gemm(layer, layer->input, *dlogits);
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
                                       layer->options.router_bias,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
@@ -174,7 +162,7 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
 
 /* dx += the router's part. */
 static moert_status add_router(moert_layer *layer, moert_buffer *dlogits, moert_buffer *dx) {
-    moert_gemm gemm = router_gemm(layer, dx, dlogits);
+    moert_gemm gemm = moert_layer_router_gemm(layer, dx, dlogits);
     gemm.accumulate = true;
     return moert_block_dgrad(layer->block[BLOCK_DENSE], DENSE_ROUTER, &gemm);
 }

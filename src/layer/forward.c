@@ -34,15 +34,9 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.index));
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.weight));
     MOERT_TRY(moert_layer_activation(layer, tokens, 1, &layer->routing.lse));
-    MOERT_TRY(moert_block_forward(
-        dense, DENSE_ROUTER,
-        &(moert_gemm){.groups = {layer->batch.ends, layer->batch.sequences, tokens},
-                      .n = experts,
-                      .k = layer->options.hidden,
-                      .shared_weight = true,
-                      .x = (moert_buffer *)x,
-                      .bias = dense->tensor[DENSE_ROUTER_BIAS].weight,
-                      .y = layer->logits}));
+    moert_gemm gemm = moert_layer_router_gemm(layer, x, layer->logits);
+    gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
+    MOERT_TRY(moert_block_forward(dense, DENSE_ROUTER, &gemm));
     return moert_router_forward(layer->mesh->device, router, tokens, layer->logits,
                                 layer->correction, &layer->routing);
 }

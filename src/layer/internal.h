@@ -54,6 +54,9 @@ moert_groups moert_layer_groups(const moert_layer *layer);
 moert_part moert_layer_part(const moert_layer *layer, size_t wave);
 /* W1 or W2 as a GEMM descriptor over the experts' rows, without x and y. */
 moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k);
+/* The router's projection as a GEMM descriptor over the batch's tokens, without weight and bias. */
+moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
+                                   moert_buffer *logits);
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
                                     moert_buffer **buffer);

@@ -148,6 +148,21 @@ moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_
                         .bias = weights->tensor[EXPERT_BIAS].weight};
 }
 
+moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
+                                   moert_buffer *logits) {
+    const moert_layer_options *o = &layer->options;
+    const bool splits = o->precision != MOERT_PRECISION_F32;
+    return (moert_gemm){
+        .groups = {layer->batch.ends, layer->batch.sequences, layer->batch.tokens},
+        .n = o->router.experts,
+        .k = o->hidden,
+        .shared_weight = true,
+        .x = (moert_buffer *)x,
+        .y = logits,
+        .split = splits ? &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X] : NULL,
+    };
+}
+
 moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
                                     moert_buffer **buffer) {
     size_t bytes = rows * width * sizeof(float);

@@ -128,6 +128,16 @@ static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
 }
 
+/* The parts of the router's factors, in the place of the first factors of others. */
+static size_t split_floats(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_gemm gemm = {.groups = {NULL, s->sequences, s->tokens},
+                             .n = s->config->router.experts,
+                             .k = s->config->hidden,
+                             .shared_weight = true};
+    return setting->device != NULL ? moert_gemm_split_bytes(setting->device, &gemm) / sizeof(float)
+                                   : 0;
+}
+
 /* Whether the experts' products round what goes back themselves. */
 static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
     projection experts[PROJECTIONS];
@@ -162,6 +172,7 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     if (rounds) {
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
         x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
+        x = moert_max(x, split_floats(setting, s));
         y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, 2 * i) * factor, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {
