@@ -148,10 +148,21 @@ moert_status moert_device_flush(moert_device *device);
 bool moert_device_has_aside(const moert_device *device);
 moert_status moert_device_turn(moert_device *device, bool aside);
 
-/* Kernels that would keep every compute unit busy until they end leave so many to others from now
- * on; what they then take. */
+/*
+ * Kernels that would keep every compute unit busy until they end leave so many to others from now
+ * on. What they then take, units, is not lost on those: work that is dealt out on the device, by
+ * counts[2], two uint32 that begin at 0, is enqueued by `run` for the units not spared, and once
+ * more for the others, to follow in the queue in use, by moert_device_join_in. It must be all done
+ * when the first of the two is. Without units to spare `run` gets all of them, and NULL for counts.
+ */
+typedef moert_status (*moert_work)(const void *work, unsigned units, moert_buffer *counts);
 void moert_device_spare(moert_device *device, unsigned units);
 unsigned moert_device_units(const moert_device *device);
+/* work[bytes] is copied. Errors: those of `run`, ERROR_MEMORY, ERROR_DEVICE. */
+moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
+                                size_t bytes);
+/* For all that has been shared since moert_device_spare. */
+moert_status moert_device_join_in(moert_device *device);
 
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 

@@ -24,6 +24,16 @@ typedef struct moert_program {
     struct moert_program *next;
 } moert_program;
 
+/* Work that is shared, and a mark behind what it needs. */
+typedef struct moert_shared_work {
+    moert_work run;
+    void *work;
+    const char *phase;
+    struct moert_mark *ready;
+    moert_buffer *counts; /* kept for the next one */
+} moert_shared_work;
+enum { MOERT_MOST_SHARES = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };
+
 struct moert_device {
     cl_context context;
     cl_device_id id;
@@ -32,6 +42,8 @@ struct moert_device {
     bool aside;             /* in use is the second */
     bool both_used;         /* `other` may have commands that have not ended */
     unsigned spared_units;
+    size_t shares;
+    moert_shared_work share[MOERT_MOST_SHARES]; /* [shares] */
     moert_device_info info;
     moert_program *programs;
     moert_recording *recording;      /* takes the launches, or NULL */
@@ -58,6 +70,8 @@ struct moert_buffer {
 cl_int moert_queue_finish(moert_device *device);
 /* The one that is not in use, whose commands have ended. */
 void moert_queue_release_other(moert_device *device);
+
+void moert_shares_release(moert_device *device);
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);

@@ -276,6 +276,7 @@ void moert_device_close(moert_device *device) {
     if (device == NULL)
         return;
     moert_queue_finish(device);
+    moert_shares_release(device);
     moert_profile_release(device);
     moert_program_release_all(device);
     moert_queue_release_other(device);

@@ -63,15 +63,6 @@ moert_status moert_device_flush(moert_device *device) {
     return MOERT_OK;
 }
 
-void moert_device_spare(moert_device *device, unsigned units) {
-    const unsigned all = device->info.compute_units;
-    device->spared_units = units < all ? units : all - 1;
-}
-
-unsigned moert_device_units(const moert_device *device) {
-    return device->info.compute_units - device->spared_units;
-}
-
 /* ---- marks ---- */
 
 struct moert_mark {

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/phase.h"
 #include "device/internal.h"
 #include "support/test.h"
 
@@ -423,6 +424,65 @@ static void test_launches_say_what_is_wrong_with_them(void **state) {
     moert_buffer_destroy(x);
 }
 
+/* ---- units spared ---- */
+
+/* What has been shared, and how often it ran. */
+typedef struct piece {
+    unsigned number, *runs;
+} piece;
+
+/* Its first run finds zeros and leaves its number, which the second one finds. */
+static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
+    const piece *p = work;
+    const uint32_t numbers[] = {p->number, p->number};
+    uint32_t found[2];
+    assert_int_equal(units, p->runs[p->number]++ == 0 ? 5 : 3);
+    MOERT_TRY(moert_buffer_read(counts, 0, found, sizeof found));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(found[i], p->runs[p->number] == 1 ? 0 : p->number);
+    assert_string_equal(moert_phase_name(), "wgrad");
+    return moert_buffer_write(counts, 0, numbers, sizeof numbers);
+}
+
+static moert_status run_whole(const void *work, unsigned units, moert_buffer *counts) {
+    assert_null(counts);
+    *((const piece *)work)->runs += units;
+    return MOERT_OK;
+}
+
+static void test_work_that_is_shared_runs_once_more_on_the_units_spared(void **state) {
+    enum { WORKS = MOERT_MOST_SHARES, UNITS = 8, SPARED = 3 };
+    unsigned runs[WORKS], left = 0, all = 0;
+    const piece past = {0, &left}, alone = {0, &all};
+    moert_device *device = NULL;
+    (void)state;
+    ASSERT_OK(moert_device_open("auto", "", 0, &device));
+    device->info.compute_units = UNITS;
+    for (unsigned round = 0; round < 2; round++) {
+        memset(runs, 0, sizeof runs);
+        moert_device_spare(device, SPARED);
+        moert_phase_set("wgrad");
+        for (unsigned i = 0; i < WORKS; i++) {
+            const piece p = {i, runs};
+            ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
+        }
+        ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past)); /* one too many */
+        moert_phase_set("combine");
+        if (round == 1) /* nobody joins in */
+            moert_device_spare(device, 0);
+        ASSERT_OK(moert_device_join_in(device));
+        assert_string_equal(moert_phase_name(), "combine");
+        for (unsigned i = 0; i < WORKS; i++)
+            assert_int_equal(runs[i], round == 0 ? 2 : 1);
+        moert_device_spare(device, 0);
+        ASSERT_OK(moert_device_share(device, run_whole, &alone, sizeof alone));
+        ASSERT_OK(moert_device_join_in(device));
+    }
+    assert_int_equal(left, 2 * (UNITS - SPARED));
+    assert_int_equal(all, 2 * UNITS);
+    moert_device_close(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_list_tells_what_a_device_is),
@@ -441,6 +501,7 @@ int main(void) {
         cmocka_unit_test(test_wrapped_memory_is_used_as_it_is),
         cmocka_unit_test(test_reserve_keeps_what_is_large_enough),
         cmocka_unit_test(test_launches_say_what_is_wrong_with_them),
+        cmocka_unit_test(test_work_that_is_shared_runs_once_more_on_the_units_spared),
     };
     return cmocka_run_group_tests_name("device", tests, open_test_device, close_test_device);
 }
