@@ -18,6 +18,23 @@ static inline void add_local(uint to, uint x)
     __asm__ volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
+/* Adds to a number in global memory, of which it returns the old value: between a work-group's own earlier accesses, those
+ * before its last barrier, and its later ones. */
+static inline uint add_global(global uint *to, uint x)
+{
+    uint old;
+    __asm__ volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(to), "r"(x) : "memory");
+    return old;
+}
+
+/* Reads a number in global memory before all that follows. */
+static inline uint acquire_global(global const uint *from)
+{
+    uint x;
+    __asm__ volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
 /* This work-item's number in its warp, read anew: what is computed from it is not kept in registers over a loop. */
 static inline uint lane_again(void)
 {

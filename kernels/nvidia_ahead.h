@@ -252,9 +252,8 @@ static inline void count_ready(global uint *ready)
 /* Waits until all work-groups have decoded a group. */
 static inline void await_ready(global const uint *ready)
 {
-    uint count = 0;
-    while (count < get_num_groups(0))
-        __asm__ volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(ready) : "memory");
+    while (acquire_global(ready) < get_num_groups(0))
+        ;
     __asm__ volatile("fence.proxy.async;" ::: "memory");
 }
 

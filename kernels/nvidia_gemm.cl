@@ -30,16 +30,20 @@
  * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then across. If the last round
  * has tiles for less than half of the work-groups, each of them is taken by two, 64 lines each; but for WGRAD.
  *
+ * With COUNTED a counter deals out the tiles, so that a second launch with the same arguments may join in on units that become
+ * free. `counts` [2], zeros at first: tiles that have been taken, and work-groups that may not be done with theirs. A work-group
+ * ends when there are none of these, so that all is done when one of the launches is.
+ *
  * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units work-groups of 384.
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
  * depends on another.
  * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4: numbers),
- * STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and what nvidia_epilogue.h requires.
+ * COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and what nvidia_epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
-    !defined(B_FORMAT)
-#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, STAGES, OUTS and GROUP must be defined"
+    !defined(B_FORMAT) || !defined(COUNTED)
+#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS and GROUP must be defined"
 #endif
 #define KEEPS_F32 1
 #include "nvidia.h"
@@ -65,6 +69,7 @@
 #define SPAN      COLUMNS /* of a warp */
 #define RESULTS   (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
 #define BOX_BYTES 8192 /* 64 rows of 128 bytes */
+#define BAR_DONE  4
 
 #if ORIENTATION == FORWARD
 #define TURNED_A 0
@@ -265,7 +270,7 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
                  global const float *alpha, global const float *beta, global const float *factor, ulong factor_stride,
                  global const uchar *bias, global int *amax, global uchar *v, ulong ldv, float limit, float slope, float offset,
                  global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_numbers, global const uchar *b_codes,
-                 global const uchar *b_scales, global uint4 *b_numbers, global uint *ready)
+                 global const uchar *b_scales, global uint4 *b_numbers, global uint *counts)
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
@@ -279,6 +284,8 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
             begin_barrier(base + EMPTY_AT + 8 * i, 2);
         }
         fence_barriers();
+        if (COUNTED)
+            add_global(counts + 1, 1);
     }
     for (uint g = thread; g < groups; g += 384)
         ends[g] = group_ends[first_end + g];
@@ -288,11 +295,15 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
         release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
             produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1), MAP_ADDRESS(nvidia_gemm, 2), base,
-                    (local tile *)(arena + TILES_AT), ends, whole, ready);
+                    (local tile *)(arena + TILES_AT), ends, whole, counts);
         else if (CODED && thread >= 32)
-            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, ready);
+            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, counts);
+        if (COUNTED)
+            leave(counts);
     } else {
         claim_registers(CONSUMER_REGISTERS);
         consume(s, base, arena, e, c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
+        if (COUNTED)
+            pass_barrier(BAR_DONE, 384);
     }
 }

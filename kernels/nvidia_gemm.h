@@ -105,14 +105,31 @@ static inline void bring_old(const tile *t, int nth, ulong map_c, uint to, uint 
         load_box(to + i * OLD_BYTES, map_c, (t->column + nth * 64) * OLD_BOXES + i * 64, t->line, 0, full);
 }
 
+/* The next tile, number `t` if none counts. */
+static inline uint take_tile(uint t, global uint *counts)
+{
+    return COUNTED ? add_global(counts, 1) : t;
+}
+
+/* Once the consumers have passed the barrier. Behind this all tiles are done: who comes later finds none. */
+static inline void leave(global uint *counts)
+{
+    barrier_of(BAR_DONE, 384);
+    if (get_local_id(0) > 0)
+        return;
+    add_global(counts + 1, -1);
+    while (acquire_global(counts + 1) > 0)
+        ;
+}
+
 /* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free; of those from number
  * `whole` on each consumer has its half on an SM of its own. */
 static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base, local tile *tiles, local const uint *ends,
-                           uint whole, global const uint *ready)
+                           uint whole, global uint *counts)
 {
     walk w = {s.skip, 0, 0, 0};
     uint step = 0, known = ~0u; /* the group that has been decoded, if it must be */
-    for (uint t = get_group_id(0);; t += get_num_groups(0)) {
+    for (uint t = take_tile(get_group_id(0), counts);; t = take_tile(t + get_num_groups(0), counts)) {
         const bool split = t >= whole;
         const uint nth = split ? whole + (t - whole) / 2 : t;
         const bool more = find_group(&s, ends, nth, &w);
@@ -122,7 +139,7 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
         at.line += split ? (t - whole) % 2 * 64 : 0;
         const tile is = describe(&s, &w, at, terms, split);
         if (CODED && more && w.group != known)
-            await_ready(ready + w.group);
+            await_ready(counts + w.group);
         known = w.group;
         for (int k = 0; k < max(all, 1); k++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage;

@@ -119,12 +119,12 @@ static int format_of(const moert_nvidia_product *p, size_t i) {
 static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
     const bool glu = p->kind == MOERT_OP_GLU;
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
-    const int used =
-        wgmma ? snprintf(spec, SPEC_BYTES,
-                         "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                         "-DA_FORMAT=%d -DB_FORMAT=%d",
-                         STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0), format_of(p, 1))
-              : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
+    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
+                                      "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                                      "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d",
+                                      STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0),
+                                      format_of(p, 1), p->coded == NULL && p->counts != NULL)
+                           : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
@@ -177,14 +177,14 @@ static void add_codes(const moert_nvidia_product *p, call *to) {
     const moert_coded *coded = p->coded != NULL ? p->coded : none;
     ADD(to, MOERT_ARG(coded[0].q), MOERT_ARG(coded[0].scale), MOERT_ARG(buffer_of(p, how->a)),
         MOERT_ARG(coded[1].q), MOERT_ARG(coded[1].scale), MOERT_ARG(buffer_of(p, how->b)),
-        MOERT_ARG(p->ready));
+        MOERT_ARG(p->counts));
 }
 
-static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *device,
-                              const char *spec) {
+static moert_status run_wgmma(const moert_nvidia_product *p, unsigned units) {
     const struct orientation *how = &orientations[p->kind];
-    const moert_grid grid = {moert_device_units(device), 1, 1};
     const moert_nvidia_rows result = result_of(p);
+    moert_device *device = moert_buffer_device(result.buffer);
+    char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
     call to = {.count = 0};
     MOERT_TRY(make_map(p, how->a, how->box_a, &map_a));
@@ -196,8 +196,16 @@ static moert_status run_wgmma(const moert_nvidia_product *p, moert_device *devic
     add_rest(p, &to);
     add_codes(p, &to);
     if (p->coded != NULL)
-        MOERT_TRY(moert_buffer_clear(p->ready, 0, p->groups.count * sizeof(uint32_t)));
-    return moert_launch(device, spec, "nvidia_gemm", grid, to.arguments, to.count);
+        MOERT_TRY(moert_buffer_clear(p->counts, 0, p->groups.count * sizeof(uint32_t)));
+    write_spec(p, true, spec);
+    return moert_launch(device, spec, "nvidia_gemm", (moert_grid){units, 1, 1}, to.arguments,
+                        to.count);
+}
+
+static moert_status run_part(const void *product, unsigned units, moert_buffer *counts) {
+    moert_nvidia_product p = *(const moert_nvidia_product *)product;
+    p.counts = counts;
+    return run_wgmma(&p, units);
 }
 
 /* The weight as rows of K numbers. */
@@ -207,7 +215,7 @@ static moert_nvidia_rows factor_of(const moert_nvidia_product *p, factor which) 
                                : (moert_nvidia_rows){p->weight, p->k, 0, factor_type(p)};
 }
 
-static moert_status run_mma(const moert_nvidia_product *p, moert_device *device, const char *spec) {
+static moert_status run_mma(const moert_nvidia_product *p) {
     const struct orientation *how = &orientations[p->kind];
     const moert_nvidia_rows a = factor_of(p, how->a), b = factor_of(p, how->b);
     const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
@@ -216,19 +224,22 @@ static moert_status run_mma(const moert_nvidia_product *p, moert_device *device,
     const size_t down = wgrad ? used * moert_ceil_div(p->n, TILE_MMA)
                               : rows / TILE_MMA + (p->part.first > 0) + used;
     const size_t across = moert_ceil_div(how->number == 0 ? p->n : p->k, TILE_MMA);
+    char spec[SPEC_BYTES];
     call to = {.count = 0};
+    write_spec(p, false, spec);
     ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(a.first), MOERT_ARG(a.stride), MOERT_ARG(b.buffer),
         MOERT_ARG(b.first), MOERT_ARG(b.stride), MOERT_ARG(wgrad ? (size_t)0 : p->n * p->k),
         MOERT_ARG((unsigned)down));
     add_rest(p, &to);
-    return moert_launch(device, spec, "nvidia_mma", (moert_grid){down * across, 1, 1}, to.arguments,
-                        to.count);
+    return moert_launch(moert_buffer_device(result_of(p).buffer), spec, "nvidia_mma",
+                        (moert_grid){down * across, 1, 1}, to.arguments, to.count);
 }
 
 moert_status moert_nvidia_run(const moert_nvidia_product *p) {
     moert_device *device = moert_buffer_device(result_of(p).buffer);
-    const bool wgmma = moert_nvidia_uses_wgmma(device);
-    char spec[SPEC_BYTES];
-    write_spec(p, wgmma, spec);
-    return (wgmma ? run_wgmma : run_mma)(p, device, spec);
+    if (!moert_nvidia_uses_wgmma(device))
+        return run_mma(p);
+    if (p->kind == MOERT_OP_GEMM_WGRAD && p->coded == NULL)
+        return moert_device_share(device, run_part, p, sizeof *p);
+    return run_wgmma(p, moert_device_units(device));
 }

@@ -41,9 +41,9 @@ typedef struct moert_nvidia_product {
     bool linear_first;
     moert_nvidia_rows v; /* GLU: kept, unless NULL */
     /* [2] or NULL: the first and the second factor in codes (q NULL: it is none), which the kernel
-     * of wgmma decodes into the factor's buffer; `ready`: uint32 [G] for its use */
+     * of wgmma decodes into the factor's buffer */
     const moert_coded *coded;
-    moert_buffer *ready;
+    moert_buffer *counts; /* coded: uint32 [G] for its use; else of moert_device_share, or NULL */
 } moert_nvidia_product;
 
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what nvidia_gemm.cl has room for */

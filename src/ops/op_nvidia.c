@@ -132,7 +132,7 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
         .linear_first = o->linear_first,
         .v = rows_of(&o->c, b->c),
         .coded = op->ahead,
-        .ready = op->ready,
+        .counts = op->ready,
     });
 }
 

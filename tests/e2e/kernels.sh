@@ -157,8 +157,11 @@ products() { # RING: products alone, into what is there, with all that may follo
     done
 }
 nvidia_gemm() { # of numbers, and of codes, in each format by itself, beside numbers and beside another one
-    local ring="-DSTAGES=4 -DOUTS=2 -DGROUP=16" pair orientation
+    local ring="-DCOUNTED=0 -DSTAGES=4 -DOUTS=2 -DGROUP=16" pair orientation result
     products "$ring -DA_FORMAT=4 -DB_FORMAT=4"
+    for result in 0 1; do
+        echo "${ring/COUNTED=0/COUNTED=1} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=2 -DF16=0 -DRESULT=0 ${plain/BETA=0/BETA=$result}"
+    done
     for pair in '0 0' '1 1' '2 2' '3 3' '4 0' '3 4' '1 2'; do
         for orientation in 0 1 2; do
             echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=$orientation -DF16=0 -DRESULT=2 $plain"

@@ -140,10 +140,15 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
             : NULL;
     gemm.packed = packed;
+    moert_device_spare(test_device, by->spared);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(calls[op](&gemm));
     }
+    ASSERT_OK(moert_device_turn(test_device, true));
+    ASSERT_OK(moert_device_join_in(test_device));
+    ASSERT_OK(moert_device_turn(test_device, false));
+    moert_device_spare(test_device, 0);
     download_codes(gemm.x, a->x, a->x_count, x_type);
     download_codes(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));

@@ -30,6 +30,7 @@ typedef struct way {
     bool parts;          /* forward, dgrad and gated: two groups after the other */
     moert_number result; /* of forward and dgrad */
     bool split;          /* into parts of factors, if the device does */
+    unsigned spared;     /* compute units, which join in by the second queue */
 } way;
 
 /* All ways; those of a type begin with the reference, and its next is the plain portable one. */

@@ -271,6 +271,38 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     }
 }
 
+/* The first launch is done when all is, and no tile is left out or made twice, wherever it is made.
+ */
+static void test_units_that_join_in_do_not_show_in_the_bits(void **state) {
+    static const problem large = {.n = 1040,
+                                  .k = 1320,
+                                  .rows = 900,
+                                  .groups = 5,
+                                  .ends = {200, 201, 201, 720, 890},
+                                  .accumulate = true};
+    const unsigned units = moert_device_describe(test_device)->compute_units;
+    const unsigned spared[] = {1, units / 6, units / 2, units - 1};
+    (void)state;
+    if (!has_tensor_cores("portable shares nothing"))
+        return;
+    for (size_t i = 0; i <= PROBLEMS; i++) {
+        problem p = i < PROBLEMS ? problems[i] : large;
+        for (size_t j = 0; j < 2 * sizeof spared / sizeof *spared; j++) {
+            way joined = nvidia;
+            char title[64];
+            joined.spared = spared[j / 2];
+            p.accumulate = j % 2 == 0;
+            arrays got = make_arrays(&p, false), want = make_arrays(&p, false);
+            run_gemm(&p, WGRAD, &joined, &got);
+            run_gemm(&p, WGRAD, &nvidia, &want);
+            snprintf(title, sizeof title, "problem %zu, %u units spared", i, joined.spared);
+            compare_arrays(title, &got, &want);
+            free_arrays(&got);
+            free_arrays(&want);
+        }
+    }
+}
+
 /* ---- packings ---- */
 
 static void test_one_packing_made_by_the_first_product_serves_all_uses(void **state) {
@@ -341,6 +373,7 @@ int main(void) {
         cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
         cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
         cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_units_that_join_in_do_not_show_in_the_bits),
         cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),
     };
     return RUN_TENSOR_FORMS(tests);
