@@ -390,6 +390,7 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
     MOERT_TRY(combine_slots(exchange, move));
     MOERT_TRY(moert_mark_set(exchange->device, slots));
     MOERT_TRY(combine_rows(exchange, &rows));
+    MOERT_TRY(moert_device_join_in(exchange->device)); /* on the units that are free then */
     return moert_mark_set(exchange->device, &control->landed);
 }
 
@@ -412,12 +413,12 @@ static moert_status combine_window(moert_exchange *exchange, const moert_move *m
     moert_control *control = exchange->state;
     const bool besides = control->besides, branched = control->branch != NULL;
     control->besides = false;
-    if (branched)
-        moert_device_spare(exchange->device, 0);
     status = branched ? meet(exchange, status) : pass(exchange, status);
     control->behind = status == MOERT_OK && besides;
     if (status == MOERT_OK && branched)
         status = combine_beside(exchange, move);
+    if (branched)
+        moert_device_spare(exchange->device, 0);
     drop_mark(&control->branch);
     if (branched || status != MOERT_OK)
         return status;

@@ -210,7 +210,7 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
 /*
  * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
  * until moert_exchange_combine_join, and touches neither its windows nor its targets; products that
- * would fill a GPU leave some of it until moert_exchange_combine_finish. An error is this rank's
+ * would fill a GPU leave some of it to the combine (moert_device_spare). An error is this rank's
  * own. Not collective.
  */
 moert_status moert_exchange_combine_beside(moert_exchange *exchange);

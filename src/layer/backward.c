@@ -105,14 +105,6 @@ static moert_status differentiate_wave(moert_layer *layer, moert_window *out, mo
     return differentiate_rows(layer, out, part);
 }
 
-/*
- * Experts of up to this intermediate size leave compute units to the combine of dx while their
- * weights' gradients are computed. The wider they are, the longer do those take beside the same
- * rows: Mixtral's layer, of 14336, gains less than its products lose on fewer units (31.6 ms
- * forward and backward on 4 H200s, where it took 30.7 before).
- */
-enum { WIDEST_BESIDE = 2048 };
-
 /* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
  * weights' gradients while dx travels. A rank that fails sends all the same. */
 static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
@@ -131,7 +123,7 @@ static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
             moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, dprob, w);
         status = status != MOERT_OK ? status : sent;
     }
-    if (status == MOERT_OK && !layer->owns_dy && layer->options.intermediate <= WIDEST_BESIDE)
+    if (status == MOERT_OK && !layer->owns_dy)
         status = moert_exchange_combine_beside(layer->mesh->exchange);
     return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
 }
