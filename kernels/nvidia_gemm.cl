@@ -34,16 +34,20 @@
  * free. `counts` [2], zeros at first: tiles that have been taken, and work-groups that may not be done with theirs. A work-group
  * ends when there are none of these, so that all is done when one of the launches is.
  *
+ * With SCATTER, c is a table, uint64 [lines]: where each line of the result lies, maybe in another GPU's memory, 0: nowhere. The
+ * lines of a group then come in about so many equal runs, each for a memory of its own, of which tiles are taken in turns.
+ *
  * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units work-groups of 384.
  * Local memory: ARENA bytes (up to 227 KiB, which src/device/ptx.c puts in the place of 1040), the ends included.
  * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
  * depends on another.
  * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4: numbers),
- * COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA; and what nvidia_epilogue.h requires.
+ * COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA, SCATTER (see above, or 0: not; with
+ * results of 16 bits, FORWARD without a GLU or DGRAD, BETA 0); and what nvidia_epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
-    !defined(B_FORMAT) || !defined(COUNTED)
-#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS and GROUP must be defined"
+    !defined(B_FORMAT) || !defined(COUNTED) || !defined(SCATTER)
+#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS, GROUP and SCATTER must be defined"
 #endif
 #define KEEPS_F32 1
 #include "nvidia.h"
@@ -177,10 +181,18 @@ static inline void put_piece(const float *sum, local uchar *piece, uint piece_at
 #endif
 }
 
+/* With SCATTER: where the lines lie of which a thread stores words, those from lane / 8 on, every fourth of a warp's 16. */
+static inline void find_lines(ulong lies[4], int line, int end, global const ulong *table)
+{
+    line += lane_again() / 8;
+    UNROLL for (int i = 0; i < 4; i++)
+        lies[i] = line + 4 * i < end ? table[line + 4 * i] : 0;
+}
+
 /* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an
- * address. */
+ * address; `lies`: with SCATTER. */
 static inline void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at, tile t, uint columns,
-                               global uchar *c, ulong ldc)
+                               global uchar *c, ulong ldc, const ulong *lies)
 {
     enum { BYTES = RESULT == IS_F32 ? 4 : 2, WIDTH = 128 / BYTES };
     const uint lane = lane_again(), word = lane % 8;
@@ -194,8 +206,10 @@ static inline void store_lines(const float *sum, int first, int last, local ucha
         sync_warp();
         UNROLL for (int r = 0; r < 16; r += 4) {
             const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, word));
-            if (line + r < t.end && column + i * WIDTH < columns)
-                *(global uint4 *)(to + r * ldc * BYTES + i * 128) = value;
+            if (!(SCATTER ? lies[r / 4] != 0 : line + r < t.end) || column + i * WIDTH >= columns)
+                continue;
+            global uchar *at = SCATTER ? (global uchar *)lies[r / 4] + column * BYTES : to + r * ldc * BYTES;
+            *(global uint4 *)(at + i * 128) = value;
         }
     }
 }
@@ -219,6 +233,9 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
             step += count;
             continue;
         }
+        ulong lies[4];
+        if (SCATTER) /* before the loop, which hides it */
+            find_lines(lies, t.line + (int)warp * 16, t.end, (global const ulong *)c);
         float sum[128];
         UNROLL for (int i = 0; i < 128; i++)
             sum[i] = 0.0f;
@@ -250,7 +267,7 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
                 finish_batch(sum, j * STORES, old, &f, t, s.columns, e, c, ldc);
                 barrier_of(1 + consumer, 128); /* all have read the stage */
                 give_back(base + EMPTY_AT + 8 * stage);
-                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc);
+                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc, lies);
             }
             if (AMAX)
                 raise_amax(f.peak, t, e);
@@ -260,7 +277,7 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
             finish_glu(sum, t, s.columns, e, c, ldc);
         else
             finish(sum, t, s.columns, e, c, ldc);
-        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc);
+        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies);
     }
 }
 
@@ -302,7 +319,7 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
             leave(counts);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(s, base, arena, e, c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
+        consume(s, base, arena, e, SCATTER ? c : c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
         if (COUNTED)
             pass_barrier(BAR_DONE, 384);
     }

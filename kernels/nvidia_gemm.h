@@ -58,11 +58,18 @@ typedef struct place {
     int line, column;
 } place;
 
+/* Number `nth` of tiles in a column whose SCATTER runs take turns. */
+static inline uint in_turns(uint nth, uint down)
+{
+    const uint runs = max(SCATTER, 1), run = nth % runs;
+    return run * (down / runs) + min(run, down % runs) + nth / runs;
+}
+
 static inline place find_tile(const shape *s, const walk *w, uint terms, uint nth)
 {
     const uint most = max((uint)GROUP, GROUP * 4096u / max(terms, 1u)), down = tiles_down(s, w), across = tiles_across(s);
     const uint high = nth / (most * across) * most, rest = nth % (most * across), span = min(most, down - high);
-    return (place){(high + rest % span) * LINES, rest / span * RESULTS};
+    return (place){in_turns(high + rest % span, down) * LINES, rest / span * RESULTS};
 }
 
 /* Asks for a block of both factors. */

@@ -357,3 +357,9 @@ bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm) {
     product.type = factor_type(layer);
     return moert_gemm_rounds(layer->mesh->device, &product);
 }
+
+bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm) {
+    moert_gemm product = *gemm;
+    product.type = factor_type(layer);
+    return moert_gemm_scatters(layer->mesh->device, &product);
+}

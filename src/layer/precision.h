@@ -57,5 +57,7 @@ moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_ge
 moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm);
 /* Whether the first and the third of a product can round results to bf16 (moert_gemm_rounds). */
 bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm);
+/* Whether they can put them anywhere (moert_gemm_scatters). */
+bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm);
 
 #endif

@@ -52,6 +52,8 @@ typedef struct moert_packing {
     bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
     /* Whether products by it can round results to bf16, whose strides are given; NULL: none can. */
     bool (*rounds)(const moert_gemm *gemm);
+    /* Whether those can put their lines anywhere; NULL: none can. */
+    bool (*scatters)(const moert_device *device, const moert_gemm *gemm);
     /* What products take for parts of factors; NULL: none has any. */
     size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
 } moert_packing;

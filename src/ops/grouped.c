@@ -296,8 +296,21 @@ size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm
                                                            : 0;
 }
 
-/* That a result of another type is one that can be had. */
+bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
+    const moert_packing *packing = moert_backend_get(device)->packing;
+    return moert_gemm_rounds(device, gemm) && packing->scatters != NULL &&
+           packing->scatters(device, gemm);
+}
+
+/* That a result of another type, or anywhere else, is one that can be had. */
 static moert_status check_result(const moert_gemm *full) {
+    if (full->scatter.places != NULL &&
+        (full->result == MOERT_NUMBER_F32 ||
+         !moert_gemm_scatters(moert_buffer_device(full->groups.ends), full)))
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "results of type %d anywhere: the %s backend scatters none of this "
+                          "product",
+                          (int)full->result, backend_of(full)->name);
     if (full->result == MOERT_NUMBER_F32)
         return MOERT_OK;
     if (full->accumulate || full->packed == NULL || !rounds(full->packed->packing, full))

@@ -77,6 +77,16 @@ typedef struct moert_part {
 } moert_part;
 
 /*
+ * A result whose lines lie anywhere that the device's kernels reach: line m of y (dgrad: x) at
+ * address places[m], nowhere if that is 0. The lines of a group come in about so many equal runs,
+ * each for a memory of its own, which take lines in turns. y itself is as ever, and stays.
+ */
+typedef struct moert_scatter {
+    const moert_buffer *places; /* uint64 [M], or NULL */
+    size_t runs;
+} moert_scatter;
+
+/*
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
  * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
  * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
@@ -85,11 +95,12 @@ typedef struct moert_part {
  */
 typedef struct moert_gemm {
     moert_groups groups;
-    moert_part part;     /* forward, dgrad, without a shared weight: of the groups; zeros: all */
-    size_t n, k;         /* columns of y, columns of x */
-    moert_number type;   /* of the row factors: F32 (0) or BF16 */
-    moert_number result; /* forward, dgrad: of the result, F32 (0) or BF16, to which the
-                            float32 sums are rounded; strides are in numbers of it */
+    moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
+    size_t n, k;           /* columns of y, columns of x */
+    moert_number type;     /* of the row factors: F32 (0) or BF16 */
+    moert_number result;   /* forward, dgrad: of the result, F32 (0) or BF16, to which the
+                              float32 sums are rounded; strides are in numbers of it */
+    moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
     const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad give one for each group all the same */
@@ -133,6 +144,8 @@ void moert_packings_free(moert_packings *packings);
  * results to BF16: to nearest even, as a cast of the float32 results would. Else such products are
  * ERROR_UNSUPPORTED. Buffers are not looked at. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
+/* Whether they can put results that are so rounded anywhere. Else ERROR_UNSUPPORTED likewise. */
+bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
 
 /* The bytes to which `split` grows by forward, dgrad and wgrad of this shape on a device. Buffers
  * are not looked at. */

@@ -121,9 +121,10 @@ static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
     const int used = wgmma ? snprintf(spec, SPEC_BYTES,
                                       "nvidia_gemm -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                                      "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d",
+                                      "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
                                       STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0),
-                                      format_of(p, 1), p->coded == NULL && p->counts != NULL)
+                                      format_of(p, 1), p->coded == NULL && p->counts != NULL,
+                                      p->scatter.places != NULL ? p->scatter.runs : 0)
                            : snprintf(spec, SPEC_BYTES, "nvidia_mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
@@ -158,7 +159,8 @@ static void add_rest(const moert_nvidia_product *p, call *to) {
     const bool forward = orientations[p->kind].number == 0, glu = p->kind == MOERT_OP_GLU;
     const unsigned groups = (unsigned)p->groups.count, used = p->shared ? 1 : groups;
     const unsigned end = p->part.end > 0 && !p->shared ? (unsigned)p->part.end : used;
-    ADD(to, MOERT_ARG(result.buffer), MOERT_ARG(result.stride), MOERT_ARG(result.first),
+    const moert_buffer *lines = p->scatter.places != NULL ? p->scatter.places : result.buffer;
+    ADD(to, MOERT_ARG(lines), MOERT_ARG(result.stride), MOERT_ARG(result.first),
         MOERT_ARG(p->groups.ends), MOERT_ARG(groups - used), MOERT_ARG((unsigned)p->part.first),
         MOERT_ARG(end), MOERT_ARG((unsigned)p->n),
         MOERT_ARG((unsigned)(glu       ? p->n / 2

@@ -39,7 +39,8 @@ typedef struct moert_nvidia_product {
     moert_glu_form glu; /* GLU: limit, alpha and offset */
     size_t run;         /* columns of gate or up side by side; N / 2: halves */
     bool linear_first;
-    moert_nvidia_rows v; /* GLU: kept, unless NULL */
+    moert_scatter scatter; /* wgmma: forward, dgrad, of 16 bits, as they are summed */
+    moert_nvidia_rows v;   /* GLU: kept, unless NULL */
     /* [2] or NULL: the first and the second factor in codes (q NULL: it is none), which the kernel
      * of wgmma decodes into the factor's buffer */
     const moert_coded *coded;

@@ -74,12 +74,17 @@ static bool suits_packed(const moert_gemm *gemm) {
     return suits(gemm, gemm->shared_weight ? 1 : gemm->groups.count);
 }
 
+static bool scatters(const moert_device *device, const moert_gemm *gemm) {
+    return moert_nvidia_uses_wgmma(device) && gemm->y_column == 0;
+}
+
 const moert_packing moert_nvidia_packing = {.plan = plan,
                                             .fill = fill,
                                             .pays_at = 1,
                                             .any_use = true,
                                             .in_order = true,
                                             .rounds = suits_packed,
+                                            .scatters = scatters,
                                             .split_bytes = moert_nvidia_split_bytes};
 
 /* ---- products ---- */
@@ -113,6 +118,7 @@ static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kin
         .accumulate = gemm->accumulate && !forward,
         .bias = forward ? gemm->bias : NULL,
         .bias_type = MOERT_NUMBER_F32,
+        .scatter = kind != MOERT_OP_GLU && (forward || dgrad) ? gemm->scatter : (moert_scatter){0},
     };
 }
 

@@ -156,8 +156,11 @@ products() { # RING: products alone, into what is there, with all that may follo
         done
     done
 }
-nvidia_gemm() { # of numbers, and of codes, in each format by itself, beside numbers and beside another one
-    local ring="-DCOUNTED=0 -DSTAGES=4 -DOUTS=2 -DGROUP=16" pair orientation result
+nvidia_gemm() { # of numbers, lines of results anywhere, and of codes, in each format by itself, beside numbers and beside another one
+    local ring="-DCOUNTED=0 -DSTAGES=4 -DOUTS=2 -DGROUP=16 -DSCATTER=0" pair orientation result
+    for orientation in 0 1; do
+        echo "${ring/SCATTER=0/SCATTER=4} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=$orientation -DF16=0 -DRESULT=2 $plain"
+    done
     products "$ring -DA_FORMAT=4 -DB_FORMAT=4"
     for result in 0 1; do
         echo "${ring/COUNTED=0/COUNTED=1} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=2 -DF16=0 -DRESULT=0 ${plain/BETA=0/BETA=$result}"

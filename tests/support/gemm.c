@@ -110,6 +110,41 @@ static moert_part part_of(const problem *p, size_t first) {
     return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
 }
 
+/* Where lines of a result of 16 bits go instead, the last one first. */
+typedef struct lines {
+    moert_buffer *there, *places;
+    size_t rows, width;
+} lines;
+
+static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
+    uint64_t *place = test_alloc((rows + 1) * sizeof *place), first;
+    *l = (lines){unset_codes((rows + 1) * width), NULL, rows, width};
+    ASSERT_OK(moert_buffer_address(l->there, &first));
+    for (size_t m = 0; m < rows; m++)
+        place[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
+    l->places = upload(place, (rows + 1) * sizeof *place);
+    free(place);
+    return (moert_scatter){l->places, runs};
+}
+
+/* Brings the lines that have been stored to theirs of a result; those of a lost one are as before.
+ */
+static void gather(const lines *l, float *result) {
+    const size_t count = (l->rows + 1) * l->width;
+    uint16_t *codes = download(l->there, count * sizeof *codes), unset = codes[count - 1];
+    for (size_t m = 0; m < l->rows; m++)
+        for (size_t i = 0; i < l->width; i++) {
+            const uint16_t code = codes[(l->rows - 1 - m) * l->width + i];
+            if (code == unset)
+                continue;
+            assert_false(is_lost(m));
+            result[m * l->width + i] = moert_number_decode(MOERT_NUMBER_BF16, code);
+        }
+    free(codes);
+    moert_buffer_destroy(l->there);
+    moert_buffer_destroy(l->places);
+}
+
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
@@ -141,6 +176,9 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             : NULL;
     gemm.packed = packed;
     moert_device_spare(test_device, by->spared);
+    lines anywhere = {NULL};
+    if (by->runs > 0)
+        gemm.scatter = scatter(p->rows, op == FORWARD ? a->ldy : a->ldx, by->runs, &anywhere);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(calls[op](&gemm));
@@ -153,6 +191,8 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     download_codes(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
+    if (by->runs > 0)
+        gather(&anywhere, op == FORWARD ? a->y : a->x);
     moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends, scratch};
     for (size_t i = 0; i < 6; i++)
         moert_buffer_destroy(buffers[i]);

@@ -31,6 +31,7 @@ typedef struct way {
     moert_number result; /* of forward and dgrad */
     bool split;          /* into parts of factors, if the device does */
     unsigned spared;     /* compute units, which join in by the second queue */
+    size_t runs;         /* forward, dgrad: lines go anywhere, in turns; 0: not */
 } way;
 
 /* All ways; those of a type begin with the reference, and its next is the plain portable one. */
@@ -54,6 +55,11 @@ static inline size_t start_of(const problem *p, size_t g) {
 }
 
 extern const char *const operation_names[];
+
+/* Of a way with runs, every fifth line goes nowhere. */
+static inline bool is_lost(size_t line) {
+    return line % 5 == 4;
+}
 
 /* Runs an operation on the device and writes all arrays back. */
 void run_gemm(const problem *p, operation op, const way *by, arrays *a);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/number.h"
+#include "ops/nvidia.h"
 #include "support/gemm.h"
 
 static const way nvidia = {
@@ -113,8 +114,8 @@ static void compare_rounded(const char *title, const float *codes, const float *
     }
 }
 
-/* Whether a product can round its results. */
-static bool can_round(const problem *p) {
+/* Whether a product can round its results, or put them anywhere as well. */
+static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const problem *p) {
     const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
                              .n = p->n,
                              .k = p->k,
@@ -124,7 +125,7 @@ static bool can_round(const problem *p) {
                              .ldy = p->y_column + p->n + p->pad_y,
                              .y_column = p->y_column};
     set_variable("MOERT_BACKEND", NULL);
-    return moert_gemm_rounds(test_device, &like);
+    return whether(test_device, &like);
 }
 
 static void check_rounded(const problem *p, operation op) {
@@ -150,13 +151,60 @@ static void test_rounded_results_are_casts_of_the_float32_ones(void **state) {
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
         p.accumulate = false;
-        if (!can_round(&p))
+        if (!can(moert_gemm_rounds, &p))
             continue;
         able++;
         check_rounded(&p, FORWARD);
         check_rounded(&p, DGRAD);
     }
     assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+}
+
+static void check_scattered(const problem *p, operation op, size_t runs) {
+    way rounded = nvidia, anywhere;
+    rounded.result = MOERT_NUMBER_BF16;
+    anywhere = rounded;
+    anywhere.runs = runs;
+    char title[64];
+    arrays got = make_arrays(p, false), want = make_arrays(p, false), old = make_arrays(p, false);
+    run_gemm(p, op, &anywhere, &got);
+    run_gemm(p, op, &rounded, &want);
+    const bool forward = op == FORWARD;
+    const size_t stride = forward ? got.ldy : got.ldx;
+    float *results = forward ? want.y : want.x;
+    for (size_t m = 0; m < p->rows; m++)
+        if (is_lost(m))
+            memcpy(results + m * stride, (forward ? old.y : old.x) + m * stride,
+                   stride * sizeof(float));
+    snprintf(title, sizeof title, "%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n,
+             p->k);
+    compare_rounded(title, forward ? got.y : got.x, results, p->rows * stride);
+    free_arrays(&got);
+    free_arrays(&want);
+    free_arrays(&old);
+}
+
+/* Columns of tiles that runs share unevenly. */
+static const problem tall = {
+    .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
+
+static void test_lines_of_results_lie_anywhere(void **state) {
+    enum { REFUSED = 5 }; /* three that are not aligned, and two with columns before those of y */
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i <= PROBLEMS; i++) {
+        problem p = i < PROBLEMS ? problems[i] : tall;
+        p.accumulate = false;
+        if (!can(moert_gemm_scatters, &p))
+            continue;
+        able++;
+        for (size_t runs = 1; runs <= 7; runs += 3) {
+            check_scattered(&p, FORWARD, runs);
+            check_scattered(&p, DGRAD, runs);
+        }
+    }
+    const bool wgmma = moert_nvidia_uses_wgmma(test_device);
+    assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
 }
 
 static void test_results_that_are_not_rounded_are_refused(void **state) {
@@ -166,16 +214,22 @@ static void test_results_that_are_not_rounded_are_refused(void **state) {
     (void)state;
     set_variable("MOERT_BACKEND", NULL);
     moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
-    const moert_gemm gemm = {.groups = {ends, 1, ROWS},
-                             .n = N,
-                             .k = N,
-                             .type = MOERT_NUMBER_BF16,
-                             .result = MOERT_NUMBER_BF16,
-                             .x = values,
-                             .weight = values,
-                             .y = values};
-    ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "results of type");
-    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "results of type");
+    moert_gemm gemm = {.groups = {ends, 1, ROWS},
+                       .n = N,
+                       .k = N,
+                       .type = MOERT_NUMBER_BF16,
+                       .result = MOERT_NUMBER_BF16,
+                       .x = values,
+                       .weight = values,
+                       .y = values};
+    ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    gemm.scatter = (moert_scatter){values, 1};
+    for (int i = 0; i < 2; i++) {
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
+        ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
+        gemm.result = MOERT_NUMBER_F32;
+    }
     moert_buffer_destroy(ends);
     moert_buffer_destroy(values);
 }
@@ -370,6 +424,7 @@ int main(void) {
         cmocka_unit_test(test_products_of_small_integers_are_exact),
         cmocka_unit_test(test_products_of_random_numbers_are_within_their_rounding),
         cmocka_unit_test(test_rounded_results_are_casts_of_the_float32_ones),
+        cmocka_unit_test(test_lines_of_results_lie_anywhere),
         cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
         cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
         cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
