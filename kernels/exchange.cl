@@ -4,10 +4,14 @@
  *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
  *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k;
  *              _rows: of float32, _codes: of bf16 codes, two in the place of a float
+ *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner has sent there (REMOTE = 0)
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
  *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot there; for all slots
  *              word of rank(t,k) [row(t,k)] = the row that is stored for it there, its own or that of the first slot
  *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below `capacity`
+ *   find_places  place[row] = address of the row of its slot in the window of its slot's rank, by the row's cell; 0 if none is
+ *              there (REMOTE = 1)
+ *   send_rows  the row at place[row] = row, unless that is 0
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
  * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes; its words, uint32
@@ -30,6 +34,7 @@
 #define TOKENS 16
 #define SLOTS  256
 #define FAN_TEAMS 1
+#define PIECE  0x7fffffff /* whole rows */
 #else
 #define TOKENS 1
 #define SLOTS  32
@@ -54,7 +59,8 @@ static inline global float *row_of(WINDOW window, uint2 to, uint stride)
 }
 #endif
 
-/* A window of slots has rows of one cell, which begins with the slot's float. */
+/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch says where it comes from:
+ * uint (slot t K + k, rank). */
 typedef float16 cell;
 #define CELL 16
 
@@ -126,26 +132,23 @@ KERNEL void dispatch_once(WINDOW window, global const uint2 *destination, global
 KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity)
 {
     global const uint *word = words_of(rows, capacity, stride);
-    const uint team = get_group_id(0) * FAN_TEAMS + team_index();
-#if MOERT_ITEMS == 1
-    const uint first = team * TOKENS, last = min(first + TOKENS, count);
-    for (uint r = first; r < last; r++)
+    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
+    for (uint r = s.first; r < s.last; r++)
         if (word[r] != r && word[r] < capacity)
-            for (uint i = 0; i < stride; i += VEC)
-                put(vload16(0, rows + (size_t)word[r] * stride + i), rows + (size_t)r * stride + i);
+            copy_piece(rows + (size_t)word[r] * stride, rows + (size_t)r * stride, s.at, stride);
     put_end();
-#else
-    const uint pieces = (stride + PIECE - 1) / PIECE, r = team / pieces;
-    const int i = (int)(team % pieces * PIECE);
-    vec part[BATCH];
-    if (r >= count || word[r] == r || word[r] >= capacity)
-        return;
-    load_batch(part, rows + (size_t)word[r] * stride + i, (int)stride - i);
-    store_batch(part, rows + (size_t)r * stride + i, (int)stride - i);
-#endif
 }
 
-KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots)
+KERNEL_OF(FAN_TEAMS) void send_rows(global const ulong *place, global const float *rows, uint count, uint stride)
+{
+    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
+    for (uint r = s.first; r < s.last; r++)
+        if (place[r] != 0)
+            copy_piece(rows + (size_t)r * stride, (global float *)(size_t)place[r], s.at, stride);
+    put_end();
+}
+
+KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots, uint rank)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
@@ -154,10 +157,10 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
             continue;
 #if MOERT_CPU
         cell x = 0.0f;
-        x.s0 = source[s];
+        x.lo.lo = as_float4((uint4)(as_uint(source[s]), s, rank, 0));
         put(x, row_of(window, to, CELL));
-#else
-        row_of(window, to, CELL)[0] = source[s]; /* a quarter of the packets */
+#else /* a quarter of the packets */
+        *(global uint4 *)row_of(window, to, CELL) = (uint4)(as_uint(source[s]), s, rank, 0);
 #endif
     }
     put_end();
@@ -166,14 +169,28 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, false, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, false, false, target, tokens, topk, width, stride);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, true, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, true, false, target, tokens, topk, width, stride);
 }
+
+#if !REMOTE
+KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
+                     uint tokens, uint topk, uint width, uint stride)
+{
+    combine_team(window, destination, weight, false, true, target, tokens, topk, width, stride);
+}
+
+KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
+                      uint tokens, uint topk, uint width, uint stride)
+{
+    combine_team(window, destination, weight, true, true, target, tokens, topk, width, stride);
+}
+#endif
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target, uint slots)
@@ -197,6 +214,17 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
+/* A cell of a rank whose device has not come in time may be anything. */
+KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place, uint rows, uint stride, uint ranks,
+                        uint capacity)
+{
+    const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, rows);
+    for (uint r = first + item_index(); r < last; r += MOERT_ITEMS) {
+        const uint2 from = cells[(size_t)r * (CELL / 4)].zy; /* rank, slot */
+        place[r] = from.x < ranks && from.y < capacity ? (ulong)(size_t)row_of(window, from, stride) : 0;
+    }
+}
+
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of all windows. */
 static inline float probe_value(uint round, uint ranks, uint writer, uint owner)
 {

@@ -7,6 +7,38 @@
  * many pieces hide that as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups than
  * that, each of which then goes on with the tokens, or strips, behind those of all.
  */
+
+/* What a team copies: a piece of rows first to last - 1, `at` floats from their starts. */
+typedef struct share {
+    uint first, last;
+    int at;
+} share;
+
+static inline share share_of(uint team, uint rows, uint stride)
+{
+    const uint pieces = (stride + PIECE - 1) / PIECE, first = team / pieces * TOKENS;
+    return (share){first, min(first + TOKENS, rows), (int)(team % pieces * PIECE)};
+}
+
+INLINED void copy_piece(global const float *from, global float *to, int at, uint stride)
+{
+#if MOERT_ITEMS == 1
+    for (uint i = 0; i < stride; i += VEC)
+        put(vload16(0, from + i), to + i);
+#else
+    vec part[BATCH];
+    load_batch(part, from + at, (int)stride - at);
+    store_batch(part, to + at, (int)stride - at);
+#endif
+}
+
+/* Where slot number `slot` has its row: by the table or, `home`, by its number. */
+static inline uint2 place_of(global const uint2 *destination, size_t slot, bool home)
+{
+    const uint2 to = destination[slot];
+    return home ? (uint2)(to.x, (uint)slot) : to;
+}
+
 #if MOERT_ITEMS == 1
 /* A whole row to one expert after the other: the stores stream. */
 INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
@@ -42,18 +74,19 @@ INLINED vec read_row(global const float *row, bool codes, int i, int n)
     return *(global const vec *)(row + i);
 }
 
-/* Adds the rows of up to STREAMS slots, read side by side, to a token's sum. */
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
-                              global float *out, bool started, uint slots, uint width, uint stride)
+/* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's sum. */
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
+                              global float *out, bool started, size_t first, uint slots, uint width, uint stride)
 {
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
-    for (uint k = 0; k < slots; k++) {
-        if (destination[k].x == DROPPED)
+    for (size_t slot = first; slot < first + slots; slot++) {
+        const uint2 to = place_of(destination, slot, home);
+        if (to.x == DROPPED)
             continue;
-        row[streams] = row_of(window, destination[k], stride);
-        factor[streams++] = weight != 0 ? weight[k] : 1.0f;
+        row[streams] = row_of(window, to, stride);
+        factor[streams++] = weight != 0 ? weight[slot] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
         vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
@@ -67,26 +100,26 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
  * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
  * chain. weight 0 (null) means 1 for all.
  */
-INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     for (uint first = get_group_id(0) * TOKENS; first < tokens; first += get_num_groups(0) * TOKENS)
         for (uint t = first; t < min(first + TOKENS, tokens); t++) {
             uint k = 0;
             do {
-                const size_t slot = (size_t)t * topk + k;
-                combine_slots_of(window, destination + slot, weight != 0 ? weight + slot : 0, codes,
-                                 target + (size_t)t * width, k > 0, min(topk - k, (uint)STREAMS), width, stride);
+                combine_slots_of(window, destination, weight, codes, home, target + (size_t)t * width, k > 0,
+                                 (size_t)t * topk + k, min(topk - k, (uint)STREAMS), width, stride);
                 k += STREAMS;
             } while (k < topk);
         }
 }
 #else
-/* The destinations of STREAMS slots from slot `first` on, in loads that do not wait for each other; DROPPED: none. */
-INLINED void load_slots(global const uint2 *destination, uint first, uint topk, uint2 to[STREAMS])
+/* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first` on, in loads that do not
+ * wait for each other; DROPPED: none. */
+INLINED void load_slots(global const uint2 *destination, bool home, size_t slot, uint first, uint topk, uint2 to[STREAMS])
 {
     UNROLL for (uint k = 0; k < STREAMS; k++)
-        to[k] = destination[min(first + k, topk - 1)];
+        to[k] = place_of(destination, slot + min(first + k, topk - 1), home);
     UNROLL for (uint k = 0; k < STREAMS; k++)
         to[k].x = first + k < topk ? to[k].x : DROPPED;
 }
@@ -125,7 +158,7 @@ INLINED void dispatch_team(WINDOW window, global const uint2 *destination, globa
     for (uint first = 0; first < topk; first += STREAMS) {
         uint2 to[STREAMS];
         global float *row[STREAMS];
-        load_slots(destination, first, topk, to);
+        load_slots(destination, false, 0, first, topk, to);
         if (once)
             keep_first(destination, first, own, to);
         find_rows(window, to, stride, row);
@@ -159,17 +192,17 @@ INLINED void widen(uint4 x, bool codes, vec value[2])
 }
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
-INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint first,
-                       uint topk, size_t offset, uint stride, vec sum[2])
+INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
+                       size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
 {
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
     uint4 part[STREAMS];
-    load_slots(destination, first, topk, to);
+    load_slots(destination, home, slot, first, topk, to);
     find_rows(window, to, stride, row);
     UNROLL for (uint k = 0; k < STREAMS; k++)
-        factor[k] = weight != 0 ? weight[min(first + k, topk - 1)] : 1.0f;
+        factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
     UNROLL for (uint k = 0; k < STREAMS; k++)
         part[k] = fetch(row[k] != 0 ? row[k] + offset : 0);
     UNROLL for (uint k = 0; k < STREAMS; k++) {
@@ -181,7 +214,7 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
 }
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
-INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
                            global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
 {
     const uint t = nth / strips;
@@ -192,7 +225,7 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
     if (n <= part_start())
         return;
     for (uint first = 0; first < topk; first += STREAMS)
-        add_slots(window, destination + (size_t)t * topk, weight != 0 ? weight + (size_t)t * topk : 0, codes, first, topk,
+        add_slots(window, destination, weight, codes, home, (size_t)t * topk, first, topk,
                   (size_t)(i + part_start()) / (codes ? 2 : 1), stride, sum);
     store_part(sum[0], out, n);
     if (codes)
@@ -200,11 +233,11 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
 }
 
 /* weight 0 (null) means 1 for all. */
-INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes,
+INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
     for (uint nth = get_group_id(0); nth < tokens * strips; nth += get_num_groups(0))
-        combine_strip(window, destination, weight, codes, target, nth, strips, topk, width, stride);
+        combine_strip(window, destination, weight, codes, home, target, nth, strips, topk, width, stride);
 }
 #endif

@@ -37,6 +37,7 @@ typedef struct moert_control {
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
     moert_mark *landed; /* the end of the last one that did, or NULL */
     unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
+    unsigned push;      /* MOERT_PUSH_*: AUTO if products do */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -259,18 +260,24 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* AUTO takes links between GPUs to be slower than their memory. All ranks do the same. */
-static moert_status choose_once(moert_exchange *exchange) {
-    moert_control *control = exchange->state;
-    const unsigned wanted = moert_config_get()->once;
-    const bool linked = moert_device_describe(exchange->device)->nvidia > 0;
+/* auto|off|on of all ranks: AUTO where the devices of those that say so are such that it suits. */
+static moert_status agree_on(const moert_exchange *exchange, unsigned wanted, bool suits,
+                             unsigned *choice) {
+    enum { AUTO, OFF, ON };
+    const bool on = wanted == ON;
     bool always, sometimes;
-    MOERT_TRY(moert_exchange_everyone(exchange->comm, wanted == MOERT_ONCE_ON, &always));
-    MOERT_TRY(moert_exchange_everyone(
-        exchange->comm, wanted == MOERT_ONCE_ON || (wanted == MOERT_ONCE_AUTO && linked),
-        &sometimes));
-    control->once = always ? MOERT_ONCE_ON : sometimes ? MOERT_ONCE_AUTO : MOERT_ONCE_OFF;
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, on, &always));
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, on || (wanted == AUTO && suits), &sometimes));
+    *choice = always ? ON : sometimes ? AUTO : OFF;
     return MOERT_OK;
+}
+
+/* Links between GPUs are taken to be slower than their memory, and only Hopper's products push. */
+static moert_status choose_ways(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    const unsigned nvidia = moert_device_describe(exchange->device)->nvidia;
+    MOERT_TRY(agree_on(exchange, moert_config_get()->once, nvidia > 0, &control->once));
+    return agree_on(exchange, moert_config_get()->push, nvidia == 90, &control->push);
 }
 
 /* Each step is agreed on before the next collective one. */
@@ -300,7 +307,7 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
     if (reason[0] == '\0')
         share_failure(exchange, open_flags(exchange), reason);
     if (reason[0] == '\0')
-        share_failure(exchange, choose_once(exchange), reason);
+        share_failure(exchange, choose_ways(exchange), reason);
     if (reason[0] != '\0')
         close_window(exchange);
     else
@@ -350,7 +357,14 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_move *
     return once ? moert_kernel_fan_out(exchange, move) : MOERT_OK;
 }
 
+static bool pushes_window(const moert_exchange *exchange, bool products) {
+    const moert_control *control = exchange->state;
+    return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && products);
+}
+
 static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
+    if (move->pushed)
+        return moert_kernel_sum(exchange, move);
     return moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
                                      move->plan->destination);
 }
@@ -437,5 +451,6 @@ const moert_engine moert_engine_window = {
     .beside = branch_window,
     .join = join_window,
     .check = check_window,
+    .pushes = pushes_window,
     .gather = gather_window,
 };

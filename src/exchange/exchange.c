@@ -118,6 +118,7 @@ void moert_exchange_destroy(moert_exchange *exchange) {
         return;
     exchange->engine->close(exchange);
     moert_exchange_free_planner(exchange->planner);
+    moert_buffer_destroy(exchange->places);
     free(exchange);
 }
 
@@ -276,6 +277,34 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_e
                                           : MOERT_OK;
 }
 
+/* ---- rows that are sent as they are made ---- */
+
+bool moert_exchange_pushes(const moert_exchange *exchange, bool products) {
+    return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, products);
+}
+
+moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                 moert_window *window, moert_window *slots,
+                                 const moert_buffer **places) {
+    const moert_move move = {.plan = plan, .window = window, .slots = slots};
+    const size_t bytes = moert_max(plan->plan->rows, 1) * sizeof(uint64_t);
+    if (window->capacity_rows < plan->largest_slots)
+        return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
+                          window->capacity_rows, plan->largest_slots);
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->places));
+    MOERT_TRY(moert_kernel_find_places(exchange, &move, exchange->places));
+    *places = exchange->places;
+    exchange->pushed = true;
+    return MOERT_OK;
+}
+
+moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                      moert_window *window, const moert_buffer *rows) {
+    const moert_move move = {.plan = plan, .window = window, .source = rows};
+    moert_phase_set("combine");
+    return moert_kernel_send_rows(exchange, &move, exchange->places);
+}
+
 moert_status moert_exchange_combine_beside(moert_exchange *exchange) {
     return exchange->engine->beside != NULL ? exchange->engine->beside(exchange) : MOERT_OK;
 }
@@ -296,8 +325,10 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
         .weight = weight,
         .target = target,
         .slot_target = slot_target,
+        .pushed = exchange->pushed,
     };
     const size_t tokens = plan->plan->tokens;
+    exchange->pushed = false;
     moert_phase_set("combine");
     moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)

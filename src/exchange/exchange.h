@@ -108,6 +108,9 @@ moert_buffer *moert_window_rows(const moert_window *window);
  * ERROR_DEVICE. Collective.
  */
 moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
+/* The same, and room for a row of each slot: for moert_exchange_push. */
+typedef struct moert_exchange_plan moert_exchange_plan;
+moert_status moert_window_reserve_slots(moert_window *window, const moert_exchange_plan *plan);
 
 /*
  * Plan of index int32 [T,K], whose slots the device counts and places: without slots on the host
@@ -115,16 +118,17 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
  * index is bad on any rank, all ranks get the same error (ERROR_MISMATCH if the ranks differ in
  * topk). Collective: one all-gather of E counts per rank.
  */
-typedef struct moert_exchange_plan {
+struct moert_exchange_plan {
     moert_plan *plan;
     moert_buffer *ends;        /* uint32 [local experts]; then lanes of kernels/plan.cl */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */
     size_t capacity_rows;      /* rows that a plan of as many tokens needs at most, on any rank */
+    size_t largest_slots;      /* T K of the rank that has the most */
     size_t waves;              /* 1, until moert_exchange_cut */
     struct moert_planner *planner; /* the exchange's */
-} moert_exchange_plan;
+};
 moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
                                       const moert_buffer *index, size_t tokens, size_t topk,
                                       size_t experts, moert_exchange_plan **plan);
@@ -224,5 +228,33 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
 /* What this device does next finds the target of the last combine there. An error is this rank's
  * own. Not collective. */
 moert_status moert_exchange_combine_join(moert_exchange *exchange);
+
+/* ---- rows that are sent as they are made ---- */
+
+/*
+ * Where an engine can (MOERT_PUSH), rows need not wait in a window until the combine fetches them:
+ * a product, or a copy, stores each into the window of the rank whose slot it is, at row t K + k.
+ * The combine, of the same bits, then reads this rank's memory alone.
+ *
+ *   window_reserve_slots, dispatch with slots, push, work that stores rows to their places, combine
+ *
+ * Every rank pushes or none. One window serves pushed rows and others in turn: a rank that stores
+ * into it has met all others in the dispatch before, behind what they have read of it.
+ */
+
+/* Whether to do so, the same on all ranks where `products` is: whether products store rows there
+ * themselves, as Hopper's do if they round to bf16. */
+bool moert_exchange_pushes(const moert_exchange *exchange, bool products);
+/*
+ * *places = uint64 [plan->rows], where this device finds the place of each row in the windows of
+ * all ranks, 0: nowhere; until the next push. `slots`: of the dispatch. The next combine is one of
+ * pushed rows. An error is this rank's own. Not collective.
+ */
+moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                 moert_window *window, moert_window *slots,
+                                 const moert_buffer **places);
+/* Copies rows[M,stride of the window] there. An error is this rank's own. Not collective. */
+moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
+                                      moert_window *window, const moert_buffer *rows);
 
 #endif

@@ -62,7 +62,8 @@ static moert_status dispatch_slots(moert_exchange *exchange, const moert_move *m
     moert_exchange_count(exchange, move->plan->plan, move->slots);
     return MOERT_RUN(exchange->device, shape->program, "dispatch_slots", shape->by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
-                     MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots));
+                     MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots),
+                     MOERT_ARG((unsigned)moert_comm_rank(exchange->comm)));
 }
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote) {
@@ -95,37 +96,82 @@ moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_mo
     return dispatch_slots(exchange, move, true, &shape);
 }
 
+/* Work-groups of so many rows to copy. */
+static moert_grid copies_of(const moert_device *device, size_t rows, size_t floats) {
+    const moert_grid pieces = pieces_of(device, rows, floats, GPU_PIECE);
+    return (moert_grid){moert_ceil_div(pieces.x, moert_share(device, 1, GPU_FAN_TEAMS)), 1, 1};
+}
+
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move) {
     const moert_window *window = move->window;
     moert_device *device = exchange->device;
     const size_t rows = move->plan->plan->rows;
-    const moert_grid pieces = pieces_of(device, rows, window->stride, GPU_PIECE);
     moert_shape shape;
     MOERT_TRY(narrow(move, window->width, true, &shape));
     /* for a profile: about half of the rows are copies, read and written */
     moert_profile_work(device, shape.program, 0.0,
                        sizeof(float) * (double)rows * (double)window->stride);
-    return MOERT_RUN(
-        device, shape.program, "fan_out",
-        ((moert_grid){moert_ceil_div(pieces.x, moert_share(device, 1, GPU_FAN_TEAMS)), 1, 1}),
-        MOERT_ARG(window->storage.rows), MOERT_ARG((unsigned)rows), MOERT_ARG(shape.stride),
-        MOERT_ARG((unsigned)window->capacity_rows));
+    return MOERT_RUN(device, shape.program, "fan_out", copies_of(device, rows, window->stride),
+                     MOERT_ARG(window->storage.rows), MOERT_ARG((unsigned)rows),
+                     MOERT_ARG(shape.stride), MOERT_ARG((unsigned)window->capacity_rows));
+}
+
+moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move *move,
+                                      moert_buffer *places) {
+    const moert_window *window = move->window;
+    const size_t rows = move->plan->plan->rows;
+    const moert_grid grid = {moert_ceil_div(rows, moert_share(exchange->device, SLOTS, GPU_SLOTS)),
+                             1, 1};
+    moert_shape shape;
+    MOERT_TRY(narrow(move, window->width, true, &shape));
+    return MOERT_RUN(exchange->device, shape.program, "find_places", grid,
+                     MOERT_ARG(window->storage.addresses), MOERT_ARG(move->slots->storage.rows),
+                     MOERT_ARG(places), MOERT_ARG((unsigned)rows), MOERT_ARG(shape.stride),
+                     MOERT_ARG((unsigned)move->plan->plan->ranks),
+                     MOERT_ARG((unsigned)window->capacity_rows));
+}
+
+moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move,
+                                    const moert_buffer *places) {
+    const moert_window *window = move->window;
+    moert_device *device = exchange->device;
+    const size_t rows = move->plan->plan->rows;
+    moert_shape shape;
+    MOERT_TRY(narrow(move, window->width, true, &shape));
+    moert_profile_work(device, shape.program, 0.0,
+                       2.0 * sizeof(float) * (double)rows * (double)window->stride);
+    return MOERT_RUN(device, shape.program, "send_rows", copies_of(device, rows, window->stride),
+                     MOERT_ARG(places), MOERT_ARG(move->source), MOERT_ARG((unsigned)rows),
+                     MOERT_ARG(shape.stride));
+}
+
+static moert_status combine_by(const char *kernel, moert_exchange *exchange, const moert_move *move,
+                               bool remote, const moert_buffer *reach,
+                               const moert_buffer *destination) {
+    moert_shape shape;
+    MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
+    tell_work(exchange, move, &shape);
+    moert_grid grid = pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP);
+    if (move->most_groups > 0)
+        grid.x = moert_min(grid.x, move->most_groups);
+    return MOERT_RUN(exchange->device, shape.program, kernel, grid, MOERT_ARG(reach),
+                     MOERT_ARG(destination), MOERT_ARG(move->weight), MOERT_ARG(move->target),
+                     MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
+                     MOERT_ARG(shape.stride));
 }
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination) {
-    moert_shape shape;
-    MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
-    tell_work(exchange, move, &shape);
     const bool codes = moert_window_has_codes(move->window);
-    moert_grid grid = pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP);
-    if (move->most_groups > 0)
-        grid.x = moert_min(grid.x, move->most_groups);
-    return MOERT_RUN(exchange->device, shape.program, codes ? "combine_codes" : "combine_rows",
-                     grid, MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG(move->weight),
-                     MOERT_ARG(move->target), MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk),
-                     MOERT_ARG(shape.width), MOERT_ARG(shape.stride));
+    return combine_by(codes ? "combine_codes" : "combine_rows", exchange, move, remote, reach,
+                      destination);
+}
+
+moert_status moert_kernel_sum(moert_exchange *exchange, const moert_move *move) {
+    const bool codes = moert_window_has_codes(move->window);
+    return combine_by(codes ? "sum_codes" : "sum_rows", exchange, move, false,
+                      move->window->storage.rows, move->plan->destination);
 }
 
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,

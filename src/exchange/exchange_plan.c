@@ -209,12 +209,13 @@ static moert_status share_counts(moert_exchange *exchange, const moert_planner *
 }
 
 /*
- * Reads what all ranks told: the counts, and the bound of rows that any one rank can receive from
- * as many tokens: each token sends it at most min(K, experts there) rows.
+ * Reads what all ranks told: the counts, the most slots of a rank, and the bound of rows that any
+ * one rank can receive from as many tokens: each token sends it at most min(K, experts there) rows.
  */
-static moert_status read_counts(const moert_planner *planner, size_t ranks, size_t *capacity_rows) {
-    const size_t experts = planner->choice.experts;
-    size_t tokens = 0, first, largest;
+static moert_status read_counts(const moert_planner *planner, size_t ranks,
+                                moert_exchange_plan *made) {
+    const size_t experts = planner->choice.experts, topk = planner->choice.topk;
+    size_t tokens = 0, most = 0, first, largest;
     for (size_t r = 0; r < ranks; r++) {
         const uint64_t *row = planner->all + r * planner->told;
         if (row[TOPK] != planner->all[TOPK])
@@ -225,9 +226,11 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks, size
         memcpy(planner->counts + r * experts, row + HEADER_WORDS,
                experts * sizeof *planner->counts);
         tokens += row[TOKENS];
+        most = moert_max(most, row[TOKENS]);
     }
     moert_plan_experts(experts, ranks, 0, &first, &largest);
-    *capacity_rows = tokens * moert_min(planner->choice.topk, largest);
+    made->capacity_rows = tokens * moert_min(topk, largest);
+    made->largest_slots = most * topk;
     return MOERT_OK;
 }
 
@@ -295,7 +298,7 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
                              const int32_t *index, moert_exchange_plan *made) {
     const moert_choice *choice = &planner->choice;
     const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
-    MOERT_TRY(read_counts(planner, ranks, &made->capacity_rows));
+    MOERT_TRY(read_counts(planner, ranks, made));
     MOERT_TRY(moert_plan_create(index, choice->tokens, choice->topk, choice->experts, ranks, rank,
                                 planner->counts, &made->plan));
     MOERT_TRY(place(exchange, planner, made));

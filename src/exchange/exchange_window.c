@@ -86,9 +86,8 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
  * all that a plan of as many tokens can need. When that much is not to be had, a quarter more than
  * what is needed now has to do.
  */
-moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) {
+static moert_status reserve(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;
-    size_t needed = moert_max(plan->largest_rows, 1);
     if (window->capacity_rows >= needed)
         return MOERT_OK;
     size_t limit = exchange->largest_bytes / moert_row_bytes(window);
@@ -116,4 +115,13 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) 
     window->capacity_rows = rows;
     MOERT_DEBUG("window of width %zu has room for %zu rows", window->width, rows);
     return MOERT_OK;
+}
+
+moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) {
+    return reserve(window, moert_max(plan->largest_rows, 1));
+}
+
+moert_status moert_window_reserve_slots(moert_window *window, const moert_exchange_plan *plan) {
+    const size_t slots = moert_max(plan->largest_slots, 1);
+    return reserve(window, moert_max(plan->plan->largest_rows, slots));
 }

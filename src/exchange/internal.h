@@ -60,11 +60,12 @@ static inline bool moert_window_has_codes(const moert_window *window) {
 typedef struct moert_move {
     const moert_exchange_plan *plan;
     moert_window *window, *slots;
-    const moert_buffer *source;      /* dispatch */
+    const moert_buffer *source;      /* dispatch, push */
     const moert_buffer *slot_source; /* dispatch */
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
     moert_buffer *slot_target;       /* combine */
+    bool pushed;        /* combine: all ranks have sent rows to the windows of their slots */
     size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
 } moert_move;
 
@@ -98,6 +99,9 @@ typedef struct moert_engine {
      * find all before they return. */
     moert_status (*fetch)(moert_exchange *exchange);
     moert_status (*check)(moert_exchange *exchange);
+    /* Whether rows can be sent to their slots' ranks as they are made: by products, or however. The
+     * same on all ranks. NULL: they cannot. */
+    bool (*pushes)(const moert_exchange *exchange, bool products);
     /* all[ranks][bytes] = what every rank brings, faster than by messages; or NULL. Collective. */
     moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
@@ -116,6 +120,8 @@ struct moert_exchange {
     size_t largest_bytes;     /* largest allocation that every rank's device takes */
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
     size_t widest;            /* largest stride of all windows so far */
+    moert_buffer *places;     /* of the last push; NULL before the first */
+    bool pushed;              /* the next combine is of pushed rows */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* exchange_plan.c; NULL before the first plan */
@@ -153,6 +159,14 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *m
  * done so, from this rank's rows to the others of the same tokens. */
 moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_move *move);
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move);
+/* Where a dispatch with `slots` says that the rows of this rank belong: places, uint64 [rows], the
+ * addresses of their slots' rows in the windows of all ranks; then `source` goes there. */
+moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move *move,
+                                      moert_buffer *places);
+moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move,
+                                    const moert_buffer *places);
+/* A combine of rows that have come so. */
+moert_status moert_kernel_sum(moert_exchange *exchange, const moert_move *move);
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination);

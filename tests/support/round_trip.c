@@ -331,6 +331,41 @@ static moert_status run_waves(const shape *c, trip *t) {
     return combine_beside(c, t);
 }
 
+/* Every row of a slot is NaN, on all ranks, until somebody sends it. */
+static moert_status poison_slots(const shape *c, trip *t) {
+    const size_t floats = t->plan->plan->tokens * t->plan->plan->topk * moert_window_stride(t->y);
+    MOERT_TRY(moert_window_reserve_slots(t->y, t->plan));
+    for (size_t i = 0; i < floats; i++)
+        t->host[i] = NAN;
+    MOERT_TRY(moert_buffer_write(moert_window_rows(t->y), 0, t->host, floats * sizeof(float)));
+    return verdict(c, t, "poison");
+}
+
+/* Rows that are sent to their slots' ranks, instead of fetched from their owners. */
+static moert_status run_pushed(const shape *c, trip *t) {
+    const size_t row_bytes = moert_window_stride(t->y) * sizeof(float);
+    const size_t bytes = t->plan->plan->rows * row_bytes;
+    const moert_buffer *places;
+    moert_buffer *rows;
+    moert_status status;
+    MOERT_TRY(poison_slots(c, t));
+    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
+    MOERT_TRY(moert_buffer_create(t->device, bytes, &rows));
+    visit_rows(c, t, make_row);
+    MOERT_TRY_OR(destroy, moert_buffer_write(rows, 0, t->host, bytes));
+    MOERT_TRY_OR(destroy, moert_exchange_push(t->exchange, t->plan, t->y, t->slot_x, &places));
+    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, t->plan, t->y, rows));
+    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight,
+                                                 t->target, t->slot_y, t->slot_target));
+    MOERT_TRY_OR(destroy, check_target(c, t, 1));
+    MOERT_TRY_OR(destroy, check_slot_target(c, t));
+    status = verdict(c, t, "pushed combine");
+destroy:
+    moert_buffer_destroy(rows);
+    return status;
+}
+
 moert_status trip_run(const shape *c, trip *t) {
     moert_status local = trip_make_buffers(c, t);
     MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
@@ -364,5 +399,7 @@ moert_status trip_run(const shape *c, trip *t) {
         moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
     MOERT_TRY(check_target(c, t, 0));
     MOERT_TRY(verdict(c, t, "plain combine"));
+    if (moert_exchange_pushes(t->exchange, false))
+        MOERT_TRY(run_pushed(c, t));
     return run_waves(c, t);
 }

@@ -45,8 +45,9 @@ void trip_free_windows(trip *t);
 moert_status trip_make_buffers(const shape *c, trip *t);
 void trip_free_buffers(trip *t);
 
-/* Buffers, plan, dispatch, combine with and without weights, in t->waves; the first round trip wave
- * by wave, as a layer goes. The verdict is that of all ranks. */
+/* Buffers, plan, dispatch, combine with and without weights, and of rows that are pushed if the
+ * exchange does that, in t->waves; the first round trip wave by wave, as a layer goes. The verdict
+ * is that of all ranks. */
 moert_status trip_run(const shape *c, trip *t);
 
 #endif

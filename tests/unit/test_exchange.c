@@ -40,12 +40,13 @@ static const shape shapes[] = {
 };
 
 /* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
- * and (window) whether rows go to each rank once and combines run beside other work. */
+ * and (window) whether rows go to each rank once, combines run beside other work, and results are
+ * pushed. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
-    const char *once, *overlap;
+    const char *once, *overlap, *push;
 } setup;
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
@@ -79,11 +80,13 @@ static moert_exchange *open_exchange(void **state) {
     set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
     set_variable("MOERT_ONCE", tested->once);
     set_variable("MOERT_OVERLAP", tested->overlap);
+    set_variable("MOERT_PUSH", tested->push);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
     set_variable("MOERT_TIMEOUT_S", NULL);
     set_variable("MOERT_ONCE", NULL);
+    set_variable("MOERT_PUSH", NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     return exchange;
@@ -381,6 +384,109 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
             .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
         assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes), cases[i].saves);
     }
+}
+
+/* ---- rows that are pushed ---- */
+
+/* The trip of a shape, up to its slots' windows, on an exchange that pushes. */
+static moert_exchange *open_pushing(void **state, const shape *c, trip *t) {
+    moert_exchange *exchange = open_exchange(state);
+    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c->width, false, t));
+    ASSERT_OK_ON_ALL(trip_run(c, t));
+    return exchange;
+}
+
+/* A cell of a dispatch that has not come: its row goes nowhere. */
+static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
+    const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
+    uint32_t(*cells)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *cells);
+    uint64_t *found = test_alloc((rows + 1) * sizeof *found);
+    float *before = test_alloc(floats * sizeof *before),
+          *after = test_alloc(floats * sizeof *after);
+    const moert_buffer *places;
+    size_t somewhere = 0;
+    for (size_t r = 0; r < rows; r++) {
+        cells[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.y->capacity_rows;
+        cells[r][2] = 0;
+        if (r % 3 == 0) {
+            cells[r][1] = 0;
+            cells[r][2] = (uint32_t)test_ranks + (uint32_t)r;
+        }
+    }
+    ASSERT_OK_ON_ALL(
+        moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
+    ASSERT_OK_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places));
+    ASSERT_OK_ON_ALL(moert_exchange_push_rows(exchange, t.plan, t.y, moert_window_rows(t.x)));
+    ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
+    for (size_t r = 0; r < rows; r++)
+        somewhere += found[r] != 0;
+    ASSERT_ON_ALL(somewhere == 0);
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
+    ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
+    free(cells);
+    free(found);
+    free(before);
+    free(after);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* One rank's product fails after others have sent rows: all fail, and the next combine is one of
+ * rows that are fetched, until they are pushed again. */
+static void test_a_push_fails_alike_on_all_ranks(void **state) {
+    const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const moert_buffer *places;
+    const bool last = test_rank == test_ranks - 1;
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    moert_status local = moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places);
+    if (local == MOERT_OK)
+        local = last ? MOERT_FAIL(ERROR_DEVICE, "the product")
+                     : moert_exchange_push_rows(exchange, t.plan, t.y, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_DEVICE, "the product");
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* A window without room for the slots is refused before anything is stored. */
+static void test_a_push_wants_room_for_slots(void **state) {
+    const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const moert_buffer *places;
+    moert_window *small;
+    ASSERT_OK_ON_ALL(moert_window_create(exchange, c.width, &small));
+    ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, small, t.slot_x, &places),
+                        MOERT_ERROR_USAGE, "a window to push to has 0 rows");
+    moert_window_destroy(small);
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+static void test_ranks_agree_on_whether_they_push(void **state) {
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    mixed.push = test_rank == test_ranks - 1 ? "off" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_ON_ALL(!moert_exchange_pushes(exchange, false) &&
+                  !moert_exchange_pushes(exchange, true));
+    moert_exchange_destroy(exchange);
 }
 
 /* ---- plans ---- */
@@ -733,6 +839,15 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_word_that_is_no_row_is_left_alone)                                                    \
     X(test_ranks_agree_on_how_often_a_row_goes)
 
+/* And those of windows to which rows are pushed. */
+#define PUSH_TESTS(X)                                                                              \
+    ROW_TESTS(X)                                                                                   \
+    X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)                                     \
+    X(test_a_row_of_no_slot_is_pushed_nowhere)                                                     \
+    X(test_a_push_fails_alike_on_all_ranks)                                                        \
+    X(test_a_push_wants_room_for_slots)                                                            \
+    X(test_ranks_agree_on_whether_they_push)
+
 /* And those of the node exchange. */
 #define NODE_TESTS(X)                                                                              \
     ENGINE_TESTS(X)                                                                                \
@@ -748,6 +863,12 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
              window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
              devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .overlap = "on"},
              once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on"},
+             pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
+             pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
+                            .sync = "device",
+                            .once = "on",
+                            .overlap = "on",
+                            .push = "on"},
              impatient = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .timeout_s = "2"},
              impatient_once = {.engine = MOERT_EXCHANGE_WINDOW,
                                .sync = "device",
@@ -762,16 +883,20 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
 #define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
 #define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &devices},
 #define ONCE_ROW(test)    {#test "[window, rows once]", test, NULL, NULL, &once},
-#define STAGED_ROW(test)  {#test "[staged]", test, NULL, NULL, &staged},
-#define NODE_1_ROW(test)  {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
-#define NODE_2_ROW(test)  {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
-#define NODE_3_ROW(test)  {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
+#define PUSH_ROW(test)    {#test "[window, pushed]", test, NULL, NULL, &pushed},
+#define PUSH_ONCE_ROW(test)                                                                        \
+    {#test "[window, pushed, devices wait, rows once]", test, NULL, NULL, &pushed_once},
+#define STAGED_ROW(test) {#test "[staged]", test, NULL, NULL, &staged},
+#define NODE_1_ROW(test) {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
+#define NODE_2_ROW(test) {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
+#define NODE_3_ROW(test) {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
 
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ONCE_TESTS(ONCE_ROW)
-        ENGINE_TESTS(STAGED_ROW) NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(
-            NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
-                        test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+        PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW) ENGINE_TESTS(STAGED_ROW)
+            NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW){
+                "test_exchange_names_a_late_device_and_stays_usable",
+                test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
     {"test_exchange_names_a_late_device_and_stays_usable[rows once]",
      test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient_once},
     WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
