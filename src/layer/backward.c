@@ -214,9 +214,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_wi
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
                                     &layer->dy));
-    MOERT_TRY(moert_wire_out(layer, out));
+    MOERT_TRY(moert_wire_out(layer, false, out));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
-    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
     MOERT_TRY(moert_window_reserve(*dprob, layer->plan->plan));
     moert_status status =
         moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch, layer->accumulate);

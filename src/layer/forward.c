@@ -94,13 +94,16 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     return moert_wire_return(layer, out, &second);
 }
 
-/* The experts wave by wave, whose results travel while the next are computed. A rank that fails
- * sends all the same. */
+/* The experts wave by wave, whose results travel while the next are computed, or in one wave while
+ * they are. A rank that fails sends all the same. */
 static moert_status compute_experts(moert_layer *layer, moert_window *out) {
+    moert_exchange *exchange = layer->mesh->exchange;
     moert_status status = MOERT_OK;
+    if (moert_wire_pushes(layer))
+        status = moert_exchange_push(exchange, layer->plan, out, layer->prob, &layer->places);
     for (size_t w = 0; w < layer->plan->waves; w++) {
         const moert_part part = moert_layer_part(layer, w);
-        const moert_status come = moert_exchange_dispatch_wait(layer->mesh->exchange, w);
+        const moert_status come = moert_exchange_dispatch_wait(exchange, w);
         status = status != MOERT_OK ? status : come;
         if (status == MOERT_OK && w == 0)
             status = prepare_experts(layer);
@@ -109,10 +112,10 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
         /* NVFP4, in one wave: before the others learn of it in the combine */
         if (w + 1 == layer->plan->waves)
             status = moert_precision_settle(layer, status);
-        const moert_status sent =
-            moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, NULL, w);
+        const moert_status sent = moert_exchange_combine_send(exchange, layer->plan, out, NULL, w);
         status = status != MOERT_OK ? status : sent;
     }
+    layer->places = NULL;
     return status;
 }
 
@@ -163,8 +166,7 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     if (status == MOERT_OK) /* while the host makes the plan */
         status = moert_wire_pack(layer, x, &packed);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
-    MOERT_TRY(moert_wire_out(layer, out));
-    MOERT_TRY(moert_window_reserve(*out, layer->plan->plan));
+    MOERT_TRY(moert_wire_out(layer, true, out));
     if (moert_wire_takes_waves(&layer->options))
         moert_exchange_cut(mesh->exchange, layer->plan,
                            moert_exchange_choose_waves(

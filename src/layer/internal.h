@@ -39,6 +39,7 @@ struct moert_layer {
     moert_window *x, *prob;            /* received rows, as they travel, and their weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_h_type) */
     moert_buffer *shared_v, *shared_h; /* [T,2I], and [T,I] as factors (layer/factor.h) */
+    const moert_buffer *places; /* of the experts' results, while they are pushed; else NULL */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 

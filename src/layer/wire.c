@@ -104,10 +104,23 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
                                               : moert_dequantize_run(&op);
 }
 
-moert_status moert_wire_out(moert_layer *layer, moert_window **out) {
+/* Whether bf16 results are those of a product of bf16 factors, if it rounds. */
+static bool has_rounded_results(const moert_layer_options *options) {
+    return options->combine == MOERT_COMBINE_BF16 && !options->expert_biases &&
+           (options->precision == MOERT_PRECISION_BF16 ||
+            options->precision == MOERT_PRECISION_MXFP8);
+}
+
+bool moert_wire_pushes(const moert_layer *layer) {
+    return moert_exchange_pushes(layer->mesh->exchange, has_rounded_results(&layer->options));
+}
+
+moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out) {
     const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
-    return moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_CODES : MOERT_WINDOW_OUT,
-                             layer->options.hidden, out);
+    MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_CODES : MOERT_WINDOW_OUT,
+                                layer->options.hidden, out));
+    return forward && moert_wire_pushes(layer) ? moert_window_reserve_slots(*out, layer->plan)
+                                               : moert_window_reserve(*out, layer->plan->plan);
 }
 
 moert_status moert_wire_results(moert_layer *layer, const moert_window *out, bool forward,
@@ -116,24 +129,34 @@ moert_status moert_wire_results(moert_layer *layer, const moert_window *out, boo
     size_t *stride = forward ? &product->ldy : &product->ldx;
     *rows = moert_window_rows(out);
     *stride = moert_window_stride(out);
-    if (layer->options.combine == MOERT_COMBINE_F32)
+    const bool pushed = layer->places != NULL, codes = layer->options.combine == MOERT_COMBINE_BF16;
+    if (!codes && !pushed)
         return MOERT_OK;
-    *stride *= CODES;
+    *stride *= codes ? CODES : 1;
     const bool biased = forward && layer->options.expert_biases; /* added to the results */
-    if (!biased && moert_precision_rounds(layer, product)) {
+    if (codes && !biased &&
+        (pushed ? moert_precision_scatters : moert_precision_rounds)(layer, product)) {
         product->result = MOERT_NUMBER_BF16;
+        product->scatter = (moert_scatter){layer->places, layer->plan->plan->ranks};
         return MOERT_OK;
     }
     return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
                               rows);
 }
 
-moert_status moert_wire_return(moert_layer *layer, const moert_window *out,
-                               const moert_gemm *product) {
-    const size_t codes = layer->plan->plan->rows * moert_window_stride(out) * CODES;
-    if (layer->options.combine == MOERT_COMBINE_F32 || product->result == MOERT_NUMBER_BF16)
+moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product) {
+    const size_t floats = layer->plan->plan->rows * moert_window_stride(out);
+    const bool pushed = layer->places != NULL;
+    moert_mesh *mesh = layer->mesh;
+    moert_buffer *rows = mesh->scratch[MOERT_SCRATCH_DENSE], *codes = moert_window_rows(out);
+    if (product->result == MOERT_NUMBER_BF16)
         return MOERT_OK;
-    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
-                                        codes, layer->mesh->scratch[MOERT_SCRATCH_DENSE],
-                                        moert_window_rows(out)});
+    if (layer->options.combine == MOERT_COMBINE_BF16) {
+        if (pushed)
+            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &codes));
+        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
+                                               MOERT_NUMBER_BF16, floats * CODES, rows, codes}));
+        rows = codes;
+    }
+    return pushed ? moert_exchange_push_rows(mesh->exchange, layer->plan, out, rows) : MOERT_OK;
 }
