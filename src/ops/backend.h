@@ -88,6 +88,9 @@ moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, si
  * strides that are 0. */
 moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, moert_gemm *full);
 
+/* ERROR_UNSUPPORTED unless the product gives results of the type that it asks for. */
+moert_status moert_check_result(const moert_gemm *full);
+
 /* ERROR_USAGE unless a description's size is that of its initialiser. */
 moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);
 

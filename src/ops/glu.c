@@ -5,10 +5,22 @@
 #include "device/profile.h"
 #include "ops/backend.h"
 
-/* Of floats. */
-static moert_status check(const char *name, const moert_buffer *buffer, size_t lines, size_t width,
-                          size_t stride) {
-    return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
+/* A matrix without gaps. */
+static moert_status check(const char *name, const moert_buffer *buffer, const moert_glu *glu,
+                          size_t width, moert_number type) {
+    return moert_check_buffer(name, buffer, glu->rows, width, width, moert_number_bits(type) / 8);
+}
+
+static moert_status check_weights(const char *name, const moert_buffer *buffer,
+                                  const moert_glu *glu) {
+    return moert_check_buffer(name, buffer, glu->rows, 1, glu->prob_stride, sizeof(float));
+}
+
+static moert_status check_type(moert_number type) {
+    if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU takes and gives f32 or bf16, not type %d",
+                          (int)type);
+    return MOERT_OK;
 }
 
 static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
@@ -19,31 +31,28 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
     MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
     if (glu->first_row > glu->rows)
         return MOERT_FAIL(ERROR_USAGE, "rows [%zu, %zu) of a GLU", glu->first_row, glu->rows);
-    if (glu->type != MOERT_NUMBER_F32 && glu->type != MOERT_NUMBER_BF16)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU gives f32 or bf16, not type %d",
-                          (int)glu->type);
-    const size_t bytes = moert_number_bits(glu->type) / 8;
+    MOERT_TRY(check_type(glu->from));
+    MOERT_TRY(check_type(glu->type));
     if (glu->width == 0 || !(glu->form.limit > 0.0f))
         return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
                           glu->width, (double)glu->form.limit);
-    MOERT_TRY(check("v", glu->v, glu->rows, 2 * glu->width, 2 * glu->width));
+    MOERT_TRY(check("v", glu->v, glu, 2 * glu->width, glu->from));
     if (glu->prob != NULL)
-        MOERT_TRY(check("prob", glu->prob, glu->rows, 1, full->prob_stride));
+        MOERT_TRY(check_weights("prob", glu->prob, full));
     if (!backward)
-        return moert_check_buffer("h", glu->h, glu->rows, glu->width, glu->width, bytes);
-    MOERT_TRY(check("dh", glu->dh, glu->rows, glu->width, glu->width));
-    MOERT_TRY(moert_check_buffer("dv", glu->dv, glu->rows, 2 * glu->width, 2 * glu->width, bytes));
-    if (glu->dprob != NULL)
-        MOERT_TRY(check("dprob", glu->dprob, glu->rows, 1, full->prob_stride));
-    return MOERT_OK;
+        return check("h", glu->h, glu, glu->width, glu->type);
+    MOERT_TRY(check("dh", glu->dh, glu, glu->width, glu->from));
+    MOERT_TRY(check("dv", glu->dv, glu, 2 * glu->width, glu->type));
+    return glu->dprob != NULL ? check_weights("dprob", glu->dprob, full) : MOERT_OK;
 }
 
-/* For a profile: per row, so many times I floats, results and weights. */
+/* For a profile: per row, so many times I numbers to read and to write, and weights. */
 static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
-    const size_t result = results * glu->width * moert_number_bits(glu->type) / 8;
-    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
-                       (double)((glu->rows - glu->first_row) *
-                                (sizeof(float) * (widths * glu->width + weights) + result)));
+    const size_t bits =
+        widths * moert_number_bits(glu->from) + results * moert_number_bits(glu->type);
+    moert_profile_work(
+        moert_buffer_device(glu->v), "glu", 0.0,
+        (double)((glu->rows - glu->first_row) * (glu->width * bits / 8 + weights * sizeof(float))));
 }
 
 moert_status moert_glu_forward(const moert_glu *glu) {
@@ -71,8 +80,9 @@ static void tell_fused(const moert_gemm_glu *fused) {
     const double rows = (double)(fused->glu.rows - fused->glu.first_row),
                  width = (double)fused->glu.width;
     const double h = width * (double)(moert_number_bits(fused->glu.type) / 8);
+    const double v = 2.0 * width * (double)(moert_number_bits(fused->glu.from) / 8);
     moert_profile_work(moert_buffer_device(fused->glu.h), "gemm", 0.0,
-                       rows * (h + sizeof(float) * (1.0 - (fused->drop_v ? 2.0 * width : 0.0))));
+                       rows * (h + sizeof(float) - (fused->drop_v ? v : 0.0)));
 }
 
 moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
@@ -84,6 +94,7 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
     full.glu.rows = part.end_row;
     full.glu.width = fused->gemm.n / 2;
     full.glu.v = fused->gemm.y;
+    full.glu.from = fused->gemm.result;
     MOERT_TRY(check_glu(&full.glu, false, &full.glu));
     MOERT_TRY(
         moert_check_forward(&fused->gemm, moert_packed_for_glu(&fused->glu.form), &full.gemm));
@@ -93,11 +104,11 @@ moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
                           full.gemm.n, full.gemm.ldy);
     if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
-    if (full.gemm.result != MOERT_NUMBER_F32)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU takes float32 results, not type %d",
-                          (int)full.gemm.result);
     if (full.gemm.groups.count == 0 || full.glu.rows == full.glu.first_row)
         return MOERT_OK;
+    moert_gemm gates = full.gemm; /* half of the columns: alone they must be such that it rounds */
+    gates.n = full.glu.width;
+    MOERT_TRY(moert_check_result(&gates));
     tell_fused(&full);
     MOERT_TRY(
         moert_backend_get(moert_buffer_device(fused->gemm.groups.ends))->gemm_glu_forward(&full));

@@ -302,8 +302,7 @@ bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
            packing->scatters(device, gemm);
 }
 
-/* That a result of another type, or anywhere else, is one that can be had. */
-static moert_status check_result(const moert_gemm *full) {
+moert_status moert_check_result(const moert_gemm *full) {
     if (full->scatter.places != NULL &&
         (full->result == MOERT_NUMBER_F32 ||
          !moert_gemm_scatters(moert_buffer_device(full->groups.ends), full)))
@@ -325,7 +324,7 @@ moert_status moert_gemm_forward(const moert_gemm *gemm) {
     MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
     if (!has_rows(gemm))
         return MOERT_OK;
-    MOERT_TRY(check_result(&full));
+    MOERT_TRY(moert_check_result(&full));
     MOERT_TRY(backend_of(gemm)->gemm_forward(&full));
     return MOERT_OK;
 }
@@ -336,7 +335,7 @@ moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
     MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
     if (!has_rows(gemm))
         return MOERT_OK;
-    MOERT_TRY(check_result(&full));
+    MOERT_TRY(moert_check_result(&full));
     tell_product(gemm, weights_read(gemm), FACTOR_Y);
     MOERT_TRY(backend_of(gemm)->gemm_dgrad(&full));
     return MOERT_OK;

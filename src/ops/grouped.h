@@ -98,8 +98,8 @@ typedef struct moert_gemm {
     moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
     size_t n, k;           /* columns of y, columns of x */
     moert_number type;     /* of the row factors: F32 (0) or BF16 */
-    moert_number result;   /* forward, dgrad: of the result, F32 (0) or BF16, to which the
-                              float32 sums are rounded; strides are in numbers of it */
+    moert_number result;   /* forward, with a GLU too, dgrad: of the result, F32 (0) or BF16, to
+                              which the float32 sums are rounded; strides are in numbers of it */
     moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
     const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
@@ -162,8 +162,8 @@ moert_status moert_gemm_wgrad(const moert_gemm *gemm);
 moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
 
 /*
- * The gated linear unit (moert/glu.h). In backward the masks are inclusive at the bound and dprob
- * has no prob factor. A float32 dv may be v.
+ * The gated linear unit (moert/glu.h), computed in float32. In backward the masks are inclusive at
+ * the bound and dprob has no prob factor. A dv of v's type may be v.
  */
 typedef struct moert_glu {
     moert_glu_form form;
@@ -172,6 +172,7 @@ typedef struct moert_glu {
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
     size_t prob_stride;
+    moert_number from;      /* of v and dh: F32 (0) or BF16 */
     moert_number type;      /* of h and dv: F32 (0), or BF16, to which they are rounded */
     moert_buffer *h;        /* [M,I]: written by forward */
     const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
@@ -190,10 +191,12 @@ moert_status moert_glu_backward(const moert_glu *glu);
 
 /*
  * A forward GEMM and the GLU of its result, of a part too, to the same bits as one after the other,
- * but while the result is at hand. Of `glu` only form, prob, prob_stride, type and h are looked at:
- * v is gemm.y, dense, and I = n / 2; an h of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED).
- * A weight packed for it is packed for moert_packed_for_glu(&form). Rows of y past the last end
- * stay; those of h may get any values.
+ * but while the result is at hand: h is that of the float32 v, even where v is kept rounded
+ * (gemm.result), so that moert_glu_backward differentiates at a v that is a little off. Of `glu`
+ * only form, prob, prob_stride, type and h are looked at: v is gemm.y, dense, and I = n / 2; an h
+ * of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED), as is a v of bf16, where I, too, is
+ * such that moert_gemm_rounds. A weight packed for it is packed for moert_packed_for_glu(&form).
+ * Rows of y past the last end stay; those of h may get any values.
  */
 typedef struct moert_gemm_glu {
     moert_gemm gemm;

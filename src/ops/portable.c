@@ -240,8 +240,9 @@ static size_t glu_split(const moert_glu *glu) {
 }
 
 static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
-    snprintf(spec, MOERT_SPEC_BYTES, "%s -DTYPE=%d",
-             MOERT_PROGRAM(moert_buffer_device(glu->v), "glu", glu->width), (int)glu->type);
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DFROM=%d -DTYPE=%d",
+             MOERT_PROGRAM(moert_buffer_device(glu->v), "glu", glu->width), (int)glu->from,
+             (int)glu->type);
 }
 
 moert_status moert_portable_glu_forward(const moert_glu *glu) {

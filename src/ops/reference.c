@@ -157,18 +157,19 @@ static float sigmoid(float x) {
 moert_status moert_reference_glu_forward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
-    const float *v, *prob;
-    void *h;
+    const float *prob;
+    void *v, *h;
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
     const moert_glu_form form = glu->form;
     for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const float *row = v + m * 2 * glu->width;
+        const size_t row = m * 2 * glu->width;
         const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
         for (size_t j = 0; j < glu->width; j++) {
-            const float g = at_most(row[gate_at(glu, j)], form.limit);
-            const float u = at_least(at_most(row[up_at(glu, j)], form.limit), -form.limit);
+            const float g = at_most(factor(v, row + gate_at(glu, j), glu->from), form.limit);
+            const float up = factor(v, row + up_at(glu, j), glu->from);
+            const float u = at_least(at_most(up, form.limit), -form.limit);
             put(h, m * glu->width + j, glu->type,
                 p * (u + form.offset) * (g * sigmoid(form.alpha * g)));
         }
@@ -188,21 +189,23 @@ moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
     return moert_reference_glu_forward(&glu);
 }
 
-/* One row of the gradient, from number `row` of v and dv on; returns its dprob. */
-static float glu_row_backward(const moert_glu *glu, size_t row, const float *all_v, float prob,
-                              const float *dh, void *dv) {
-    const float *v = all_v + row;
+/* Row m of the gradient; returns its dprob. */
+static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, float prob,
+                              const void *dh, void *dv) {
+    const size_t row = m * 2 * glu->width;
     const moert_glu_form form = glu->form;
     float sum = 0.0f;
     for (size_t j = 0; j < glu->width; j++) {
-        const float g = v[gate_at(glu, j)], u = v[up_at(glu, j)], gc = at_most(g, form.limit);
+        const float q = factor(dh, m * glu->width + j, glu->from);
+        const float g = factor(v, row + gate_at(glu, j), glu->from);
+        const float u = factor(v, row + up_at(glu, j), glu->from), gc = at_most(g, form.limit);
         const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
         const float s = sigmoid(form.alpha * gc), act = gc * s;
-        const float dg = dh[j] * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
-        const float du = u > form.limit || u < -form.limit ? 0.0f : dh[j] * prob * act;
+        const float dg = q * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
+        const float du = u > form.limit || u < -form.limit ? 0.0f : q * prob * act;
         put(dv, row + gate_at(glu, j), glu->type, g > form.limit ? 0.0f : dg);
         put(dv, row + up_at(glu, j), glu->type, du);
-        sum += dh[j] * up * act;
+        sum += q * up * act;
     }
     return sum;
 }
@@ -210,18 +213,17 @@ static float glu_row_backward(const moert_glu *glu, size_t row, const float *all
 moert_status moert_reference_glu_backward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
-    const float *v, *prob, *dh;
+    const float *prob;
     float *dprob;
-    void *dv;
+    void *v, *dh, *dv;
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
     MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
     for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
-        const float sum =
-            glu_row_backward(glu, row, v, prob != NULL ? prob[at] : 1.0f, dh + m * glu->width, dv);
+        const size_t at = m * glu->prob_stride;
+        const float sum = glu_row_backward(glu, m, v, prob != NULL ? prob[at] : 1.0f, dh, dv);
         if (dprob != NULL)
             dprob[at] = sum;
     }

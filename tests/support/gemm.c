@@ -216,11 +216,12 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
                  .n = p->n,
                  .k = p->k,
                  .type = by->type,
+                 .result = how->v,
                  .shared_weight = p->shared,
                  .x = upload_codes(a->x, a->x_count, by->type),
                  .weight = upload(a->weight, a->weight_count * sizeof(float)),
                  .bias = p->bias ? bias : NULL,
-                 .y = upload(a->y, a->y_count * sizeof(float)),
+                 .y = upload_codes(a->y, a->y_count, how->v),
                  .ldx = a->ldx},
         .glu = {.form = how->form,
                 .prob = how->prob_stride > 0 ? weights : NULL,
@@ -245,7 +246,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
         ASSERT_OK(moert_gemm_forward(&run.gemm));
         ASSERT_OK(moert_glu_forward(&run.glu));
     }
-    download_into(run.gemm.y, a->y, a->y_count * sizeof(float));
+    download_codes(run.gemm.y, a->y, a->y_count, how->v);
     download_codes(run.glu.h, h, results, how->type);
     moert_buffer *const buffers[] = {ends,       weights,  bias, run.gemm.x, run.gemm.weight,
                                      run.gemm.y, run.glu.h};

@@ -70,6 +70,7 @@ typedef struct gated_run {
     size_t prob_stride;
     bool fused, drop_v;
     moert_number type; /* of h */
+    moert_number v;    /* its type */
 } gated_run;
 void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h);
 

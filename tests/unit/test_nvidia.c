@@ -210,7 +210,7 @@ static void test_lines_of_results_lie_anywhere(void **state) {
 static void test_results_that_are_not_rounded_are_refused(void **state) {
     enum { N = 12, ROWS = 2 }; /* not aligned */
     const uint32_t end = ROWS;
-    const float zeros[N * N] = {0};
+    const float zeros[2 * N * 2 * N] = {0};
     (void)state;
     set_variable("MOERT_BACKEND", NULL);
     moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
@@ -224,6 +224,15 @@ static void test_results_that_are_not_rounded_are_refused(void **state) {
                        .y = values};
     ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
     ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    /* gates and ups together are aligned, each by itself is not */
+    const moert_packed_shape shape = {1, 2 * N, 2 * N, MOERT_PACKED_GATED, MOERT_NUMBER_BF16};
+    moert_gemm_glu fused = {gemm, {.form = MOERT_GLU_SWIGLU, .h = values}, false};
+    moert_packed *packed;
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    fused.gemm.n = fused.gemm.k = 2 * N;
+    fused.gemm.packed = packed;
+    ASSERT_FAILS(moert_gemm_glu_forward(&fused), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    moert_packed_destroy(packed);
     gemm.scatter = (moert_scatter){values, 1};
     for (int i = 0; i < 2; i++) {
         ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
@@ -283,6 +292,41 @@ static void test_a_product_with_its_glu_is_that_of_the_reference(void **state) {
         for (size_t f = 0; f < FORMS; f++)
             check_glu(&p, f, (i + f) % 3 == 0);
     }
+}
+
+/* v is the float32 one rounded, h that of the float32 one. */
+static void check_rounded_v(const problem *p, size_t f) {
+    gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true};
+    arrays got = make_arrays(p, false), want = make_arrays(p, false);
+    float *h = unset_results(p), *exact = unset_results(p);
+    run_gated(p, &run, &nvidia, &want, exact);
+    run.v = MOERT_NUMBER_BF16;
+    run_gated(p, &run, &nvidia, &got, h);
+    compare_rounded("v", got.y, want.y, want.y_count);
+    assert_same_bits("h", h, exact, p->rows * p->n / 2);
+    free_arrays(&got);
+    free_arrays(&want);
+    free(h);
+    free(exact);
+}
+
+static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(void **state) {
+    enum { UNALIGNED = 5 };
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i], gates;
+        p.accumulate = false;
+        p.y_column = p.pad_y = 0;
+        gates = p;
+        gates.n /= 2;
+        if (!can_round(&p) || !can_round(&gates))
+            continue;
+        able++;
+        for (size_t f = 0; f < FORMS; f++)
+            check_rounded_v(&p, f);
+    }
+    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
 }
 
 /* ---- bits ---- */
@@ -427,6 +471,7 @@ int main(void) {
         cmocka_unit_test(test_lines_of_results_lie_anywhere),
         cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
         cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
+        cmocka_unit_test(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone),
         cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
         cmocka_unit_test(test_units_that_join_in_do_not_show_in_the_bits),
         cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),
