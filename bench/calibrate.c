@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "exchange/exchange.h"
+#include "layer/factor.h"
 #include "rate.h"
 #include "report.h"
 #include "tokens.h"
@@ -78,6 +79,7 @@ static moert_status time_fused(moert_context *context, moert_tune_product *p, do
     if (status == MOERT_OK && packed != NULL)
         status = moert_packed_fill(packed, p->gemm.weight);
     fused.gemm.packed = packed;
+    fused.gemm.result = moert_factor_between(device, p->key.type, groups, p->gemm.k, p->gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
     MOERT_TRY_OR(done, moert_rates_time(
                            &(moert_timed){device, moert_context_comm(context), run_fused, &fused},
@@ -146,9 +148,13 @@ static moert_status measure_dglu(moert_context *context, const bench_work *w, do
     if (status == MOERT_OK)
         status = moert_buffer_clear(dh, 0, n * sizeof(float));
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    const moert_number type = moert_factor_between(
+        device, type_of(w), moert_ceil_div(w->experts, w->ep), w->hidden, w->intermediate);
     moert_glu glu = {.form = MOERT_GLU_SWIGLU,
                      .rows = rows,
                      .width = w->intermediate,
+                     .from = type,
+                     .type = type,
                      .v = v,
                      .dh = dh,
                      .dv = v};

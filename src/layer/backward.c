@@ -6,22 +6,32 @@
 #include "ops/bias.h"
 #include "ops/dense.h"
 
+/* *dv = where a GLU puts n numbers: in the place of a v of their type, or in scratch. */
+static moert_status place_dv(moert_mesh *mesh, moert_number from, moert_number type, size_t n,
+                             moert_buffer *v, moert_buffer **dv) {
+    *dv = v;
+    return type == from ? MOERT_OK
+                        : moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
+                                             moert_factor_floats(type, n), dv);
+}
+
 /* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to `dprob`.
  */
 static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                       const moert_part *part) {
     const moert_layer_options *o = &layer->options;
-    const moert_number type = moert_precision_dv_type(layer);
-    const size_t rows = layer->plan->plan->rows;
+    const moert_number from = moert_precision_v_type(layer), type = moert_precision_dv_type(layer);
+    const size_t n = layer->plan->plan->rows * o->intermediate;
     moert_buffer *dh;
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, rows * o->intermediate, &dh));
+    MOERT_TRY(
+        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_factor_floats(from, n), &dh));
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.part = *part;
     second.x = dh;
+    second.result = from;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
-    MOERT_TRY(moert_factor_place(layer->mesh, type, rows * 2 * o->intermediate,
-                                 MOERT_SCRATCH_ROUNDED_Y, layer->v, &layer->dv));
+    MOERT_TRY(place_dv(layer->mesh, from, type, 2 * n, layer->v, &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
@@ -29,6 +39,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                               .v = layer->v,
                                               .prob = moert_window_rows(layer->prob),
                                               .prob_stride = moert_window_stride(layer->prob),
+                                              .from = from,
                                               .type = type,
                                               .dh = dh,
                                               .dv = layer->dv,
@@ -166,12 +177,14 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     moert_block *dense = layer->block[BLOCK_DENSE];
     moert_mesh *mesh = layer->mesh;
     moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
-    const moert_number type = moert_factor_type(o->dense);
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
+    const moert_number type = moert_factor_type(o->dense);
+    const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set("shared expert");
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN, tokens * width, &dh));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
+                                 moert_factor_floats(from, tokens * width), &dh));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = o->hidden,
                        .k = width,
@@ -183,13 +196,15 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     MOERT_TRY(
         moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
     gemm.x = dh;
+    gemm.result = from;
     MOERT_TRY(moert_block_dgrad(dense, DENSE_SHARED_W2, &gemm));
-    MOERT_TRY(moert_factor_place(mesh, type, tokens * 2 * width, MOERT_SCRATCH_ROUNDED_Y,
-                                 layer->shared_v, &dv));
+    gemm.result = MOERT_NUMBER_F32;
+    MOERT_TRY(place_dv(mesh, from, type, tokens * 2 * width, layer->shared_v, &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
                                               .v = layer->shared_v,
+                                              .from = from,
                                               .type = type,
                                               .dh = dh,
                                               .dv = dv}));

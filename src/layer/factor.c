@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "moert/quantize.h"
+#include "ops/grouped.h"
 
 moert_number moert_factor_type(moert_precision dense) {
     return dense == MOERT_PRECISION_F32 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
@@ -11,6 +12,16 @@ moert_number moert_factor_type(moert_precision dense) {
 
 size_t moert_factor_floats(moert_number type, size_t n) {
     return moert_ceil_div(n * moert_number_bits(type) / 8, sizeof(float));
+}
+
+moert_number moert_factor_between(const moert_device *device, moert_number type, size_t groups,
+                                  size_t hidden, size_t intermediate) {
+    const moert_groups of = {.count = groups};
+    const moert_gemm in = {.groups = of, .n = 2 * intermediate, .k = hidden, .type = type};
+    const moert_gemm out = {.groups = of, .n = hidden, .k = intermediate, .type = type};
+    const bool rounds = device != NULL && type == MOERT_NUMBER_BF16 &&
+                        moert_gemm_rounds(device, &in) && moert_gemm_rounds(device, &out);
+    return rounds ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
 moert_status moert_factor_take(moert_mesh *mesh, moert_number type, size_t n,

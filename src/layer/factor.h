@@ -13,6 +13,11 @@ moert_number moert_factor_type(moert_precision dense);
 /* The floats that take the place of n factors. */
 size_t moert_factor_floats(moert_number type, size_t n);
 
+/* Type of v and dh, between products by `groups` weights [2I,H] and [H,I]: that of the factors, if
+ * both products round to it (moert_gemm_rounds). A device of NULL rounds nothing. */
+moert_number moert_factor_between(const moert_device *device, moert_number type, size_t groups,
+                                  size_t hidden, size_t intermediate);
+
 /* *factor = values[n] as factors: themselves, or codes in a scratch buffer. */
 moert_status moert_factor_take(moert_mesh *mesh, moert_number type, size_t n,
                                const moert_buffer *values, moert_scratch which,

@@ -44,13 +44,13 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
 /* Weights, and room for what the experts make of all rows. */
 static moert_status prepare_experts(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
-    const size_t rows = layer->plan->plan->rows;
-    const size_t floats =
-        moert_factor_floats(moert_precision_h_type(layer), rows * o->intermediate);
+    const size_t n = layer->plan->plan->rows * o->intermediate;
+    const size_t v = moert_factor_floats(moert_precision_v_type(layer), 2 * n);
+    const size_t h = moert_factor_floats(moert_precision_h_type(layer), n);
     moert_phase_set("experts");
     MOERT_TRY(moert_precision_refresh(layer));
-    MOERT_TRY(moert_layer_activation(layer, rows, 2 * o->intermediate, &layer->v));
-    return moert_layer_activation(layer, 1, floats, &layer->h);
+    MOERT_TRY(moert_layer_activation(layer, 1, v, &layer->v));
+    return moert_layer_activation(layer, 1, h, &layer->h);
 }
 
 /* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). */
@@ -64,6 +64,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     in.part = *part;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
+    in.result = moert_precision_v_type(layer);
     MOERT_TRY(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN,
                                           &(moert_gemm_glu){
                                               .gemm = in,
@@ -127,10 +128,12 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_mesh *mesh = layer->mesh;
     const moert_number type = moert_factor_type(o->dense);
+    const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set("shared expert");
-    MOERT_TRY(moert_layer_activation(layer, tokens, 2 * width, &layer->shared_v));
+    MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(from, tokens * 2 * width),
+                                     &layer->shared_v));
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, tokens * width),
                                      &layer->shared_h));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, result));
@@ -138,6 +141,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
                        .n = 2 * width,
                        .k = o->hidden,
                        .type = type,
+                       .result = from,
                        .shared_weight = true,
                        .y = layer->shared_v};
     MOERT_TRY(
@@ -149,6 +153,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
                           .drop_v = layer->batch.forward_only}));
     gemm.n = o->hidden;
     gemm.k = width;
+    gemm.result = MOERT_NUMBER_F32;
     gemm.x = layer->shared_h;
     gemm.y = *result;
     return moert_block_forward(dense, DENSE_SHARED_W2, &gemm);

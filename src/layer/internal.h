@@ -37,8 +37,8 @@ struct moert_layer {
     moert_routing routing;
     moert_exchange_plan *plan;
     moert_window *x, *prob;            /* received rows, as they travel, and their weights */
-    moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_h_type) */
-    moert_buffer *shared_v, *shared_h; /* [T,2I], and [T,I] as factors (layer/factor.h) */
+    moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
+    moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_factor_between), [T,I] as factors */
     const moert_buffer *places; /* of the experts' results, while they are pushed; else NULL */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */

@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/number.h"
+#include "layer/factor.h"
 #include "layer/wire.h"
 #include "moert/quantize.h"
 
@@ -41,9 +42,21 @@ moert_number moert_precision_h_type(const moert_layer *layer) {
     return layer->options.precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
+moert_number moert_precision_between(const moert_device *device, const moert_layer_options *options,
+                                     size_t experts) {
+    const bool rounds = options->precision == MOERT_PRECISION_BF16 && !options->expert_biases;
+    return moert_factor_between(device, rounds ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, experts,
+                                options->hidden, options->intermediate);
+}
+
+moert_number moert_precision_v_type(const moert_layer *layer) {
+    return moert_precision_between(layer->mesh->device, &layer->options, layer->local_experts);
+}
+
 moert_number moert_precision_dv_type(const moert_layer *layer) {
-    return layer->options.expert_biases || layer->owns_dy ? MOERT_NUMBER_F32
-                                                          : moert_precision_h_type(layer);
+    if (layer->options.expert_biases)
+        return MOERT_NUMBER_F32;
+    return layer->owns_dy ? moert_precision_v_type(layer) : moert_precision_h_type(layer);
 }
 
 static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) {

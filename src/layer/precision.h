@@ -45,7 +45,14 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
 /* What h is kept as, [M,I]: bf16 codes in that precision, which needs no blocks of it. */
 moert_number moert_precision_h_type(const moert_layer *layer);
 
-/* What dv is made as: codes likewise, unless biases or a deferred wgrad read it as well. */
+/* What v is kept as, [M,2I], and dh made as, [M,I]: codes likewise where products by so many
+ * experts round (moert_factor_between), unless biases read dv, which is to take v's place. */
+moert_number moert_precision_between(const moert_device *device, const moert_layer_options *options,
+                                     size_t experts);
+moert_number moert_precision_v_type(const moert_layer *layer);
+
+/* What dv is made as: codes as of h, unless biases read it as well, or a deferred wgrad does and v
+ * has no room for them. */
 moert_number moert_precision_dv_type(const moert_layer *layer);
 
 /* moert_gemm_forward, _glu_forward, _dgrad and _wgrad of the experts' projection `block`, with

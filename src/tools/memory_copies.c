@@ -121,9 +121,9 @@ static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_number type = moert_factor_type(c->dense);
+    const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* it takes v's place */
     const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
-    const size_t widest_y =
-        moert_max(shared > 0 ? moert_max(h, 2 * shared) : 0, moert_max(s->q, s->kv));
+    const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, moert_max(s->q, s->kv));
     *x = moert_max(*x, moert_factor_floats(type, s->tokens * widest_x));
     *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
 }
@@ -140,16 +140,12 @@ static size_t split_floats(const moert_memory_setting *setting, const moert_memo
 
 /* Whether the experts' products round what goes back themselves. */
 static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
     projection experts[PROJECTIONS];
-    bool all = setting->device != NULL && !s->config->expert_biases;
     expert_projections(s, experts);
-    for (size_t i = 0; i < PROJECTIONS && all; i++)
-        all = moert_gemm_rounds(setting->device,
-                                &(moert_gemm){.groups = {NULL, experts[i].groups, s->rows},
-                                              .n = experts[i].n,
-                                              .k = experts[i].k,
-                                              .type = experts[i].type});
-    return all;
+    return !c->expert_biases &&
+           moert_factor_between(setting->device, experts[0].type, s->experts, c->hidden,
+                                c->intermediate) == MOERT_NUMBER_BF16;
 }
 
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
@@ -171,9 +167,10 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
         codes = moert_max(codes, s->rows * h / 2);
     if (rounds) {
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
+        const size_t dv = s->v_type == MOERT_NUMBER_BF16 ? 0 : 2 * i;   /* it takes v's place */
         x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
         x = moert_max(x, split_floats(setting, s));
-        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, 2 * i) * factor, sizeof(float));
+        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * factor, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {
         largest_factors(s, &x, &y);

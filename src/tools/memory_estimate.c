@@ -7,6 +7,7 @@
 #include "base/tree.h"
 #include "layer/block.h"
 #include "layer/factor.h"
+#include "layer/precision.h"
 #include "layer/wire.h"
 #include "model/layer_files.h"
 #include "model/model.h"
@@ -43,6 +44,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
     const size_t group = rank - rank % setting->ep;
+    const moert_layer_options options = moert_layer_options_of(c);
     moert_memory_shape s = {.config = c,
                             .total_sequences = setting->batch,
                             .length = setting->length,
@@ -62,6 +64,9 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.capacity_rows = tokens * moert_min(topk, most);
     s.q = c->heads * c->head_size;
     s.kv = c->kv_heads * c->head_size;
+    s.v_type = moert_precision_between(setting->device, &options, s.experts);
+    s.shared_v_type = moert_factor_between(setting->device, moert_factor_type(c->dense), 1,
+                                           c->hidden, c->shared_intermediate);
     return s;
 }
 
@@ -128,9 +133,9 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         t * topk,
         t * topk,
         t,
-        s->rows * 2 * c->intermediate,
+        moert_factor_floats(s->v_type, s->rows * 2 * c->intermediate),
         moert_factor_floats(h_type, s->rows * c->intermediate),
-        t * 2 * c->shared_intermediate,
+        moert_factor_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
         moert_factor_floats(type, t * c->shared_intermediate),
     };
     size_t bytes = floats * sizeof(float);
@@ -191,7 +196,8 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
     const size_t t = s->tokens;
     size_t floats =
         largest_partial(s) + tokens_scratch(setting, s) + t * (c->router.experts + c->router.topk);
-    floats += moert_max(s->rows * c->intermediate, t * c->shared_intermediate);
+    floats += moert_max(moert_factor_floats(s->v_type, s->rows * c->intermediate),
+                        moert_factor_floats(s->shared_v_type, t * c->shared_intermediate));
     return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);
 }
 

@@ -14,6 +14,7 @@ typedef struct moert_memory_shape {
     size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
     size_t q, kv;                             /* columns of the projections of attention */
     size_t partial_floats;                    /* moert_block_partial_bytes */
+    moert_number v_type, shared_v_type;       /* moert_precision_between, moert_factor_between */
 } moert_memory_shape;
 
 /* Bytes of copies of weights. */

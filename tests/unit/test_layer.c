@@ -184,9 +184,7 @@ static void test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs(vo
     }
 }
 
-static void test_deferred_wgrad_gives_the_same_bits(void **state) {
-    (void)state;
-    moert_layer_options options = full_form();
+static void check_deferred(moert_layer_options options) {
     oracle_layer oracle;
     moert_mesh *mesh;
     layer_run run[2];
@@ -212,6 +210,18 @@ static void test_deferred_wgrad_gives_the_same_bits(void **state) {
     }
     moert_mesh_destroy(mesh);
     oracle_layer_destroy(&oracle);
+}
+
+static void test_deferred_wgrad_gives_the_same_bits(void **state) {
+    (void)state;
+    moert_layer_options rounded = plain_form();
+    rounded.hidden = 40;
+    rounded.intermediate = 24;
+    rounded.precision = MOERT_PRECISION_BF16;
+    check_deferred(full_form());
+    check_deferred(rounded);
+    rounded.dispatch = MOERT_DISPATCH_BF16;
+    check_deferred(rounded);
 }
 
 /* Rank 0's first token becomes NaN; afterwards it is put right again. */

@@ -73,6 +73,41 @@ static void test_weights_in_use_follow_when_told(void **state) {
         follow_weights((moert_precision)p);
 }
 
+/* ---- what lies between the products ---- */
+
+/* Types of v, and of dv at once and deferred, of a layer. */
+static void check_types(const moert_layer_options *options, moert_number v, moert_number dv) {
+    for (int deferred = 0; deferred < 2; deferred++) {
+        moert_layer_options changed = *options;
+        moert_mesh *mesh;
+        moert_layer *layer;
+        changed.deferred_wgrad = deferred == 1;
+        ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+        ASSERT_OK(moert_layer_create(mesh, &changed, &layer));
+        const bool right = moert_precision_v_type(layer) == v &&
+                           moert_precision_dv_type(layer) == (deferred == 1 ? v : dv);
+        moert_layer_destroy(layer);
+        moert_mesh_destroy(mesh);
+        ASSERT_ON_ALL(right);
+    }
+}
+
+static void test_v_is_kept_as_codes_where_both_products_round(void **state) {
+    (void)state;
+    const moert_device *device = moert_context_device(test_context);
+    const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
+    const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        const moert_number factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
+        moert_layer_options options = form(64, 32), odd = form(64, 36);
+        options.precision = odd.precision = (moert_precision)p;
+        check_types(&options, rounds ? factor : f32, factor);
+        check_types(&odd, f32, factor);
+        options.expert_biases = true;
+        check_types(&options, f32, f32);
+    }
+}
+
 /* ---- the products against float32 ones of rounded operands ---- */
 
 enum { ROWS = 70 };
@@ -246,6 +281,7 @@ static void test_products_have_the_bits_of_float32_ones_of_rounded_operands(void
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_weights_in_use_follow_when_told),
+        cmocka_unit_test(test_v_is_kept_as_codes_where_both_products_round),
         cmocka_unit_test(test_products_have_the_bits_of_float32_ones_of_rounded_operands),
     };
     if (!mpi_tests_begin(count, arguments))
