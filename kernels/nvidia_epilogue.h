@@ -26,10 +26,13 @@
 #ifndef KEEPS_F32
 #define KEEPS_F32 0 /* float32 results are left in the place of the sums, as others are */
 #endif
+#ifndef KEEPS_V
+#define KEEPS_V 0 /* v is stored from there between finish_gates and finish_glu, which else does it */
+#endif
 #include "glu.h"
 
 enum { IS_F32, IS_F16, IS_BF16 };
-enum { STORES = 8, DIRECT = RESULT == IS_F32 ? !KEEPS_F32 : 0 };
+enum { STORES = 8, DIRECT = RESULT == IS_F32 ? !KEEPS_F32 : 0, STORES_V = KEEPS_V ? 0 : V };
 
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
@@ -198,27 +201,39 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
         raise_amax(f.peak, t, e);
 }
 
-/* The same with a GLU: the results take the place of the gates. */
+/* With a GLU: v takes the place of the sums ... */
+static inline void finish_gates(float *sum, tile t, uint columns, epilogue e)
+{
+    const float alpha = alpha_of(t, e);
+    if (!(ALPHA | BIAS))
+        return;
+    UNROLL for (int j = 0; j < SPAN / 16; j++) {
+        if (t.column + 8 * j >= columns)
+            continue; /* all of a warp do */
+        const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
+        const pair b = BIAS ? load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns) : (pair){0.0f, 0.0f};
+        UNROLL for (int i = 0; i < 4; i++) {
+            float *g = sum + 4 * j + i, *u = g + SPAN / 4;
+            *g = BIAS ? fma(*g, alpha, i % 2 == 0 ? b.g.x : b.g.y) : *g * alpha;
+            *u = BIAS ? fma(*u, alpha, i % 2 == 0 ? b.u.x : b.u.y) : *u * alpha;
+        }
+    }
+}
+
+/* ... and the results that of the gates. */
 static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
 {
     const lines l = lines_of(t, e);
-    const float alpha = alpha_of(t, e);
     int peak = -1;
     UNROLL for (int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
             continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         float *g = sum + 4 * j, *u = g + SPAN / 4;
-        pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};
-        if (BIAS) {
-            const pair b = load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns);
-            x = (pair){fma(x.g, (vec)(alpha), b.g), fma(x.u, (vec)(alpha), b.u)};
-        } else if (ALPHA) {
-            x = (pair){x.g * alpha, x.u * alpha};
-        }
-        if (V && l.used[0])
+        const pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};
+        if (STORES_V && l.used[0])
             store_gates(x.g.lo, x.u.lo, e.v, V_TYPE, l.at[0] * e.ldv, column, columns);
-        if (V && l.used[1])
+        if (STORES_V && l.used[1])
             store_gates(x.g.hi, x.u.hi, e.v, V_TYPE, l.at[1] * e.ldv, column, columns);
         const vec h = glu_of(x, (vec)(l.factor[0], l.factor[0], l.factor[1], l.factor[1]), e.form);
         UNROLL for (int i = 0; i < 2; i++) {

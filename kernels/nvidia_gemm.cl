@@ -19,7 +19,8 @@
  *
  * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product: nvidia_ahead.h.
  *
- * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give 128 columns of h.
+ * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give 128 columns of h. v goes
+ * the way of results before it, unless its columns alternate.
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
  * Lines past the end of a group are computed from whatever is there and not stored. They take no less time when they are all
@@ -50,6 +51,7 @@
 #error "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS, GROUP and SCATTER must be defined"
 #endif
 #define KEEPS_F32 1
+#define KEEPS_V   (RUN != 1)
 #include "nvidia.h"
 
 #define FORWARD 0
@@ -153,32 +155,28 @@ static inline void read_old(float2 old[STORES][2], local const uchar *lines)
 }
 
 /* Where a piece of 16 lines of 128 bytes has a 16-byte word: what a warp stores or loads at once lies in different banks. */
-static inline uint word_at(uint line, uint word)
+static inline uint word_at(uint line, uint word, int type)
 {
-    return line * 128 + (word ^ (RESULT == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
+    return line * 128 + (word ^ (type == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
-static inline uint round_result(float low, float high)
-{
-    return round_pair_as(RESULT == IS_F16, low, high);
-}
-
-/* Puts the results of a piece into local memory, rounded. */
-static inline void put_piece(const float *sum, local uchar *piece, uint piece_at)
+/* Puts the numbers of a piece into local memory, rounded. */
+INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piece_at)
 {
     const uint lane = lane_again();
-#if RESULT == IS_F32
-    UNROLL for (int j = 0; j < 8; j++)
-        *(local float2 *)(piece + word_at(lane / 4 + j % 2 * 8, j / 2 * 2 + lane % 4 / 2) + lane % 2 * 8) =
-            (float2)(sum[2 * j], sum[2 * j + 1]);
-#else
+    if (type == IS_F32) {
+        UNROLL for (int j = 0; j < 8; j++)
+            *(local float2 *)(piece + word_at(lane / 4 + j % 2 * 8, j / 2 * 2 + lane % 4 / 2, type) + lane % 2 * 8) =
+                (float2)(sum[2 * j], sum[2 * j + 1]);
+        return;
+    }
     UNROLL for (int j = 0; j < 8; j += 2) {
         const float *s = sum + 4 * j;
-        const uint4 pairs = (uint4)(round_result(s[0], s[1]), round_result(s[2], s[3]), round_result(s[4], s[5]),
-                                    round_result(s[6], s[7]));
-        store_matrices(piece_at + word_at(lane % 16, j + lane / 16), pairs);
+        uint pairs[4];
+        UNROLL for (int i = 0; i < 4; i++)
+            pairs[i] = round_pair_as(type == IS_F16, s[2 * i], s[2 * i + 1]);
+        store_matrices(piece_at + word_at(lane % 16, j + lane / 16, type), (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]));
     }
-#endif
 }
 
 /* With SCATTER: where the lines lie of which a thread stores words, those from lane / 8 on, every fourth of a warp's 16. */
@@ -189,27 +187,35 @@ static inline void find_lines(ulong lies[4], int line, int end, global const ulo
         lies[i] = line + 4 * i < end ? table[line + 4 * i] : 0;
 }
 
-/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an
- * address; `lies`: with SCATTER. */
-static inline void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at, tile t, uint columns,
-                               global uchar *c, ulong ldc, const ulong *lies)
+/* Where a matrix has the columns of a tile: they are its own, or gates or ups of v. */
+enum { OWN_COLUMNS, GATES, UPS };
+static inline uint placed(uint column, int as, uint columns)
 {
-    enum { BYTES = RESULT == IS_F32 ? 4 : 2, WIDTH = 128 / BYTES };
+    return as == OWN_COLUMNS ? column : place_of(column, columns, as == UPS);
+}
+
+/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp in a matrix of a type. `piece`: local memory for OUTS
+ * pieces, also as an address; `lies`: with SCATTER. */
+INLINED void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at, tile t, uint columns,
+                         global uchar *c, ulong ldc, const ulong *lies, int type, int as)
+{
+    const int bytes = type == IS_F32 ? 4 : 2, width = 128 / bytes;
     const uint lane = lane_again(), word = lane % 8;
     const int line = t.line + (int)(lane / 8);
-    const uint column = t.column + word * (16 / BYTES);
-    global uchar *to = c + (line * ldc + column) * BYTES;
-    UNROLL for (int i = first / WIDTH; i < last / WIDTH; i++) {
+    const uint column = t.column + word * (16 / bytes);
+    const int step = RUN == 0 || as == OWN_COLUMNS ? 128 : 256; /* runs of gates and ups alternate */
+    global uchar *to = c + (line * ldc + placed(column, as, columns)) * bytes;
+    UNROLL for (int i = first / width; i < last / width; i++) {
         const uint at = i % OUTS * PIECE_BYTES;
         sync_warp();
-        put_piece(sum + i * (WIDTH / 2), piece + at, piece_at + at);
+        put_piece(sum + i * (width / 2), type, piece + at, piece_at + at);
         sync_warp();
         UNROLL for (int r = 0; r < 16; r += 4) {
-            const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, word));
-            if (!(SCATTER ? lies[r / 4] != 0 : line + r < t.end) || column + i * WIDTH >= columns)
+            const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, word, type));
+            if (!(SCATTER ? lies[r / 4] != 0 : line + r < t.end) || column + i * width >= columns)
                 continue;
-            global uchar *at = SCATTER ? (global uchar *)lies[r / 4] + column * BYTES : to + r * ldc * BYTES;
-            *(global uint4 *)(at + i * 128) = value;
+            global uchar *at = SCATTER ? (global uchar *)lies[r / 4] + column * bytes : to + r * ldc * bytes;
+            *(global uint4 *)(at + i * step) = value;
         }
     }
 }
@@ -267,17 +273,23 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
                 finish_batch(sum, j * STORES, old, &f, t, s.columns, e, c, ldc);
                 barrier_of(1 + consumer, 128); /* all have read the stage */
                 give_back(base + EMPTY_AT + 8 * stage);
-                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc, lies);
+                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT, OWN_COLUMNS);
             }
             if (AMAX)
                 raise_amax(f.peak, t, e);
             continue;
         }
-        if (GLU)
+        if (GLU) {
+            finish_gates(sum, t, s.columns, e);
+#if V && KEEPS_V
+            store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies, V_TYPE, GATES);
+            store_lines(sum + SPAN / 4, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies, V_TYPE, UPS);
+#endif
             finish_glu(sum, t, s.columns, e, c, ldc);
-        else
+        } else {
             finish(sum, t, s.columns, e, c, ldc);
-        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies);
+        }
+        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT, OWN_COLUMNS);
     }
 }
 

@@ -221,10 +221,12 @@ static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, glo
     UNROLL for (int i = 0; i < 4; i++, t.line += 16) {
         if (t.line >= t.end || t.column >= (int)columns)
             return;
-        if (GLU)
+        if (GLU) {
+            finish_gates(sum + 32 * i, t, columns, e);
             finish_glu(sum + 32 * i, t, columns, e, c, ldc);
-        else
+        } else {
             finish(sum + 32 * i, t, columns, e, c, ldc);
+        }
         if (RESULT != IS_F32)
             store_lines(sum + 32 * i, t, columns, (global ushort *)c, ldc);
     }
