@@ -129,7 +129,8 @@ typedef struct moert_quantizer {
 /*
  * Recipes of training: how the operands of the experts' three GEMMs are rounded. Products
  * accumulate in float32; weights, gradients and the optimizer stay float32.
- *   BF16   to nearest even
+ *   BF16   to nearest even; where products can round their results, on tensor cores, so are the two
+ *          of them that the GLU's backward reads, unless experts have biases
  *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the dimension that is summed over
  *   NVFP4  likewise, TE; global scales of an expert's weight, and of an activation over all ranks
  * In BF16 and MXFP8 factors and sums below 2^-126 may count as 0.
