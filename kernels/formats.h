@@ -48,6 +48,18 @@ static inline vec quiet(vec x)
 #include "fp8.h"
 #endif
 
+#if MOERT_NVIDIA >= 80 && MOERT_ITEMS > 1
+#define HAS_BF16
+/* bf16 codes, but for those of NaN. */
+static inline uvec encode_bf16(vec x)
+{
+    uint low, high;
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(x.y), "f"(x.x));
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(x.w), "f"(x.z));
+    return (uvec)(low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16);
+}
+#endif
+
 #if MOERT_ITEMS > 1
 /*
  * 2^23 and the code of E2M1 nearest to x, ties to even: the magnitude's is the least of 2 x, x + 2, x / 2 + 4 and 7, and a
@@ -93,6 +105,10 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     if (bits == 8)
         return special == 1 ? encode_e4m3(x) : encode_e5m2(x);
 #endif
+#ifdef HAS_BF16
+    if (mantissa == 7)
+        return isnan(x) ? nan_code : encode_bf16(x);
+#endif
 #if MOERT_ITEMS > 1
     if (mantissa == 1)
         return as_uvec(e2m1_steps(quiet(x))) & 15u;
@@ -121,12 +137,13 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
 #endif
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
     const uvec a = code & (sign - 1);
+    if (bias == 127) /* bf16, the high half of a float */
+        return as_vec(a > infinity ? QUIET : code << 16);
     /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
     const int least = 1 - bias - mantissa;
-    const float step = as_float(least < -126 ? 1u << (least + 149) : (uint)(least + 127) << 23);
+    const float step = as_float((uint)(least + 127) << 23);
     uvec u = (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
-    if (bias < 127)
-        u = a < 1u << mantissa ? (mantissa == 1 ? a * as_uint(step) : as_uvec(convert_vec(a) * step)) : u;
+    u = a < 1u << mantissa ? (mantissa == 1 ? a * as_uint(step) : as_uvec(convert_vec(a) * step)) : u;
     if (special == 2)
         u = a == infinity ? 0x7F800000u : u;
     u |= (code & sign) << (32 - bits);
