@@ -16,7 +16,12 @@ moert_status moert_unmap_all(moert_mapping *maps, moert_status status) {
 
 moert_status moert_map_one(moert_mapping *maps, const moert_buffer *buffer, void *out) {
     void *memory = NULL;
-    if (buffer != NULL) {
+    size_t i = 0;
+    while (i < maps->count && maps->map[i].buffer != buffer)
+        i++;
+    if (i < maps->count) {
+        memory = maps->map[i].memory;
+    } else if (buffer != NULL) {
         if (maps->count == MOERT_MOST_MAPS)
             return MOERT_FAIL(ERROR_INTERNAL, "more than %d buffers are mapped together",
                               MOERT_MOST_MAPS);

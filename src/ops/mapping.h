@@ -14,7 +14,7 @@ typedef struct moert_mapping {
     size_t count;
 } moert_mapping;
 
-/* Maps a buffer and stores its memory in the pointer at `out`: NULL for no buffer. */
+/* Maps a buffer, once, and stores its memory in the pointer at `out`: NULL for no buffer. */
 moert_status moert_map_one(moert_mapping *maps, const moert_buffer *buffer, void *out);
 
 /* Unmaps all; a failure of its own counts when `status` holds none. */
