@@ -50,13 +50,12 @@ static inline vec quiet(vec x)
 
 #if MOERT_NVIDIA >= 80 && MOERT_ITEMS > 1
 #define HAS_BF16
-/* bf16 codes, but for those of NaN. */
-static inline uvec encode_bf16(vec x)
+/* Two bf16 codes to nearest even; of a NaN any. */
+static inline uint pack_bf16(float low, float high)
 {
-    uint low, high;
-    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(x.y), "f"(x.x));
-    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(x.w), "f"(x.z));
-    return (uvec)(low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16);
+    uint codes;
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(high), "f"(low));
+    return codes;
 }
 #endif
 
@@ -106,8 +105,10 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
         return special == 1 ? encode_e4m3(x) : encode_e5m2(x);
 #endif
 #ifdef HAS_BF16
-    if (mantissa == 7)
-        return isnan(x) ? nan_code : encode_bf16(x);
+    if (mantissa == 7) {
+        const uint low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+        return isnan(x) ? nan_code : (uvec)(low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16);
+    }
 #endif
 #if MOERT_ITEMS > 1
     if (mantissa == 1)

@@ -33,11 +33,3 @@
     }
 CODES_OF(e4m3, "e4m3")
 CODES_OF(e5m2, "e5m2")
-
-/* Two bf16 codes to nearest even; of a NaN any. */
-static inline uint pack_bf16(float low, float high)
-{
-    uint codes;
-    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(high), "f"(low));
-    return codes;
-}

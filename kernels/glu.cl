@@ -13,7 +13,8 @@
  * lanes as a tree. A dv of v's type may be v.
  *
  * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded). What is computed is float32.
- * Grid: (splits of rows [first_row, rows)). Local memory: the team's.
+ * PLAIN may be defined if gates come first, limit is infinite, alpha 1 and offset 0: fewer steps to the same bits. A NaN has
+ * any code. Grid: (splits of rows [first_row, rows)). Local memory: the team's.
  */
 #if !defined(FROM) || !defined(TYPE)
 #error "FROM and TYPE must be defined"
@@ -22,28 +23,81 @@
 #include "formats.h"
 #include "glu.h"
 
+#ifdef PLAIN
+#define FORM {0, INFINITY, 1.0f, 0.0f}
+#else
+#define FORM {interleaved, limit, alpha, offset}
+#endif
+
+/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until they are needed. */
+#if FROM == 2 && defined(ALIGNED)
+typedef uint2 raw;
+
+static inline raw load_raw(global const void *p, ulong at, int n)
+{
+    return n > part_start() ? *(global const raw *)((global const ushort *)p + at + part_start()) : (raw)(0);
+}
+
+static inline vec widen(raw x)
+{
+    return as_vec((uvec)(x.x << 16, x.x & 0xFFFF0000u, x.y << 16, x.y & 0xFFFF0000u));
+}
+#else
+typedef vec raw;
+
+static inline raw load_raw(global const void *p, ulong at, int n)
+{
+    return load_as(p, FROM, at, n);
+}
+
+static inline vec widen(raw x)
+{
+    return x;
+}
+#endif
+
+static inline void store_result(vec x, global void *p, ulong at, int n)
+{
+#if TYPE == 2 && defined(ALIGNED) && defined(HAS_BF16)
+    if (n > part_start())
+        *(global uint2 *)((global ushort *)p + at + part_start()) = (uint2)(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+#else
+    store_as(x, p, TYPE, at, n);
+#endif
+}
+
+/* Gates and ups, or two parts of an interleaved row. */
+typedef struct raw_pair {
+    raw a, b;
+} raw_pair;
+
 /*
  * Columns [j, j + n) of the row of v from number `row` on, n below VEC at the row's end. Of an interleaved row an item has the
- * pairs that lie together at twice its place: two parts, of which load_as adds its place to the first.
+ * pairs that lie together at twice its place: two parts, of which load_raw adds its place to the first.
  */
-static inline pair load_pair(global const void *v, ulong row, int j, int n, int width, int interleaved)
+static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, int width, int interleaved)
 {
     if (!interleaved)
-        return (pair){load_as(v, FROM, row + j, n), load_as(v, FROM, row + width + j, n)};
+        return (raw_pair){load_raw(v, row + j, n), load_raw(v, row + width + j, n)};
     const ulong own = row + 2 * j + part_start();
     const int left = 2 * n - part_start();
-    vec a = load_as(v, FROM, own, left), b = 0.0f;
+    raw_pair x = {load_raw(v, own, left), (raw)(0)};
     if (left > part_start() + PART)
-        b = load_as(v, FROM, own + PART, left - PART);
-    return gate_and_up(a, b, interleaved);
+        x.b = load_raw(v, own + PART, left - PART);
+    return x;
+}
+
+static inline pair numbers_of(raw_pair x, int interleaved)
+{
+    return gate_and_up(widen(x.a), widen(x.b), interleaved);
 }
 
 /* The same, stored. */
 static inline void store_pair(pair x, global void *v, ulong row, int j, int n, int width, int interleaved)
 {
     if (!interleaved) {
-        store_as(x.g, v, TYPE, row + j, n);
-        store_as(x.u, v, TYPE, row + width + j, n);
+        store_result(x.g, v, row + j, n);
+        store_result(x.u, v, row + width + j, n);
         return;
     }
     const ulong own = row + 2 * j + part_start();
@@ -53,26 +107,26 @@ static inline void store_pair(pair x, global void *v, ulong row, int j, int n, i
     a.odd = x.u.lo;
     b.even = x.g.hi;
     b.odd = x.u.hi;
-    store_as(a, v, TYPE, own, left);
+    store_result(a, v, own, left);
     if (left > part_start() + PART)
-        store_as(b, v, TYPE, own + PART, left - PART);
+        store_result(b, v, own + PART, left - PART);
 }
 
 KERNEL void glu_forward(global const void *v, global const float *prob, ulong prob_stride, global void *h,
                         uint first_row, uint rows, int width, int interleaved, float limit, float alpha, float offset,
                         uint split)
 {
-    const glu_form form = {interleaved, limit, alpha, offset};
+    const glu_form form = FORM;
     uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         const ulong row = (ulong)m * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
         for (int j = 0; j < width; j += BATCH * VEC) {
-            pair x[BATCH];
+            raw_pair x[BATCH];
             UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, interleaved);
+                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, form.interleaved);
             UNROLL for (int k = 0; k < BATCH; k++)
-                store_as(glu_of(x[k], p, form), h, TYPE, row + j + k * VEC, width - j - k * VEC);
+                store_result(glu_of(numbers_of(x[k], form.interleaved), p, form), h, row + j + k * VEC, width - j - k * VEC);
         }
     }
 }
@@ -92,21 +146,24 @@ KERNEL void glu_backward(global const void *v, global const float *prob, ulong p
                          float limit, float alpha, float offset, uint split)
 {
     TEAM;
-    const glu_form form = {interleaved, limit, alpha, offset};
+    const glu_form form = FORM;
     uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
         ulong row = (ulong)m * width;
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f, sum = 0.0f;
         for (int j = 0; j < width; j += BATCH * VEC) {
-            pair x[BATCH];
-            vec q[BATCH];
+            raw_pair x[BATCH];
+            raw q[BATCH];
             UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, interleaved);
+                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, form.interleaved);
             UNROLL for (int k = 0; k < BATCH; k++)
-                q[k] = load_as(dh, FROM, row + j + k * VEC, width - j - k * VEC);
-            UNROLL for (int k = 0; k < BATCH; k++)
-                store_pair(gradient_of(x[k], q[k], p, form, &sum), dv, 2 * row, j + k * VEC, width - j - k * VEC,
-                           width, interleaved);
+                q[k] = load_raw(dh, row + j + k * VEC, width - j - k * VEC);
+            UNROLL for (int k = 0; k < BATCH; k++) {
+                const int left = width - j - k * VEC;
+                if (left > 0) /* else all of the team has nothing */
+                    store_pair(gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form, &sum), dv, 2 * row,
+                               j + k * VEC, left, width, form.interleaved);
+            }
         }
         if (dprob != 0) {
             float total = sum_lanes(sum, team);

@@ -1,5 +1,6 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm.cl,
  * kernels/gemm_packed.cl and kernels/glu.cl; in GPU form products are portable_gpu.c's. */
+#include <math.h>
 #include <stdio.h>
 
 #include "base/config.h"
@@ -240,9 +241,11 @@ static size_t glu_split(const moert_glu *glu) {
 }
 
 static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
-    snprintf(spec, MOERT_SPEC_BYTES, "%s -DFROM=%d -DTYPE=%d",
+    const moert_glu_form *f = &glu->form;
+    const bool plain = !f->interleaved && isinf(f->limit) && f->alpha == 1.0f && f->offset == 0.0f;
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DFROM=%d -DTYPE=%d%s",
              MOERT_PROGRAM(moert_buffer_device(glu->v), "glu", glu->width), (int)glu->from,
-             (int)glu->type);
+             (int)glu->type, plain ? " -DPLAIN" : "");
 }
 
 moert_status moert_portable_glu_forward(const moert_glu *glu) {

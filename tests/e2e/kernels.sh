@@ -71,7 +71,7 @@ options() { # FAMILY: the options of its programs, one a line
     router_gpu) printf '%s\n' '-DTEAMS='{1,4}' -DMOST_EXPERTS=128 -DSLOTS=8' '-DTEAMS='{1,4}' -DMOST_EXPERTS=256 -DSLOTS=16 -DALIGNED' ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
-    glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'} ;;
+    glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
     loss) printf '%s\n' '-DCODED='{0,1}{,' -DALIGNED'} ;;
     optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
     bias | elementwise | embedding | op_glu | op_rows | reduce | rope) printf '%s\n' '' -DALIGNED ;;
