@@ -320,7 +320,7 @@ static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(voi
         p.y_column = p.pad_y = 0;
         gates = p;
         gates.n /= 2;
-        if (!can_round(&p) || !can_round(&gates))
+        if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &gates))
             continue;
         able++;
         for (size_t f = 0; f < FORMS; f++)
