@@ -2,33 +2,37 @@
  * Router on GPUs, where a team holds the experts of some tokens in registers: the forward without groups of experts, and the
  * backward. Formulas, shapes and results are those of router.cl, bit by bit.
  *
- * A team takes TOKENS tokens at once. Each token's experts lie across all of its items, a vec an item and step; its slots
- * in SLOTS items side by side, so that what is done for slots is done once for all tokens:
+ * A team takes TOKENS tokens at once. In the forward each has SLOTS items side by side, with all of its experts and slots, so
+ * that what is done once for a token, or a slot, is done once for all tokens:
  *
- *   items       0 ..................... 31            0 ...... SLOTS - 1  | SLOTS ......  |
- *   experts  [ 0 1 2 3 | 4 5 6 7 | ... ] a token      slots of token 0    | of token 1    | ...
+ *   items      0 .............. SLOTS - 1     | SLOTS .... |
+ *   slots      0 .............. SLOTS - 1     | of token 1 | ...
+ *   experts  [ 0 1 2 3 | 4 5 6 7 | ... ]
+ *            [ 4 SLOTS ...             ] ...
  *
- * Choice: a key is 25 bits of a selection score (24 where MOST_EXPERTS is 256), then how far the expert is from the last one. Items sort
- * their keys once; then the largest first key of all items is the next choice, and its item goes on to its next one. Where two
- * scores agree in all of these bits, one of them chosen, the token is done again with whole scores.
+ * In the backward a token's experts lie across all items of the team, its slots as above.
  *
- * Required: MOST_EXPERTS (128, 256; at least E), SLOTS (8, 16, 32; at least K), TEAMS (of a work-group; 1 where teams
- * have no instructions of their own to meet, but on NVIDIA's). Local memory: of the backward, a float for
- * each of the tokens' MOST_EXPERTS. Deterministic: sums are those of router.cl, in the same order.
+ * Choice: a key is 25 bits of a selection score (24 where there are more than 128 experts) and the expert, the smaller the
+ * better. Items sort their keys, and lists of SLOTS keys are merged, in an item and across items (router_choice.h). Where
+ * two scores agree in all of these bits, one of them chosen, the tokens are done again with whole scores.
+ *
+ * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), TEAMS (of a work-group; 1 where
+ * teams have no instructions of their own to meet, but on NVIDIA's). Local memory: of the backward, a float for each of
+ * the tokens' MOST_EXPERTS. Deterministic: sums are those of router.cl, in the same order.
  */
-#if !defined(MOST_EXPERTS) || !defined(SLOTS) || !defined(TEAMS)
-#error "MOST_EXPERTS, SLOTS and TEAMS must be defined"
+#if !defined(EXPERTS) || !defined(SLOTS) || !defined(SCORE) || !defined(TEAMS)
+#error "EXPERTS, SLOTS, SCORE and TEAMS must be defined"
 #endif
 #include "scores.h"
 
-#define STEPS  (MOST_EXPERTS / VEC)
-#define TOKENS (MOERT_ITEMS / SLOTS)
+#define MOST_EXPERTS (EXPERTS <= VEC ? VEC : 2 * VEC)
+#define STEPS        (MOST_EXPERTS / VEC)
+#define TOKENS       (MOERT_ITEMS / SLOTS)
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
 #define ANY_BARRIER 1 /* also under conditions that the items of a team agree on */
 #else
 #define ANY_BARRIER 0
 #endif
-#define PLACE  (MOST_EXPERTS - 1u) /* the bits of a key that say which expert */
 
 /* The items of a team see what the others have stored in local memory. */
 static inline void meet(void)
@@ -60,140 +64,204 @@ static inline int int_of_item(int x, int item, local float *team)
     return as_int(of_item(as_float(x), item, team));
 }
 
-#include "router_choice.h"
+/* ---- forward ---- */
 
-static inline float largest_float(float x, local float *team)
+#define PARTS (STEPS * TOKENS)      /* of a token, that an item has */
+#define APART (SLOTS * PART)        /* one from the next */
+#define PLACE (MOST_EXPERTS - 1u)   /* the bits of a key that say which expert */
+
+static inline int slot_index(void)
 {
-    const uint bits = as_uint(x + 0.0f), key = max_uints((uvec)(bits ^ ((uint)((int)bits >> 31) | 0x80000000u)), team);
-    return as_float(key ^ (key >> 31 ? 0x80000000u : 0xFFFFFFFFu));
+    return item_index() & (SLOTS - 1);
 }
 
-/* ---- forward ---- */
+/* Which expert an item's number i is of. */
+static inline int place_of(int i)
+{
+    return i / PART * APART + slot_index() * PART + i % PART;
+}
+
+/* From where an item's part of a step is to where its first part of a token is. */
+static inline int turned(void)
+{
+    return slot_index() * PART - part_start();
+}
+
+/* What the item has whose number differs in these bits. */
+static inline float across(float x, int bits, local float *team)
+{
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+    return exchanged(x, bits);
+#else
+    return of_item(x, item_index() ^ bits, team);
+#endif
+}
+
+static inline uint uint_across(uint x, int bits, local float *team)
+{
+    return as_uint(across(as_float(x), bits, team));
+}
+
+/* The largest and the least that a token's items have. */
+static inline float largest_of_token(float x, local float *team)
+{
+    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+        x = fmax(x, across(x, d, team));
+    return x;
+}
+
+static inline uint least_of_token(uint x, local float *team)
+{
+    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+        x = min(x, uint_across(x, d, team));
+    return x;
+}
+
+/* The sum of a step of a token, by the tree of sum_lanes(). */
+static inline float sum_token(const vec x[TOKENS], local float *team)
+{
+    float sum[TOKENS];
+    UNROLL for (int i = 0; i < TOKENS; i++) {
+        const float2 pair = x[i].lo + x[i].hi;
+        sum[i] = pair.x + pair.y;
+    }
+    UNROLL for (int d = TOKENS / 2; d > 0; d /= 2)
+        UNROLL for (int i = 0; i < d; i++)
+            sum[i] += sum[i + d];
+    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+        sum[0] += across(sum[0], d, team);
+    return sum[0];
+}
+
+#include "router_choice.h"
+
+static inline void load_token(vec x[PARTS], global const float *p)
+{
+    UNROLL for (int i = 0; i < PARTS; i++)
+        x[i] = load_part(p + turned() + i * APART, EXPERTS - turned() - i * APART);
+}
+
+/* x / total, the bits that NVIDIA's compiler makes of it where total is 1 to 256, with one reciprocal for all. */
+static inline vec divided(vec x, float total)
+{
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+    float inverse;
+    __asm__("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(total));
+    return x * inverse;
+#else
+    return x / total;
+#endif
+}
 
 /* A token's scores, in `s`, and what they come from. */
 typedef struct row {
-    vec s[STEPS];
+    vec s[PARTS];
     float top, total;
     bool good;
 } row;
 
-static inline row score_row(const vec x[STEPS], int experts, int score, local float *team)
+INLINED row score_row(const vec x[PARTS], local float *team)
 {
     row r;
-    vec padded[STEPS], largest = -INFINITY, sum = 0.0f;
-    UNROLL for (int i = 0; i < STEPS; i++) {
-        padded[i] = select((vec)-INFINITY, x[i], lane_places() < experts - i * VEC);
+    vec padded[PARTS], largest = -INFINITY, sum[TOKENS];
+    UNROLL for (int i = 0; i < PARTS; i++) {
+        padded[i] = select((vec)-INFINITY, x[i], place_of(i * PART) + LANES_IN_ORDER < EXPERTS);
         largest = fmax(largest, padded[i]);
     }
-    r.top = largest_float(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), team);
-    UNROLL for (int i = 0; i < STEPS; i++) {
+    r.top = largest_of_token(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), team);
+    UNROLL for (int i = 0; i < PARTS; i++) {
         const vec exponential = exp(padded[i] - r.top);
-        sum += fma(x[i], (vec)0.0f, exponential); /* a NaN where a logit is not finite */
-        r.s[i] = stands_alone(score) ? lone_scores(padded[i], score) : exponential;
+        const vec term = fma(x[i], (vec)0.0f, exponential); /* a NaN where a logit is not finite */
+        sum[i % TOKENS] = i < TOKENS ? term : sum[i % TOKENS] + term;
+        r.s[i] = stands_alone(SCORE) ? lone_scores(padded[i], SCORE) : exponential;
     }
-    r.total = sum_lanes(sum, team);
+    r.total = sum_token(sum, team);
     r.good = !isnan(r.total);
-    UNROLL for (int i = 0; i < STEPS; i++)
-        if (!stands_alone(score))
-            r.s[i] /= r.total;
+    UNROLL for (int i = 0; i < PARTS; i++)
+        r.s[i] = stands_alone(SCORE) ? r.s[i] : divided(r.s[i], r.total);
     return r;
 }
 
-/* Keys of all bits of the selection scores, 0 past the last expert; false if one is a NaN. */
-static inline bool whole_keys(const vec x[STEPS], const row *r, global const float *bias, int experts, int score,
-                              uvec keys[STEPS], local float *team)
+/* Keys of all bits of the selection scores, or of the first ones and the expert, UINT_MAX past the last expert; false if a
+ * score is a NaN. */
+INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bias, bool whole, uint keys[KEYS],
+                       local float *team)
 {
+    const uint kept = whole ? UINT_MAX : ~PLACE;
+    vec added[PARTS];
     ivec nan = 0;
-    UNROLL for (int i = 0; i < STEPS; i++) {
-        const ivec inside = lane_places() < experts - i * VEC;
-        vec c = score == SOFTMAX_TOPK ? x[i] : r->s[i];
-        if (bias != 0)
-            c += load_part(bias + i * VEC, experts - i * VEC);
-        nan |= isnan(c) & inside;
-        keys[i] = select((uvec)0, order_keys(c), inside);
+    if (bias != 0)
+        load_token(added, bias);
+    UNROLL for (int i = 0; i < PARTS; i++) {
+        const ivec places = place_of(i * PART) + LANES_IN_ORDER, inside = places < EXPERTS;
+        uvec order = as_uvec(r->s[i]), most = 0x7FFFFFFFu; /* scores are not negative */
+        if (bias != 0 || SCORE == SOFTMAX_TOPK) {
+            vec c = SCORE == SOFTMAX_TOPK ? x[i] : r->s[i];
+            if (bias != 0)
+                c += added[i];
+            nan |= isnan(c) & inside;
+            order = order_keys(c);
+            most = UINT_MAX;
+        }
+        vstore4(select((uvec)UINT_MAX, (most & kept) + (as_uvec(places) & ~kept) - (order & kept), inside), i, keys);
     }
-    return bias == 0 || max_uints(as_uvec(nan), team) == 0;
-}
-
-/* The places of the chosen experts of token `number` of the team's. */
-static inline bool choose_row(const vec x[STEPS], const row *r, global const float *bias, int experts, int topk, int score,
-                              int number, uint *mine, local float *team)
-{
-    uvec keys[STEPS], packed[STEPS];
-    const bool plain = bias == 0 && score != SOFTMAX_TOPK; /* scores are not negative */
-    bool good = true;
-    if (plain) {
-        UNROLL for (int i = 0; i < STEPS; i++)
-            keys[i] = select((uvec)0, as_uvec(r->s[i]) | 0x80000000u, lane_places() < experts - i * VEC);
-    } else {
-        good = whole_keys(x, r, bias, experts, score, keys, team);
-    }
-    UNROLL for (int i = 0; i < STEPS; i++) {
-        const uvec places = as_uvec(lane_places() + i * VEC);
-        packed[i] = select((uvec)0, (keys[i] & ~PLACE) | (PLACE - places), lane_places() < experts - i * VEC);
-    }
-    const bool clear = choose(packed, topk, number * SLOTS, mine, team);
-    uint whole = *mine;
-    choose_again(keys, ANY_BARRIER && clear ? 0 : topk, number * SLOTS, &whole, team);
-    *mine = clear ? *mine : whole;
-    return good;
+    return bias == 0 || least_of_token(!any(nan), team) == 1;
 }
 
 /* What this item's expert is chosen with, before its weight is divided and scaled. */
-static inline float picked_value(float logit, int score, float top, float total)
+static inline float picked_value(float logit, const row *r)
 {
-    if (score == SOFTMAX_TOPK)
+    if (SCORE == SOFTMAX_TOPK)
         return logit;
-    if (stands_alone(score))
-        return lone_scores((vec)logit, score).x;
-    return (exp((vec)(logit - top)) / total).x;
+    if (stands_alone(SCORE))
+        return lone_scores((vec)logit, SCORE).x;
+    return (exp((vec)(logit - r->top)) / r->total).x;
 }
 
 KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const float *bias, global float *scores,
-                                    global int *index, global float *weight, global float *lse, ulong tokens,
-                                    int experts, int topk, int score, int normalised, float scale)
+                                    global int *index, global float *weight, global float *lse, ulong tokens, int topk,
+                                    int normalised, float scale)
 {
     TEAM_OF(TEAMS);
     local float *own = team[team_index()];
-    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS;
-    const int slot = item_index() % SLOTS, base = item_index() - slot;
-    vec x[TOKENS][STEPS];
-    uint mine = 0;
-    float top = 0.0f, total = 1.0f, sum = 0.0f;
-    bool good = false;
+    const int slot = slot_index(), base = item_index() - slot;
+    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS, wanted = first + base / SLOTS;
+    const ulong t = min(wanted, tokens - 1); /* past the last token the last one is done once more */
+    global const float *l = logits + t * EXPERTS;
+    vec x[PARTS];
+    uint keys[KEYS];
+    bool clear;
+    float sum = 0.0f;
     if (first >= tokens)
         return;
-    UNROLL for (int j = 0; j < TOKENS; j++)
-        UNROLL for (int i = 0; i < STEPS; i++)
-            x[j][i] = load_part(logits + min(first + j, tokens - 1) * experts + i * VEC, experts - i * VEC);
-    UNROLL for (int j = 0; j < TOKENS; j++) {
-        row r = score_row(x[j], experts, score, own);
-        r.good &= choose_row(x[j], &r, bias, experts, topk, score, j, &mine, own);
-        UNROLL for (int i = 0; i < STEPS; i++)
-            store_part(r.good ? r.s[i] : (vec)0.0f, scores + (first + j) * experts + i * VEC,
-                       first + j < tokens ? experts - i * VEC : 0);
-        const bool is_own = base == j * SLOTS;
-        top = is_own ? r.top : top;
-        total = is_own ? r.total : total;
-        good = is_own ? r.good : good;
+    load_token(x, l);
+    row r = score_row(x, own);
+    r.good &= bias != 0 ? make_keys(x, &r, bias, false, keys, own) : make_keys(x, &r, 0, false, keys, own);
+    if (!r.good)
+        UNROLL for (int i = 0; i < PARTS; i++)
+            r.s[i] = 0.0f;
+    UNROLL for (int i = 0; i < PARTS; i++)
+        store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART, t == wanted ? EXPERTS - turned() - i * APART : 0);
+    uint mine = choose(keys, topk, &clear, own) & PLACE;
+    if (!clear || !ANY_BARRIER) { /* from the start: nothing is kept for this */
+        load_token(x, l);
+        const row again = score_row(x, own);
+        make_keys(x, &again, bias, true, keys, own);
+        mine = choose_again(keys, topk, own);
     }
-    const ulong t = min(first + base / SLOTS, tokens - 1);
-    const int e = min((int)(PLACE - (mine & PLACE)), experts - 1);
-    float value = picked_value(logits[t * experts + e], score, top, total);
-    if (score == SOFTMAX_TOPK) {
-        float most = -INFINITY;
-        for (int k = 0; k < topk; k++)
-            most = fmax(most, of_item(value, base + k, own));
-        value = exp((vec)(value - most)).x;
-    }
-    for (int k = 0; k < topk; k++)
+    const int e = min((int)mine, EXPERTS - 1);
+    float value = picked_value(l[e], &r);
+    if (SCORE == SOFTMAX_TOPK)
+        value = exp((vec)(value - largest_of_token(slot < topk ? value : -INFINITY, own))).x;
+    value = slot < topk ? value : 0.0f;
+    UNROLL for (int k = 0; k < SLOTS; k++)
         sum += of_item(value, base + k, own);
     const vec share = (vec)value / (normalised ? sum + TINY : 1.0f) * scale;
-    if (item_index() % SLOTS < topk && first + item_index() / SLOTS < tokens) {
-        index[t * topk + slot] = good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
-        weight[t * topk + slot] = good ? share.x : 0.0f;
+    if (t == wanted && slot < topk) {
+        index[t * topk + slot] = r.good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
+        weight[t * topk + slot] = r.good ? share.x : 0.0f;
         if (slot == 0)
-            lse[t] = good ? top + log((vec)total).x : 0.0f;
+            lse[t] = r.good ? r.top + log((vec)r.total).x : 0.0f;
     }
 }
 

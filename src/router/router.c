@@ -40,7 +40,7 @@ static build choose_build(const moert_device *device, size_t experts) {
 
 /* A build of kernels/router_gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
  * whose items have instructions to meet. */
-enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 4, SPEC_BYTES = 64 };
+enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 1, SPEC_BYTES = 128 };
 
 /* False where there is none for so many experts and slots: its spec, and the work-groups. */
 static bool choose_held(const moert_device *device, const moert_router_options *options,
@@ -53,9 +53,9 @@ static bool choose_held(const moert_device *device, const moert_router_options *
         return false;
     while (slots < options->topk)
         slots *= 2;
-    snprintf(spec, SPEC_BYTES, "router_gpu -DMOST_EXPERTS=%d -DSLOTS=%zu -DTEAMS=%d%s",
-             options->experts > HELD_EXPERTS / 2 ? HELD_EXPERTS : HELD_EXPERTS / 2, slots,
-             HELD_TEAMS, MOERT_PROGRAM(device, "", options->experts));
+    snprintf(spec, SPEC_BYTES, "router_gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DTEAMS=%d%s",
+             options->experts, slots, (int)options->score, HELD_TEAMS,
+             MOERT_PROGRAM(device, "", options->experts));
     *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_TEAMS), 1, 1};
     return true;
 }
@@ -169,8 +169,7 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
         return MOERT_RUN(device, spec, "router_choose", grid, MOERT_ARG(logits), MOERT_ARG(bias),
                          MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                          MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
-                         MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
-                         MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
+                         MOERT_ARG((int)options->topk), MOERT_ARG(is_normalised(options)),
                          MOERT_ARG(options->scale));
     const build with = choose_build(device, options->experts);
     return MOERT_RUN(device, with.program, "router_forward",

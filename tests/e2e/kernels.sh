@@ -59,7 +59,7 @@ options() { # FAMILY: the options of its programs, one a line
             sed "s/-DELEMENT_BITS=4/& $choices/" <<<"$formats"
         done | sort -u
         ;;
-    dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE/' <<<"$formats" ;;
+    dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE=8/; p; s/8$/4/' <<<"$formats" ;;
     decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
@@ -68,7 +68,7 @@ options() { # FAMILY: the options of its programs, one a line
     norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
     exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
-    router_gpu) printf '%s\n' '-DTEAMS='{1,4}' -DMOST_EXPERTS=128 -DSLOTS=8' '-DTEAMS='{1,4}' -DMOST_EXPERTS=256 -DSLOTS=16 -DALIGNED' ;;
+    router_gpu) printf '%s\n' '-DTEAMS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DTEAMS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
     roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     amax) echo "$exact" ;;
     glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;

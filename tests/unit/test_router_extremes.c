@@ -106,12 +106,62 @@ static void test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20(voi
     }
 }
 
+/* Logits of many kinds: apart, equal, a few units in the last place apart, not finite. */
+static float hostile_logit(size_t token, size_t experts, size_t expert) {
+    const double x = moert_rng_normal(29, token, expert);
+    switch (token % 5) {
+    case 0:
+        return (float)(3.0 * x);
+    case 1:
+        return (float)(0.25 * floor(4.0 * x));
+    case 2:
+        return 1.0f + (float)floor(20.0 * x) * 0x1p-23f;
+    case 3:
+        return (float)(60.0 * x);
+    default:
+        return token % 10 == 9 && expert == token % experts ? (token % 20 == 9 ? INFINITY : NAN)
+                                                            : (float)x;
+    }
+}
+
+/* Groups take other kernels on GPUs, and may choose and round no differently. */
+static void test_to_keep_both_of_two_groups_changes_no_bit(void **state) {
+    (void)state;
+    enum { T = 203, MOST = 256 };
+    static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};
+    static float logits[T * MOST], bias[MOST];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const size_t experts = sizes[i][0], topk = sizes[i][1];
+        for (size_t at = 0; at < T * experts; at++)
+            logits[at] = hostile_logit(at / experts, experts, at % experts);
+        for (size_t e = 0; e < experts; e++)
+            bias[e] = (float)(0.125 * floor(2.0 * moert_rng_normal(31, 0, e)));
+        for (int kind = 0; kind < 8; kind++) {
+            router_input input = {.options = make(experts, topk, (moert_score)(kind / 2)),
+                                  .tokens = T,
+                                  .logits = logits,
+                                  .bias = kind % 2 ? bias : NULL};
+            input.options.renormalise = kind % 2;
+            router_run one = router_do(&input);
+            input.options.groups = input.options.kept_groups = 2;
+            router_run two = router_do(&input);
+            assert_memory_equal(one.index, two.index, T * topk * 4);
+            assert_memory_equal(one.scores, two.scores, T * experts * 4);
+            assert_memory_equal(one.weight, two.weight, T * topk * 4);
+            assert_memory_equal(one.lse, two.lse, T * 4);
+            router_run_free(&one);
+            router_run_free(&two);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_extreme_finite_logits_give_finite_results),
         cmocka_unit_test(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large),
         cmocka_unit_test(test_sqrt_softplus_ends_in_zero_and_in_the_root),
         cmocka_unit_test(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20),
+        cmocka_unit_test(test_to_keep_both_of_two_groups_changes_no_bit),
     };
     return cmocka_run_group_tests(tests, open_test_device, close_test_device);
 }
