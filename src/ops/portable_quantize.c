@@ -87,12 +87,16 @@ static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES])
                  (int)how->rounding, (int)how->nvfp4_rule);
 }
 
-/* Whether an item may have 8 columns of a row of bf16 at a time: WIDE of kernels/dequantize.cl. */
-static bool is_wide(const moert_device *device, const moert_quantize *op) {
+/* How many columns of a row an item has at a time, WIDE of kernels/dequantize.cl, or 0. */
+static size_t wide_columns(const moert_device *device, const moert_quantize *op) {
+    const size_t wide = op->x_type == MOERT_NUMBER_BF16 ? 8 : 4;
     const size_t units =
         moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
-    return op->how.axis == MOERT_AXIS_ROW && op->x_type == MOERT_NUMBER_BF16 &&
-           moert_share(device, 1, (op->columns | units) % 8) == 0;
+    const bool is_made = op->x_type == MOERT_NUMBER_BF16 || op->x_type == MOERT_NUMBER_F32;
+    return is_made && op->how.axis == MOERT_AXIS_ROW &&
+                   moert_share(device, 1, (op->columns | units) % wide) == 0
+               ? wide
+               : 0;
 }
 
 static moert_device *device_of(const moert_quantize *op) {
@@ -160,8 +164,9 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     moert_device *device = moert_buffer_device(op->x);
     char spec[MOERT_SPEC_BYTES];
     choose_program(device, "dequantize", op, spec);
-    if (is_wide(device, op))
-        strcat(spec, " -DWIDE");
+    const size_t wide = wide_columns(device, op), used = strlen(spec);
+    if (wide > 0)
+        snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DWIDE=%zu", wide);
     MOERT_TRY(
         MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
                   MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
