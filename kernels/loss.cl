@@ -13,9 +13,10 @@
  * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
  * the blocks, then the lanes; two levels keep the rounding error of a long row small.
  * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in registers; the others are read
- * twice, the first time backwards: what was met last is still in a cache then. The second time the cache is told that
- * nobody reads it again, which leaves room for the other rows. In the first pass a work-item scales its sum anew when it
- * meets a larger logit; Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018.
+ * twice, the first time backwards, and caches are told what to keep until then: the NEAR turns that are met last the unit's
+ * own, the others the one that all units share. The second time they are told that nobody reads it again, which leaves
+ * room for the other rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
+ * Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Required: CODED (0, 1). Local memory: the teams'.
  */
 #if !defined(CODED)
@@ -26,7 +27,8 @@
 
 #define BLOCK 64
 #define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
-#define TURNS 2 /* whose loads are under way together */
+#define NEAR  6  /* a unit's cache has room for */
+#define TURNS 2  /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
@@ -47,14 +49,28 @@ typedef float2 half_vec;
 #define vstore_half_part vstore2
 #endif
 
+/* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own one alone. */
+enum { LAST_USE, KEEP_FAR, KEEP_NEAR };
+
 #if defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
-#define HAS_LAST_USE /* the cache may forget what is read and written now, and keep what will be read again */
-static inline vec load_last(global const float *p, bool inside, float other)
+#define HAS_LAST_USE /* the caches take advice */
+#define LOAD(how)                                                                                                      \
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"                                   \
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)                                                      \
+                     : "l"(p), "r"((int)inside), "l"(policy))
+static inline vec load_for(int use, global const float *p, bool inside, float other)
 {
     vec x = other;
-    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4]; }"
-                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-                     : "l"(p), "r"((int)inside));
+    ulong policy = 0;
+    if (use == KEEP_FAR) {
+        __asm__("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        LOAD("L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6");
+    } else if (use == KEEP_NEAR) {
+        __asm__("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        LOAD("L1::evict_last.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6");
+    } else {
+        LOAD("cs.v4.f32 {%0, %1, %2, %3}, [%4]");
+    }
     return x;
 }
 
@@ -167,20 +183,18 @@ static inline vec exponentials(vec x, float most)
 #define TURN (CREW * BATCH * VEC)
 
 
-/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity; `last`: nobody reads them again. */
-static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, bool last)
+/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity. */
+static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, int use)
 {
     UNROLL for (int i = 0; i < turns; i++)
         UNROLL for (int k = 0; k < BATCH; k++) {
             const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
             const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
 #ifdef HAS_LAST_USE
-            if (last) {
-                x[i][k] = load_last(row + v + part_start(), part_start() < n, -INFINITY);
-                continue;
-            }
-#endif
+            x[i][k] = load_for(use, row + v + part_start(), part_start() < n, -INFINITY);
+#else
             x[i][k] = load_logits(row + v, n);
+#endif
         }
 }
 
@@ -236,10 +250,13 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     vec x[TURNS][BATCH];
     scan found = {-INFINITY, 0.0f};
     vec held[HELD][BATCH];
-    load_turns(HELD, held, row, streamed, width, true);
+    load_turns(HELD, held, row, streamed, width, LAST_USE);
     scan_turns(HELD, &found, held);
     for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
-        load_turns(TURNS, x, row, first, width, false);
+        if (first >= NEAR && factor != 0.0f)
+            load_turns(TURNS, x, row, first, width, KEEP_FAR);
+        else
+            load_turns(TURNS, x, row, first, width, KEEP_NEAR);
         scan_turns(TURNS, &found, x);
     }
     const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
@@ -250,7 +267,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
         return log(sum) - (chosen - most);
     for (long first = 0; first < streamed; first += TURNS) {
         const long end = min(streamed * TURN, width);
-        load_turns(TURNS, x, row, first, end, true);
+        load_turns(TURNS, x, row, first, end, LAST_USE);
         if (CODED)
             barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
         store_turns(TURNS, x, row, first, end, &s);
