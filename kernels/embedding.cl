@@ -24,10 +24,10 @@
 #define TOKENS  1
 #define GRADIENT_COLUMNS 128
 #endif
-#define CREW 4
+#define CREW 8
 #define ROOM 512
 #define MOST_ROWS 8 /* `share` at most */
-#define AHEAD 8 /* tokens that an item looks at together */
+#define AHEAD 16 /* tokens that an item looks at together */
 #define LEVELS 32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
