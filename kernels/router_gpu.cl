@@ -187,6 +187,7 @@ INLINED row score_row(const vec x[PARTS], local float *team)
 INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bias, bool whole, uint keys[KEYS],
                        local float *team)
 {
+    const bool by_logits = SCORE == SOFTMAX_TOPK;
     const uint kept = whole ? UINT_MAX : ~PLACE;
     vec added[PARTS];
     ivec nan = 0;
@@ -195,8 +196,8 @@ INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bia
     UNROLL for (int i = 0; i < PARTS; i++) {
         const ivec places = place_of(i * PART) + LANES_IN_ORDER, inside = places < EXPERTS;
         uvec order = as_uvec(r->s[i]), most = 0x7FFFFFFFu; /* scores are not negative */
-        if (bias != 0 || SCORE == SOFTMAX_TOPK) {
-            vec c = SCORE == SOFTMAX_TOPK ? x[i] : r->s[i];
+        if (bias != 0 || by_logits) {
+            vec c = by_logits ? x[i] : r->s[i];
             if (bias != 0)
                 c += added[i];
             nan |= isnan(c) & inside;
@@ -243,7 +244,7 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
     UNROLL for (int i = 0; i < PARTS; i++)
         store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART, t == wanted ? EXPERTS - turned() - i * APART : 0);
     uint mine = choose(keys, topk, &clear, own) & PLACE;
-    if (!clear || !ANY_BARRIER) { /* from the start: nothing is kept for this */
+    if (ANY_BARRIER ? !clear : true) { /* from the start: nothing is kept for this */
         load_token(x, l);
         const row again = score_row(x, own);
         make_keys(x, &again, bias, true, keys, own);
