@@ -52,7 +52,7 @@ typedef float2 half_vec;
 /* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own one alone. */
 enum { LAST_USE, KEEP_FAR, KEEP_NEAR };
 
-#if defined(ALIGNED) && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+#if defined(ALIGNED) && MOERT_NVIDIA >= 80
 #define HAS_LAST_USE /* the caches take advice */
 #define LOAD(how)                                                                                                      \
     __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"                                   \

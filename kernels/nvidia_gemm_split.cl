@@ -348,7 +348,8 @@ INLINE void consume(const shape *s, global const uint *ends, uint base, local uc
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nvidia_gemm_split(tensor_map a, tensor_map b, global float *c, ulong ldc, ulong first_column, global const uint *ends,
-                       uint groups, uint lines, uint columns, uint terms, global const float *bias, uint accumulate)
+                       uint groups, uint lines, uint columns, uint terms, global const float *bias, uint accumulate,
+                       global const float *lines_at, global const ushort *parts_at) /* the tensors', to be kept until the end */
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);

@@ -128,5 +128,5 @@ moert_status moert_nvidia_split(const moert_gemm *gemm, moert_op_kind kind) {
         MOERT_ARG(p.result.stride), MOERT_ARG(p.result.first), MOERT_ARG(gemm->groups.ends),
         MOERT_ARG((unsigned)gemm->groups.count), MOERT_ARG((unsigned)p.lines),
         MOERT_ARG((unsigned)p.columns), MOERT_ARG((unsigned)p.terms), MOERT_ARG(p.bias),
-        MOERT_ARG((unsigned)gemm->accumulate));
+        MOERT_ARG((unsigned)gemm->accumulate), MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
 }
