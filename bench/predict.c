@@ -2,6 +2,7 @@
 #include "predict.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "exchange/exchange.h"
@@ -55,10 +56,12 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
 }
 
+/* Waves are for messages of rows that are factors as they come. */
 static size_t waves_of(const bench_work *w) {
     const size_t rows = w->tokens * w->topk / w->ep;
     const double bytes = (double)(rows * w->hidden) * w->row_bytes;
-    if (w->waves > 0 || w->engine == BENCH_WINDOW)
+    const bool plain = w->row_bytes == (strcmp(w->type, "f32") == 0 ? 4.0 : 2.0);
+    if (w->waves > 0 || w->engine != BENCH_STAGED || !plain)
         return moert_max(1, w->waves);
     return moert_max(1, moert_exchange_good_waves((size_t)bytes, w->experts / w->ep));
 }
