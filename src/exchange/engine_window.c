@@ -272,12 +272,17 @@ static moert_status agree_on(const moert_exchange *exchange, unsigned wanted, bo
     return MOERT_OK;
 }
 
-/* Links between GPUs are taken to be slower than their memory, and only Hopper's products push. */
+/* Links between GPUs are taken to be slower than their memory, and only products on Hopper's tensor
+ * cores push. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
+    const moert_config *config = moert_config_get();
     const unsigned nvidia = moert_device_describe(exchange->device)->nvidia;
-    MOERT_TRY(agree_on(exchange, moert_config_get()->once, nvidia > 0, &control->once));
-    return agree_on(exchange, moert_config_get()->push, nvidia == 90, &control->push);
+    const bool push =
+        nvidia == 90 && config->tensor == MOERT_TENSOR_AUTO &&
+        (config->backend == MOERT_BACKEND_AUTO || config->backend == MOERT_BACKEND_NVIDIA);
+    MOERT_TRY(agree_on(exchange, config->once, nvidia > 0, &control->once));
+    return agree_on(exchange, config->push, push, &control->push);
 }
 
 /* Each step is agreed on before the next collective one. */
@@ -404,7 +409,8 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
     MOERT_TRY(combine_slots(exchange, move));
     MOERT_TRY(moert_mark_set(exchange->device, slots));
     MOERT_TRY(combine_rows(exchange, &rows));
-    MOERT_TRY(moert_device_join_in(exchange->device)); /* on the units that are free then */
+    if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
+        MOERT_INFO("units stay idle behind a combine: %s", moert_last_error());
     return moert_mark_set(exchange->device, &control->landed);
 }
 

@@ -5,7 +5,10 @@
 #include "layer/precision.h"
 #include "moert/quantize.h"
 
-enum { CODES = sizeof(float) / sizeof(uint16_t) }; /* of bf16 in the place of a float */
+enum {
+    CODES = sizeof(float) / sizeof(uint16_t), /* of bf16 in the place of a float */
+    GRAIN = 8, /* of the columns of products that send their results */
+};
 
 size_t moert_wire_width(const moert_layer_options *options) {
     const moert_quantizer how = MOERT_QUANTIZER_INIT;
@@ -107,12 +110,18 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
 /* Whether bf16 results are those of a product of bf16 factors, if it rounds. */
 static bool has_rounded_results(const moert_layer_options *options) {
     return options->combine == MOERT_COMBINE_BF16 && !options->expert_biases &&
+           (options->hidden | options->intermediate) % GRAIN == 0 &&
            (options->precision == MOERT_PRECISION_BF16 ||
             options->precision == MOERT_PRECISION_MXFP8);
 }
 
+/* Not where tokens are so uneven that room for the slots of the rank with most would be far more
+ * than for the rows of the fullest. The same on all ranks. */
 bool moert_wire_pushes(const moert_layer *layer) {
-    return moert_exchange_pushes(layer->mesh->exchange, has_rounded_results(&layer->options));
+    const moert_exchange_plan *plan = layer->plan;
+    return moert_exchange_pushes(layer->mesh->exchange,
+                                 has_rounded_results(&layer->options) &&
+                                     plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
 moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out) {
