@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/number.h"
@@ -277,5 +278,37 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want) {
     for (size_t i = 0; i < 4; i++) {
         snprintf(what, sizeof what, "%s, array %zu", title, i);
         assert_same_bits(what, a[i], b[i], counts[i]);
+    }
+}
+
+void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
+                      size_t first, size_t count) {
+    problem p = *whole;
+    p.rows = p.ends[0] = (uint32_t)count;
+    p.groups = 1;
+    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
+    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
+    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
+    memcpy(alone.weight, inputs.weight, p.n * p.k * sizeof(float));
+    run_gemm(&p, op, by, &alone);
+    if (op == FORWARD)
+        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
+    else if (op == DGRAD)
+        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
+    else
+        assert_same_bits("gradient", alone.weight, all->weight + p.n * p.k, p.n * p.k);
+    free_arrays(&alone);
+    free_arrays(&inputs);
+}
+
+void check_rows_in_company(const problem *whole, const way *by) {
+    for (operation op = FORWARD; op <= DGRAD; op++) {
+        arrays all = make_arrays(whole, false);
+        run_gemm(whole, op, by, &all);
+        check_rows_alone(whole, op, by, &all, 0, 1);
+        check_rows_alone(whole, op, by, &all, 7, 65);
+        check_rows_alone(whole, op, by, &all, 127, 173);
+        check_rows_alone(whole, op, by, &all, 299, 1);
+        free_arrays(&all);
     }
 }

@@ -80,4 +80,11 @@ void digest_by(const char *threads, char digest[32]);
 /* All arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
 
+/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all of
+ * a run. WGRAD: of the second group. */
+void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
+                      size_t first, size_t count);
+/* The same of some rows of 300, forward and dgrad. */
+void check_rows_in_company(const problem *whole, const way *by);
+
 #endif

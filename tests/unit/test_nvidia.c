@@ -331,24 +331,6 @@ static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(voi
 
 /* ---- bits ---- */
 
-/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all. */
-static void check_company(const problem *whole, const arrays *all, operation op, size_t first,
-                          size_t count) {
-    problem p = *whole;
-    p.rows = p.ends[0] = (uint32_t)count;
-    p.groups = 1;
-    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
-    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
-    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
-    run_gemm(&p, op, &nvidia, &alone);
-    if (op == FORWARD)
-        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
-    else
-        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
-    free_arrays(&alone);
-    free_arrays(&inputs);
-}
-
 static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     (void)state;
     const problem whole = {.n = 272,
@@ -358,15 +340,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
                            .ends = {40, 41, 300},
                            .shared = true,
                            .bias = true};
-    for (operation op = FORWARD; op <= DGRAD; op++) {
-        arrays all = make_arrays(&whole, false);
-        run_gemm(&whole, op, &nvidia, &all);
-        check_company(&whole, &all, op, 0, 1);
-        check_company(&whole, &all, op, 7, 65);
-        check_company(&whole, &all, op, 127, 173);
-        check_company(&whole, &all, op, 299, 1);
-        free_arrays(&all);
-    }
+    check_rows_in_company(&whole, &nvidia);
 }
 
 /* The first launch is done when all is, and no tile is left out or made twice, wherever it is made.

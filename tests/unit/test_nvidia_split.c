@@ -190,27 +190,6 @@ static void test_long_sums_do_not_lean(void **state) {
 
 /* ---- bits ---- */
 
-/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all. */
-static void check_company(const problem *whole, const arrays *all, operation op, size_t first,
-                          size_t count) {
-    problem p = *whole;
-    p.rows = p.ends[0] = (uint32_t)count;
-    p.groups = 1;
-    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
-    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
-    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
-    memcpy(alone.weight, inputs.weight, p.n * p.k * sizeof(float));
-    run_gemm(&p, op, &split, &alone);
-    if (op == FORWARD)
-        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
-    else if (op == DGRAD)
-        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
-    else
-        assert_same_bits("gradient", alone.weight, all->weight + p.n * p.k, p.n * p.k);
-    free_arrays(&alone);
-    free_arrays(&inputs);
-}
-
 static const problem company = {.n = 136,
                                 .k = 328,
                                 .rows = 300,
@@ -221,15 +200,7 @@ static const problem company = {.n = 136,
 
 static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     (void)state;
-    for (operation op = FORWARD; op <= DGRAD; op++) {
-        arrays all = make_arrays(&company, false);
-        run_gemm(&company, op, &split, &all);
-        check_company(&company, &all, op, 0, 1);
-        check_company(&company, &all, op, 7, 65);
-        check_company(&company, &all, op, 127, 173);
-        check_company(&company, &all, op, 299, 1);
-        free_arrays(&all);
-    }
+    check_rows_in_company(&company, &split);
 }
 
 /* Its neighbours are not even numbers. */
@@ -243,7 +214,7 @@ static void test_a_group_has_the_same_gradient_in_any_company(void **state) {
             all.y[m * all.ldy + i % all.ldy] = INFINITY;
         }
     run_gemm(&company, WGRAD, &split, &all);
-    check_company(&company, &all, WGRAD, first, end - first);
+    check_rows_alone(&company, WGRAD, &split, &all, first, end - first);
     free_arrays(&all);
 }
 
