@@ -4,14 +4,17 @@
  *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
  *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k;
  *              _rows: of float32, _codes: of bf16 codes, two in the place of a float
- *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner has sent there (REMOTE = 0)
+ *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner has sent there; with `firsts`,
+ *              where owners have summed, that of the first slot of each rank alone (REMOTE = 0)
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
  *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot there; for all slots
  *              word of rank(t,k) [row(t,k)] = the row that is stored for it there, its own or that of the first slot
  *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below `capacity`
  *   find_places  place[row] = address of the row of its slot in the window of its slot's rank, by the row's cell; 0 if none is
  *              there (REMOTE = 1)
- *   send_rows  the row at place[row] = row, unless that is 0
+ *   send_rows  row of its slot in the window of its slot's rank, by the row's cell, if one is there = row; with a chain of K, for
+ *              the first slot of a token here alone, row + those of the token's other slots here, in order of k; _codes: of bf16
+ *              codes, rounded once (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
  * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes; its words, uint32
@@ -59,10 +62,12 @@ static inline global float *row_of(WINDOW window, uint2 to, uint stride)
 }
 #endif
 
-/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch says where it comes from:
- * uint (slot t K + k, rank). */
+/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch says where it comes from,
+ * uint (slot t K + k, rank), and which slots of a token lie on one rank: a word with bit 31 where there is one before, and 1 +
+ * the row of the next, or 0. */
 typedef float16 cell;
 #define CELL 16
+#define LATER 0x80000000u
 
 /* Stores 16 floats at a multiple of 64 bytes. */
 static inline void put(cell x, global float *p)
@@ -139,28 +144,33 @@ KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, u
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS) void send_rows(global const ulong *place, global const float *rows, uint count, uint stride)
+/* The word of slot `slot` of a token, whose first is number `token`. */
+static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk)
 {
-    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
-    for (uint r = s.first; r < s.last; r++)
-        if (place[r] != 0)
-            copy_piece(rows + (size_t)r * stride, (global float *)(size_t)place[r], s.at, stride);
-    put_end();
+    const uint rank = destination[slot].x;
+    uint next = slot + 1, word = 0;
+    while (next < token + topk && destination[next].x != rank)
+        next++;
+    for (uint before = token; before < slot; before++)
+        word = destination[before].x == rank ? LATER : word;
+    return word | (next < token + topk ? destination[next].y + 1 : 0);
 }
 
-KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots, uint rank)
+KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots, uint topk,
+                           uint rank)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
         const uint2 to = destination[s];
         if (to.x == DROPPED)
             continue;
+        const uint4 told = (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
 #if MOERT_CPU
         cell x = 0.0f;
-        x.lo.lo = as_float4((uint4)(as_uint(source[s]), s, rank, 0));
+        x.lo.lo = as_float4(told);
         put(x, row_of(window, to, CELL));
 #else /* a quarter of the packets */
-        *(global uint4 *)row_of(window, to, CELL) = (uint4)(as_uint(source[s]), s, rank, 0);
+        *(global uint4 *)row_of(window, to, CELL) = told;
 #endif
     }
     put_end();
@@ -169,26 +179,26 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, false, false, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, false, false, false, target, tokens, topk, width, stride);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, true, false, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, true, false, false, target, tokens, topk, width, stride);
 }
 
 #if !REMOTE
 KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
-                     uint tokens, uint topk, uint width, uint stride)
+                     uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(window, destination, weight, false, true, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, false, true, firsts != 0, target, tokens, topk, width, stride);
 }
 
 KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
-                      uint tokens, uint topk, uint width, uint stride)
+                      uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(window, destination, weight, true, true, target, tokens, topk, width, stride);
+    combine_team(window, destination, weight, true, true, firsts != 0, target, tokens, topk, width, stride);
 }
 #endif
 
@@ -214,15 +224,47 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
-/* A cell of a rank whose device has not come in time may be anything. */
+/* Where the row of a cell belongs; null: nowhere. A cell of a rank whose device has not come in time may be anything. */
+static inline global float *home_of(WINDOW window, uint4 told, uint stride, uint ranks, uint capacity)
+{
+    return told.z < ranks && told.y < capacity ? row_of(window, told.zy, stride) : 0;
+}
+
 KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place, uint rows, uint stride, uint ranks,
                         uint capacity)
 {
     const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, rows);
-    for (uint r = first + item_index(); r < last; r += MOERT_ITEMS) {
-        const uint2 from = cells[(size_t)r * (CELL / 4)].zy; /* rank, slot */
-        place[r] = from.x < ranks && from.y < capacity ? (ulong)(size_t)row_of(window, from, stride) : 0;
+    for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
+        place[r] = (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], stride, ranks, capacity);
+}
+
+INLINED void send_team(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain, bool codes,
+                       uint stride, uint ranks, uint capacity)
+{
+    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
+    for (uint r = s.first; r < s.last; r++) {
+        const uint4 told = cells[(size_t)r * (CELL / 4)];
+        global float *home = home_of(window, told, stride, ranks, capacity);
+        if (home == 0 || (chain > 1 && (told.w & LATER) != 0))
+            continue;
+        if (chain > 1 && told.w != 0)
+            sum_piece((chained){cells, rows, count, chain, codes}, r, home, s.at, stride);
+        else
+            copy_piece(rows + (size_t)r * stride, home, s.at, stride);
     }
+    put_end();
+}
+
+KERNEL_OF(FAN_TEAMS) void send_rows(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
+                                    uint stride, uint ranks, uint capacity)
+{
+    send_team(window, cells, rows, count, chain, false, stride, ranks, capacity);
+}
+
+KERNEL_OF(FAN_TEAMS) void send_codes(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
+                                     uint stride, uint ranks, uint capacity)
+{
+    send_team(window, cells, rows, count, chain, true, stride, ranks, capacity);
 }
 
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of all windows. */

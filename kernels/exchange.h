@@ -32,6 +32,60 @@ INLINED void copy_piece(global const float *from, global float *to, int at, uint
 #endif
 }
 
+/* Rows that are summed before they are sent: at most `chain` of a token. */
+typedef struct chained {
+    global const uint4 *cells;
+    global const float *rows;
+    uint count, chain;
+    bool codes;
+} chained;
+
+/* The row behind row r, or `count`. */
+static inline uint next_of(chained c, uint r)
+{
+    return min((c.cells[(size_t)r * (CELL / 4)].w & ~LATER) - 1, c.count);
+}
+
+/* A vector of floats, or of pairs of codes, as sums of either half. */
+INLINED void add_part(vec x, bool codes, vec sum[2])
+{
+    sum[0] += codes ? as_vec(as_uvec(x) << 16) : x;
+    if (codes)
+        sum[1] += as_vec(as_uvec(x) & 0xffff0000u);
+}
+
+INLINED vec whole_part(bool codes, const vec sum[2])
+{
+    return codes ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
+}
+
+/* The sum of row r and those behind it: all of it, or a piece. */
+INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
+{
+#if MOERT_ITEMS == 1
+    for (uint i = 0; i < stride; i += VEC) {
+        vec sum[2] = {0.0f, 0.0f};
+        uint row = r;
+        for (uint k = 0; k < c.chain && row < c.count; k++, row = next_of(c, row))
+            add_part(vload16(0, c.rows + (size_t)row * stride + i), c.codes, sum);
+        put(whole_part(c.codes, sum), to + i);
+    }
+#else
+    vec part[BATCH], sum[BATCH][2];
+    const int n = (int)stride - at;
+    UNROLL for (int i = 0; i < BATCH; i++)
+        sum[i][0] = sum[i][1] = 0.0f;
+    for (uint k = 0; k < c.chain && r < c.count; k++, r = next_of(c, r)) {
+        load_batch(part, c.rows + (size_t)r * stride + at, n);
+        UNROLL for (int i = 0; i < BATCH; i++)
+            add_part(part[i], c.codes, sum[i]);
+    }
+    UNROLL for (int i = 0; i < BATCH; i++)
+        part[i] = whole_part(c.codes, sum[i]);
+    store_batch(part, to + at, n);
+#endif
+}
+
 /* Where slot number `slot` has its row: by the table or, `home`, by its number. */
 static inline uint2 place_of(global const uint2 *destination, size_t slot, bool home)
 {
@@ -76,17 +130,18 @@ INLINED vec read_row(global const float *row, bool codes, int i, int n)
 
 /* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's sum. */
 INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                              global float *out, bool started, size_t first, uint slots, uint width, uint stride)
+                              bool firsts, global float *out, bool started, size_t token, uint from, uint slots, uint width,
+                              uint stride)
 {
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
-    for (size_t slot = first; slot < first + slots; slot++) {
-        const uint2 to = place_of(destination, slot, home);
-        if (to.x == DROPPED)
+    for (uint k = from; k < from + slots; k++) {
+        const uint2 to = place_of(destination, token + k, home);
+        if (to.x == DROPPED || (firsts && first_slot(destination + token, k, DROPPED) != k))
             continue;
         row[streams] = row_of(window, to, stride);
-        factor[streams++] = weight != 0 ? weight[slot] : 1.0f;
+        factor[streams++] = weight != 0 ? weight[token + k] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
         vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
@@ -101,14 +156,14 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
  * chain. weight 0 (null) means 1 for all.
  */
 INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                          global float *target, uint tokens, uint topk, uint width, uint stride)
+                          bool firsts, global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     for (uint first = get_group_id(0) * TOKENS; first < tokens; first += get_num_groups(0) * TOKENS)
         for (uint t = first; t < min(first + TOKENS, tokens); t++) {
             uint k = 0;
             do {
-                combine_slots_of(window, destination, weight, codes, home, target + (size_t)t * width, k > 0,
-                                 (size_t)t * topk + k, min(topk - k, (uint)STREAMS), width, stride);
+                combine_slots_of(window, destination, weight, codes, home, firsts, target + (size_t)t * width, k > 0,
+                                 (size_t)t * topk, k, min(topk - k, (uint)STREAMS), width, stride);
                 k += STREAMS;
             } while (k < topk);
         }
@@ -193,13 +248,15 @@ INLINED void widen(uint4 x, bool codes, vec value[2])
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
 INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                       size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
+                       bool firsts, size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
 {
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
     uint4 part[STREAMS];
     load_slots(destination, home, slot, first, topk, to);
+    if (firsts)
+        keep_first(destination + slot, first, DROPPED, to);
     find_rows(window, to, stride, row);
     UNROLL for (uint k = 0; k < STREAMS; k++)
         factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
@@ -215,7 +272,7 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
 INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                           global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
+                           bool firsts, global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
 {
     const uint t = nth / strips;
     /* an item's codes begin twice as far from the strip's start as its floats would */
@@ -225,7 +282,7 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
     if (n <= part_start())
         return;
     for (uint first = 0; first < topk; first += STREAMS)
-        add_slots(window, destination, weight, codes, home, (size_t)t * topk, first, topk,
+        add_slots(window, destination, weight, codes, home, firsts, (size_t)t * topk, first, topk,
                   (size_t)(i + part_start()) / (codes ? 2 : 1), stride, sum);
     store_part(sum[0], out, n);
     if (codes)
@@ -234,10 +291,10 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
 
 /* weight 0 (null) means 1 for all. */
 INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                          global float *target, uint tokens, uint topk, uint width, uint stride)
+                          bool firsts, global float *target, uint tokens, uint topk, uint width, uint stride)
 {
     const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
     for (uint nth = get_group_id(0); nth < tokens * strips; nth += get_num_groups(0))
-        combine_strip(window, destination, weight, codes, home, target, nth, strips, topk, width, stride);
+        combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk, width, stride);
 }
 #endif

@@ -35,10 +35,12 @@
       "whether the window exchange dispatches a token's row once to each rank, which copies it "   \
       "to its other experts there: auto (between GPUs, where that saves much), off or on; the "    \
       "same bits")                                                                                 \
-    X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on",                                           \
-      "whether the experts' results are sent to their tokens' ranks as they are made, in the "     \
-      "window exchange: auto (by products that store them there, of bf16 on Hopper GPUs), off "    \
-      "(the combine fetches them) or on (else by a copy); the same bits")                          \
+    X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on|sum",                                       \
+      "whether the experts' results are sent to their tokens' ranks, in the window exchange: "     \
+      "auto (by products that store them there, of bf16 on Hopper GPUs), off (the combine "        \
+      "fetches them), on (else by a copy), all with the same bits; or sum (each rank sums its "    \
+      "own of a token first: fewer bytes, other bits on other numbers of ranks, of --combine "     \
+      "bf16 rounded once more)")                                                                   \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
@@ -79,7 +81,7 @@
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
 enum { MOERT_OVERLAP_AUTO, MOERT_OVERLAP_OFF, MOERT_OVERLAP_ON };
 enum { MOERT_ONCE_AUTO, MOERT_ONCE_OFF, MOERT_ONCE_ON };
-enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON };
+enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON, MOERT_PUSH_SUM };
 enum {
     MOERT_EXCHANGE_AUTO,
     MOERT_EXCHANGE_LOCAL,

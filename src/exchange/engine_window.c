@@ -37,7 +37,7 @@ typedef struct moert_control {
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
     moert_mark *landed; /* the end of the last one that did, or NULL */
     unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
-    unsigned push;      /* MOERT_PUSH_*: AUTO if products do */
+    unsigned push;      /* MOERT_PUSH_AUTO, if products do, OFF or ON */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -281,8 +281,10 @@ static moert_status choose_ways(moert_exchange *exchange) {
     const bool push =
         nvidia == 90 && config->tensor == MOERT_TENSOR_AUTO &&
         (config->backend == MOERT_BACKEND_AUTO || config->backend == MOERT_BACKEND_NVIDIA);
+    const bool sums = config->push == MOERT_PUSH_SUM;
     MOERT_TRY(agree_on(exchange, config->once, nvidia > 0, &control->once));
-    return agree_on(exchange, config->push, push, &control->push);
+    MOERT_TRY(agree_on(exchange, sums ? MOERT_PUSH_ON : config->push, push, &control->push));
+    return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
 }
 
 /* Each step is agreed on before the next collective one. */

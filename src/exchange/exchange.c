@@ -283,26 +283,41 @@ bool moert_exchange_pushes(const moert_exchange *exchange, bool products) {
     return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, products);
 }
 
+bool moert_exchange_sums(const moert_exchange *exchange) {
+    return exchange->sums;
+}
+
+/* The next combine is of pushed rows. */
+static moert_status begin_push(moert_exchange *exchange, const moert_move *move) {
+    const moert_plan *plan = move->plan->plan;
+    if (move->window->capacity_rows < move->plan->largest_slots)
+        return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
+                          move->window->capacity_rows, move->plan->largest_slots);
+    if (move->slots->capacity_rows < plan->rows)
+        return MOERT_FAIL(ERROR_USAGE, "the slots of a push have %zu rows, the plan %zu",
+                          move->slots->capacity_rows, plan->rows);
+    exchange->pushed = true;
+    return MOERT_OK;
+}
+
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
                                  moert_window *window, moert_window *slots,
                                  const moert_buffer **places) {
     const moert_move move = {.plan = plan, .window = window, .slots = slots};
     const size_t bytes = moert_max(plan->plan->rows, 1) * sizeof(uint64_t);
-    if (window->capacity_rows < plan->largest_slots)
-        return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
-                          window->capacity_rows, plan->largest_slots);
+    MOERT_TRY(begin_push(exchange, &move));
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->places));
-    MOERT_TRY(moert_kernel_find_places(exchange, &move, exchange->places));
     *places = exchange->places;
-    exchange->pushed = true;
-    return MOERT_OK;
+    return moert_kernel_find_places(exchange, &move, exchange->places);
 }
 
 moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                      moert_window *window, const moert_buffer *rows) {
-    const moert_move move = {.plan = plan, .window = window, .source = rows};
+                                      moert_window *window, moert_window *slots,
+                                      const moert_buffer *rows) {
+    const moert_move move = {.plan = plan, .window = window, .slots = slots, .source = rows};
     moert_phase_set("combine");
-    return moert_kernel_send_rows(exchange, &move, exchange->places);
+    MOERT_TRY(begin_push(exchange, &move));
+    return moert_kernel_send_rows(exchange, &move);
 }
 
 moert_status moert_exchange_combine_beside(moert_exchange *exchange) {
@@ -333,6 +348,9 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
     moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)
         status = check_buffer(target, "the target of a combine", tokens * window->columns);
+    if (status == MOERT_OK && weight != NULL && move.pushed && exchange->sums)
+        status = MOERT_FAIL(ERROR_USAGE, "rows that ranks have summed cannot be weighted any more "
+                                         "(MOERT_PUSH=sum)");
     if (status == MOERT_OK && weight != NULL)
         status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
     if (status == MOERT_OK)

@@ -236,7 +236,8 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * a product, or a copy, stores each into the window of the rank whose slot it is, at row t K + k.
  * The combine, of the same bits, then reads this rank's memory alone.
  *
- *   window_reserve_slots, dispatch with slots, push, work that stores rows to their places, combine
+ *   window_reserve_slots, dispatch with slots, push and work that stores rows to their places, or
+ *   push_rows, combine
  *
  * Every rank pushes or none. One window serves pushed rows and others in turn: a rank that stores
  * into it has met all others in the dispatch before, behind what they have read of it.
@@ -246,6 +247,12 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * themselves, as Hopper's do if they round to bf16. */
 bool moert_exchange_pushes(const moert_exchange *exchange, bool products);
 /*
+ * Whether push_rows sends the sum of a rank's rows of a token, in order of k, in place of the first
+ * (MOERT_PUSH=sum; codes are rounded once more), and combine sums these, without weights. Then rows
+ * are pushed by push_rows alone. The same on all ranks.
+ */
+bool moert_exchange_sums(const moert_exchange *exchange);
+/*
  * *places = uint64 [plan->rows], where this device finds the place of each row in the windows of
  * all ranks, 0: nowhere; until the next push. `slots`: of the dispatch. The next combine is one of
  * pushed rows. An error is this rank's own. Not collective.
@@ -253,8 +260,9 @@ bool moert_exchange_pushes(const moert_exchange *exchange, bool products);
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
                                  moert_window *window, moert_window *slots,
                                  const moert_buffer **places);
-/* Copies rows[M,stride of the window] there. An error is this rank's own. Not collective. */
+/* The same of rows[M,stride of the window], which are copied there. */
 moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                      moert_window *window, const moert_buffer *rows);
+                                      moert_window *window, moert_window *slots,
+                                      const moert_buffer *rows);
 
 #endif

@@ -62,7 +62,7 @@ static moert_status dispatch_slots(moert_exchange *exchange, const moert_move *m
     moert_exchange_count(exchange, move->plan->plan, move->slots);
     return MOERT_RUN(exchange->device, shape->program, "dispatch_slots", shape->by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
-                     MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots),
+                     MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots), MOERT_ARG(shape->topk),
                      MOERT_ARG((unsigned)moert_comm_rank(exchange->comm)));
 }
 
@@ -131,47 +131,59 @@ moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move
                      MOERT_ARG((unsigned)window->capacity_rows));
 }
 
-moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move,
-                                    const moert_buffer *places) {
+moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move) {
     const moert_window *window = move->window;
     moert_device *device = exchange->device;
     const size_t rows = move->plan->plan->rows;
     moert_shape shape;
     MOERT_TRY(narrow(move, window->width, true, &shape));
+    const char *kernel =
+        exchange->sums && moert_window_has_codes(window) ? "send_codes" : "send_rows";
+    const unsigned chain = exchange->sums ? shape.topk : 1;
     moert_profile_work(device, shape.program, 0.0,
                        2.0 * sizeof(float) * (double)rows * (double)window->stride);
-    return MOERT_RUN(device, shape.program, "send_rows", copies_of(device, rows, window->stride),
-                     MOERT_ARG(places), MOERT_ARG(move->source), MOERT_ARG((unsigned)rows),
-                     MOERT_ARG(shape.stride));
+    return MOERT_RUN(device, shape.program, kernel, copies_of(device, rows, window->stride),
+                     MOERT_ARG(window->storage.addresses), MOERT_ARG(move->slots->storage.rows),
+                     MOERT_ARG(move->source), MOERT_ARG((unsigned)rows), MOERT_ARG(chain),
+                     MOERT_ARG(shape.stride), MOERT_ARG((unsigned)move->plan->plan->ranks),
+                     MOERT_ARG((unsigned)window->capacity_rows));
 }
 
-static moert_status combine_by(const char *kernel, moert_exchange *exchange, const moert_move *move,
-                               bool remote, const moert_buffer *reach,
-                               const moert_buffer *destination) {
-    moert_shape shape;
-    MOERT_TRY(narrow(move, move->window->columns, remote, &shape));
-    tell_work(exchange, move, &shape);
-    moert_grid grid = pieces_of(exchange->device, shape.tokens, move->window->width, GPU_STRIP);
+/* The arguments that all combines begin with, and their work-groups. */
+#define COMBINE_ARGS(move, shape, reach, destination)                                              \
+    MOERT_ARG(reach), MOERT_ARG(destination), MOERT_ARG((move)->weight),                           \
+        MOERT_ARG((move)->target), MOERT_ARG((shape).tokens), MOERT_ARG((shape).topk),             \
+        MOERT_ARG((shape).width), MOERT_ARG((shape).stride)
+
+static moert_status begin_combine(const moert_exchange *exchange, const moert_move *move,
+                                  bool remote, moert_shape *shape, moert_grid *grid) {
+    MOERT_TRY(narrow(move, move->window->columns, remote, shape));
+    tell_work(exchange, move, shape);
+    *grid = pieces_of(exchange->device, shape->tokens, move->window->width, GPU_STRIP);
     if (move->most_groups > 0)
-        grid.x = moert_min(grid.x, move->most_groups);
-    return MOERT_RUN(exchange->device, shape.program, kernel, grid, MOERT_ARG(reach),
-                     MOERT_ARG(destination), MOERT_ARG(move->weight), MOERT_ARG(move->target),
-                     MOERT_ARG(shape.tokens), MOERT_ARG(shape.topk), MOERT_ARG(shape.width),
-                     MOERT_ARG(shape.stride));
+        grid->x = moert_min(grid->x, move->most_groups);
+    return MOERT_OK;
 }
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination) {
-    const bool codes = moert_window_has_codes(move->window);
-    return combine_by(codes ? "combine_codes" : "combine_rows", exchange, move, remote, reach,
-                      destination);
+    const char *kernel = moert_window_has_codes(move->window) ? "combine_codes" : "combine_rows";
+    moert_shape shape;
+    moert_grid grid;
+    MOERT_TRY(begin_combine(exchange, move, remote, &shape, &grid));
+    return MOERT_RUN(exchange->device, shape.program, kernel, grid,
+                     COMBINE_ARGS(move, shape, reach, destination));
 }
 
 moert_status moert_kernel_sum(moert_exchange *exchange, const moert_move *move) {
-    const bool codes = moert_window_has_codes(move->window);
-    return combine_by(codes ? "sum_codes" : "sum_rows", exchange, move, false,
-                      move->window->storage.rows, move->plan->destination);
+    const char *kernel = moert_window_has_codes(move->window) ? "sum_codes" : "sum_rows";
+    moert_shape shape;
+    moert_grid grid;
+    MOERT_TRY(begin_combine(exchange, move, false, &shape, &grid));
+    return MOERT_RUN(exchange->device, shape.program, kernel, grid,
+                     COMBINE_ARGS(move, shape, move->window->storage.rows, move->plan->destination),
+                     MOERT_ARG((unsigned)exchange->sums));
 }
 
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,

@@ -60,7 +60,7 @@ static inline bool moert_window_has_codes(const moert_window *window) {
 typedef struct moert_move {
     const moert_exchange_plan *plan;
     moert_window *window, *slots;
-    const moert_buffer *source;      /* dispatch, push */
+    const moert_buffer *source;      /* dispatch, push_rows */
     const moert_buffer *slot_source; /* dispatch */
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
@@ -122,6 +122,7 @@ struct moert_exchange {
     size_t widest;            /* largest stride of all windows so far */
     moert_buffer *places;     /* of the last push; NULL before the first */
     bool pushed;              /* the next combine is of pushed rows */
+    bool sums;                /* the engine's: ranks sum the rows of a token that they push */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* exchange_plan.c; NULL before the first plan */
@@ -160,11 +161,11 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *m
 moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_move *move);
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move);
 /* Where a dispatch with `slots` says that the rows of this rank belong: places, uint64 [rows], the
- * addresses of their slots' rows in the windows of all ranks; then `source` goes there. */
+ * addresses of their slots' rows in the windows of all ranks. */
 moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move *move,
                                       moert_buffer *places);
-moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move,
-                                    const moert_buffer *places);
+/* `source` goes there or, if the exchange sums, the sums of its rows of each token. */
+moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move);
 /* A combine of rows that have come so. */
 moert_status moert_kernel_sum(moert_exchange *exchange, const moert_move *move);
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,

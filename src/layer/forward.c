@@ -100,8 +100,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
 static moert_status compute_experts(moert_layer *layer, moert_window *out) {
     moert_exchange *exchange = layer->mesh->exchange;
     moert_status status = MOERT_OK;
-    if (moert_wire_pushes(layer))
-        status = moert_exchange_push(exchange, layer->plan, out, layer->prob, &layer->places);
+    layer->pushed = moert_wire_pushes(layer);
     for (size_t w = 0; w < layer->plan->waves; w++) {
         const moert_part part = moert_layer_part(layer, w);
         const moert_status come = moert_exchange_dispatch_wait(exchange, w);
@@ -116,7 +115,7 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
         const moert_status sent = moert_exchange_combine_send(exchange, layer->plan, out, NULL, w);
         status = status != MOERT_OK ? status : sent;
     }
-    layer->places = NULL;
+    layer->pushed = false;
     return status;
 }
 

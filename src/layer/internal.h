@@ -39,7 +39,7 @@ struct moert_layer {
     moert_window *x, *prob;            /* received rows, as they travel, and their weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_factor_between), [T,I] as factors */
-    const moert_buffer *places; /* of the experts' results, while they are pushed; else NULL */
+    bool pushed;                       /* the experts' results of this forward pass are */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 

@@ -132,40 +132,59 @@ moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out
                                                : moert_window_reserve(*out, layer->plan->plan);
 }
 
-moert_status moert_wire_results(moert_layer *layer, const moert_window *out, bool forward,
+/* A product that rounds has its result where it is read, in a window or in the windows of all
+ * ranks, or where it is sent from. */
+static moert_status round_results(moert_layer *layer, moert_window *out, bool scatters,
+                                  moert_gemm *product, moert_buffer **rows) {
+    const moert_plan *plan = layer->plan->plan;
+    moert_mesh *mesh = layer->mesh;
+    product->result = MOERT_NUMBER_BF16;
+    if (scatters) {
+        product->scatter.runs = plan->ranks;
+        return moert_exchange_push(mesh->exchange, layer->plan, out, layer->prob,
+                                   &product->scatter.places);
+    }
+    return layer->pushed ? moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES,
+                                              plan->rows * moert_window_stride(out), rows)
+                         : MOERT_OK;
+}
+
+moert_status moert_wire_results(moert_layer *layer, moert_window *out, bool forward,
                                 moert_gemm *product) {
     moert_buffer **rows = forward ? &product->y : &product->x;
     size_t *stride = forward ? &product->ldy : &product->ldx;
     *rows = moert_window_rows(out);
     *stride = moert_window_stride(out);
-    const bool pushed = layer->places != NULL, codes = layer->options.combine == MOERT_COMBINE_BF16;
-    if (!codes && !pushed)
+    const bool codes = layer->options.combine == MOERT_COMBINE_BF16;
+    if (!codes && !layer->pushed)
         return MOERT_OK;
     *stride *= codes ? CODES : 1;
     const bool biased = forward && layer->options.expert_biases; /* added to the results */
-    if (codes && !biased &&
-        (pushed ? moert_precision_scatters : moert_precision_rounds)(layer, product)) {
-        product->result = MOERT_NUMBER_BF16;
-        product->scatter = (moert_scatter){layer->places, layer->plan->plan->ranks};
-        return MOERT_OK;
-    }
+    const bool plain = codes && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
+    const bool scatters =
+        plain && layer->pushed && !sums && moert_precision_scatters(layer, product);
+    if (scatters || (plain && moert_precision_rounds(layer, product)))
+        return round_results(layer, out, scatters, product, rows);
     return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
                               rows);
 }
 
 moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product) {
     const size_t floats = layer->plan->plan->rows * moert_window_stride(out);
-    const bool pushed = layer->places != NULL;
+    const bool codes = layer->options.combine == MOERT_COMBINE_BF16;
+    const bool rounded = product->result == MOERT_NUMBER_BF16;
     moert_mesh *mesh = layer->mesh;
-    moert_buffer *rows = mesh->scratch[MOERT_SCRATCH_DENSE], *codes = moert_window_rows(out);
-    if (product->result == MOERT_NUMBER_BF16)
+    moert_buffer *to = moert_window_rows(out);
+    if (product->scatter.places != NULL)
         return MOERT_OK;
-    if (layer->options.combine == MOERT_COMBINE_BF16) {
-        if (pushed)
-            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &codes));
-        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
-                                               MOERT_NUMBER_BF16, floats * CODES, rows, codes}));
-        rows = codes;
-    }
-    return pushed ? moert_exchange_push_rows(mesh->exchange, layer->plan, out, rows) : MOERT_OK;
+    if (codes && layer->pushed)
+        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &to));
+    if (codes && !rounded)
+        MOERT_TRY(
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
+                                         floats * CODES, mesh->scratch[MOERT_SCRATCH_DENSE], to}));
+    if (!layer->pushed)
+        return MOERT_OK;
+    return moert_exchange_push_rows(mesh->exchange, layer->plan, out, layer->prob,
+                                    codes ? to : mesh->scratch[MOERT_SCRATCH_DENSE]);
 }

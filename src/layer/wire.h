@@ -28,7 +28,7 @@ bool moert_wire_takes_waves(const moert_layer_options *options);
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
 
-/* Whether the experts' results are sent to their tokens' ranks as they are made. */
+/* Whether the experts' results are sent to their tokens' ranks, rather than fetched. */
 bool moert_wire_pushes(const moert_layer *layer);
 /* The window by which the experts' results go back, with room for those of layer->plan, of forward
  * or not. Collective when it is new or grows. */
@@ -36,11 +36,12 @@ moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out
 /*
  * Where a product is to make its results [M,H]: y of a forward one, else x. In that window, if need
  * be rounded; or, where products do not round, in a scratch buffer until the next unpack, with the
- * window's gaps. With layer->places: there or, where products do not scatter, in a scratch buffer.
+ * window's gaps. If layer->pushed: at their places or, where products do not scatter or ranks sum
+ * them first, in a scratch buffer.
  */
-moert_status moert_wire_results(moert_layer *layer, const moert_window *out, bool forward,
+moert_status moert_wire_results(moert_layer *layer, moert_window *out, bool forward,
                                 moert_gemm *product);
-/* They are made: brings them into the window, or to their places, if they are elsewhere. */
+/* They are made: brings them into the window, or sends them, if they are elsewhere. */
 moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product);
 
 #endif

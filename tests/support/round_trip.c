@@ -178,19 +178,19 @@ static moert_status write_rows(moert_window *window, trip *t) {
                               t->plan->plan->rows * moert_window_stride(window) * 4);
 }
 
-/* The node of an expert, where nodes sum first. */
+/* Where an expert's results are summed first: on its rank or node, if at all. */
 static size_t node_of(const shape *c, const trip *t, int32_t expert) {
-    const size_t ranks = moert_comm_size(t->comm);
-    return t->presummed == NULL
-               ? 0
-               : moert_comm_node(t->presummed, moert_plan_owner(c->experts, ranks, (size_t)expert));
+    const size_t rank = moert_plan_owner(c->experts, moert_comm_size(t->comm), (size_t)expert);
+    if (t->summed)
+        return rank;
+    return t->presummed == NULL ? 0 : moert_comm_node(t->presummed, rank);
 }
 
 /* An element's terms by slot, and where they are summed. */
 typedef struct {
     float factor[MAX_EXPERTS], term[MAX_EXPERTS];
-    size_t node[MAX_EXPERTS], home;
-    bool taken[MAX_EXPERTS];
+    size_t node[MAX_EXPERTS], home; /* whose terms are not summed first */
+    bool taken[MAX_EXPERTS], rounds;
 } terms;
 
 /* The chain of the slots of one node from slot k on, which are then done. */
@@ -202,7 +202,9 @@ static float sum_node(terms *s, size_t k, size_t topk) {
             sum = fmaf(s->factor[k], s->term[k], sum);
             s->taken[k] = false;
         }
-    return sum;
+    return s->rounds
+               ? moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, sum))
+               : sum;
 }
 
 static float sum_terms(terms *s, size_t topk) {
@@ -219,7 +221,10 @@ static float sum_terms(terms *s, size_t topk) {
 static float wanted_sum(const shape *c, const trip *t, size_t token, size_t column,
                         const int32_t *slot, int weighted) {
     const size_t me = moert_comm_rank(t->comm);
-    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, me) : 0};
+    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, me) : 0,
+               .rounds = t->summed && t->codes};
+    if (t->summed)
+        s.home = SIZE_MAX;
     for (size_t k = 0; k < c->topk; k++) {
         s.taken[k] = slot[k] >= 0;
         if (!s.taken[k])
@@ -345,7 +350,7 @@ static moert_status poison_slots(const shape *c, trip *t) {
 static moert_status run_pushed(const shape *c, trip *t) {
     const size_t row_bytes = moert_window_stride(t->y) * sizeof(float);
     const size_t bytes = t->plan->plan->rows * row_bytes;
-    const moert_buffer *places;
+    const bool sums = moert_exchange_sums(t->exchange);
     moert_buffer *rows;
     moert_status status;
     MOERT_TRY(poison_slots(c, t));
@@ -354,11 +359,13 @@ static moert_status run_pushed(const shape *c, trip *t) {
     MOERT_TRY(moert_buffer_create(t->device, bytes, &rows));
     visit_rows(c, t, make_row);
     MOERT_TRY_OR(destroy, moert_buffer_write(rows, 0, t->host, bytes));
-    MOERT_TRY_OR(destroy, moert_exchange_push(t->exchange, t->plan, t->y, t->slot_x, &places));
-    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, t->plan, t->y, rows));
-    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight,
-                                                 t->target, t->slot_y, t->slot_target));
-    MOERT_TRY_OR(destroy, check_target(c, t, 1));
+    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, t->plan, t->y, t->slot_x, rows));
+    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y,
+                                                 sums ? NULL : t->weight, t->target, t->slot_y,
+                                                 t->slot_target));
+    t->summed = sums;
+    MOERT_TRY_OR(destroy, check_target(c, t, !sums));
+    t->summed = false;
     MOERT_TRY_OR(destroy, check_slot_target(c, t));
     status = verdict(c, t, "pushed combine");
 destroy:

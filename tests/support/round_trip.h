@@ -33,6 +33,7 @@ typedef struct {
     size_t waves;                /* 0 = 1 */
     float *host;                 /* at least as large as any of them */
     const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
+    bool summed;                 /* every rank sums first, and rounds codes */
     size_t wrong;
 } trip;
 

@@ -421,7 +421,8 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
         moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
     ASSERT_OK_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places));
-    ASSERT_OK_ON_ALL(moert_exchange_push_rows(exchange, t.plan, t.y, moert_window_rows(t.x)));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x)));
     ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
     for (size_t r = 0; r < rows; r++)
         somewhere += found[r] != 0;
@@ -443,14 +444,12 @@ static void test_a_push_fails_alike_on_all_ranks(void **state) {
     const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
-    const moert_buffer *places;
     const bool last = test_rank == test_ranks - 1;
     ASSERT_OK_ON_ALL(
         moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
-    moert_status local = moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places);
-    if (local == MOERT_OK)
-        local = last ? MOERT_FAIL(ERROR_DEVICE, "the product")
-                     : moert_exchange_push_rows(exchange, t.plan, t.y, moert_window_rows(t.x));
+    const moert_status local =
+        last ? MOERT_FAIL(ERROR_DEVICE, "the product")
+             : moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
         MOERT_ERROR_DEVICE, "the product");
@@ -466,10 +465,12 @@ static void test_a_push_wants_room_for_slots(void **state) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
-    const moert_buffer *places;
+    const moert_buffer *places, *rows = moert_window_rows(t.x);
     moert_window *small;
     ASSERT_OK_ON_ALL(moert_window_create(exchange, c.width, &small));
     ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, small, t.slot_x, &places),
+                        MOERT_ERROR_USAGE, "a window to push to has 0 rows");
+    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, t.plan, small, t.slot_x, rows),
                         MOERT_ERROR_USAGE, "a window to push to has 0 rows");
     moert_window_destroy(small);
     trip_free_buffers(&t);
@@ -486,6 +487,36 @@ static void test_ranks_agree_on_whether_they_push(void **state) {
     moert_exchange *exchange = open_exchange(&tested);
     ASSERT_ON_ALL(!moert_exchange_pushes(exchange, false) &&
                   !moert_exchange_pushes(exchange, true));
+    moert_exchange_destroy(exchange);
+}
+
+/* Some may copy and others sum: then nobody sums. */
+static void test_ranks_agree_on_whether_they_sum(void **state) {
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    mixed.push = test_rank == test_ranks - 1 ? "sum" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
+    ASSERT_ON_ALL(moert_exchange_sums(exchange) == (test_ranks == 1));
+    moert_exchange_destroy(exchange);
+}
+
+/* A weight of each slot comes too late for a sum of some. */
+static void test_summed_rows_take_no_weights(void **state) {
+    const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    const moert_status local =
+        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, t.weight, t.target, NULL, NULL),
+        MOERT_ERROR_USAGE, "cannot be weighted");
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
     moert_exchange_destroy(exchange);
 }
 
@@ -848,6 +879,12 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_push_wants_room_for_slots)                                                            \
     X(test_ranks_agree_on_whether_they_push)
 
+/* And those of ranks that sum them. */
+#define SUM_TESTS(X)                                                                               \
+    PUSH_TESTS(X)                                                                                  \
+    X(test_ranks_agree_on_whether_they_sum)                                                        \
+    X(test_summed_rows_take_no_weights)
+
 /* And those of the node exchange. */
 #define NODE_TESTS(X)                                                                              \
     ENGINE_TESTS(X)                                                                                \
@@ -869,6 +906,7 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
                             .once = "on",
                             .overlap = "on",
                             .push = "on"},
+             summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum"},
              impatient = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .timeout_s = "2"},
              impatient_once = {.engine = MOERT_EXCHANGE_WINDOW,
                                .sync = "device",
@@ -886,6 +924,7 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
 #define PUSH_ROW(test)    {#test "[window, pushed]", test, NULL, NULL, &pushed},
 #define PUSH_ONCE_ROW(test)                                                                        \
     {#test "[window, pushed, devices wait, rows once]", test, NULL, NULL, &pushed_once},
+#define SUM_ROW(test)    {#test "[window, summed]", test, NULL, NULL, &summed},
 #define STAGED_ROW(test) {#test "[staged]", test, NULL, NULL, &staged},
 #define NODE_1_ROW(test) {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
 #define NODE_2_ROW(test) {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
@@ -893,7 +932,7 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
 
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ONCE_TESTS(ONCE_ROW)
-        PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW) ENGINE_TESTS(STAGED_ROW)
+        PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW) SUM_TESTS(SUM_ROW) ENGINE_TESTS(STAGED_ROW)
             NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW){
                 "test_exchange_names_a_late_device_and_stays_usable",
                 test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
