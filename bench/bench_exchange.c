@@ -8,7 +8,8 @@
  * there, each call begins where the last one ends, without its host. The sides take turns, and
  * before each sample every core reads its L2 cache full of something else. The plan (counts and
  * places of the rows) is made before: both sides know it. Bytes and rates count the rows that a
- * rank has for other ranks, slot by slot, or all rows where there is one rank.
+ * rank has for other ranks, slot by slot, or all rows where there is one rank. Where ranks push
+ * rows (MOERT_PUSH=on, sum), a combine begins with that, from a buffer.
  */
 #include <jansson.h>
 #include <math.h>
@@ -46,7 +47,8 @@ static const moert_option options[] = {
      "of the rows; MXFP8 is dispatched alone"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"weights", MOERT_OPTION_FLAG, &weighted, "1", NULL,
-     "combine weights the rows; the layer's have their weights already"},
+     "combine weights the rows; the layer's have their weights already, and those that ranks sum "
+     "(MOERT_PUSH=sum) none"},
     {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
     {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000", "calls of a sample, which is their mean"},
@@ -60,11 +62,12 @@ typedef struct bench {
     moert_comm *comm;
     bench_team *team;
     moert_exchange *exchange;
-    moert_window *window;
+    moert_window *window, *cells; /* cells: where ranks push, else NULL */
     moert_exchange_plan *plan;
     moert_plan *slots;        /* the same with the slots, which devices may have alone */
     bench_alltoall *alltoall; /* or NULL */
     moert_buffer *index, *source, *weight, *target;
+    moert_buffer *made; /* [M,stride] what is pushed, or NULL */
     int32_t *all_index; /* [ranks,T,K] */
     uint64_t *token_of; /* [M] the global token of a row of this rank */
     float *weights;     /* [T,K] */
@@ -119,6 +122,27 @@ static moert_status make_buffers(bench *b) {
     return moert_buffer_write(b->source, 0, b->host, tokens * b->row_bytes);
 }
 
+/* What a combine of pushed rows is of: the rows of a dispatch. */
+static moert_status prepare_push(bench *b) {
+    const moert_plan *plan = b->plan->plan;
+    const size_t bytes = plan->rows * moert_window_stride(b->window) * sizeof(float);
+    MOERT_TRY(moert_window_create(b->exchange, 1, &b->cells));
+    MOERT_TRY(moert_window_reserve_slots(b->window, b->plan));
+    MOERT_TRY(moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window,
+                                      b->weight, b->cells));
+    moert_status status = moert_buffer_create(b->device, bytes, &b->made);
+    if (status == MOERT_OK)
+        status = moert_buffer_copy(moert_window_rows(b->window), 0, b->made, 0, bytes);
+    return moert_comm_agree(b->comm, status);
+}
+
+/* Sums that some ranks, or nodes, have begun have other bits; codes are rounded once more. */
+static float slack_of(const bench *b) {
+    const bool sums = moert_exchange_sums(b->exchange);
+    const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
+    return sums && dtype == BENCH_BF16 ? 4e-3f : sums || presums ? 1e-6f : 0.0f;
+}
+
 /* The sum and the largest of all ranks' values; either may be NULL. */
 static moert_status over_ranks(bench *b, double mine, double *sum, double *largest) {
     const size_t ranks = moert_comm_size(b->comm);
@@ -143,24 +167,27 @@ static moert_status count_bytes(bench *b) {
 static moert_status prepare(bench *b) {
     const bool is_cpu = moert_device_describe(b->device)->is_cpu;
     const size_t all = moert_comm_size(b->comm) * tokens;
-    const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
-    b->payload = (bench_payload){seed, (bench_dtype)dtype, hidden, presums ? 1e-6f : 0.0f};
+    b->payload = (bench_payload){seed, (bench_dtype)dtype, hidden, 0.0f};
     b->width = bench_payload_width(&b->payload);
     b->row_bytes = b->width * sizeof(float);
     MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, moert_comm_size(b->comm)));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->all_index, all * topk));
     MOERT_TRY(bench_route((bench_skew)skew, seed, all, topk, experts, b->all_index));
+    MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
+    weighted = weighted && !moert_exchange_sums(b->exchange);
+    b->payload.slack = slack_of(b);
     moert_status status = moert_comm_agree(b->comm, make_buffers(b));
     if (status == MOERT_OK)
         status = moert_comm_agree(
             b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team));
     MOERT_TRY(status);
-    MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
     MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_codes(b->exchange, hidden, &b->window)
                                   : moert_window_create(b->exchange, b->width, &b->window));
     MOERT_TRY(
         moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, tokens, topk, experts, &b->plan));
     MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
+    if (moert_exchange_pushes(b->exchange, false))
+        MOERT_TRY(prepare_push(b));
     const size_t seen =
         moert_max(b->plan->plan->rows * moert_window_stride(b->window), tokens * hidden);
     status = MOERT_NEW_ARRAY(&b->seen, seen);
@@ -179,9 +206,10 @@ static void release(bench *b) {
     bench_alltoall_destroy(b->alltoall);
     moert_plan_destroy(b->slots);
     moert_exchange_free_plan(b->plan);
+    moert_window_destroy(b->cells);
     moert_window_destroy(b->window);
     moert_exchange_destroy(b->exchange);
-    moert_buffer *const buffers[] = {b->index, b->source, b->weight, b->target};
+    moert_buffer *const buffers[] = {b->index, b->source, b->weight, b->target, b->made};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     bench_team_destroy(b->team);
@@ -203,7 +231,11 @@ static moert_status dispatch(bench *b, enum side side) {
 static moert_status combine(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
-    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window,
+    const moert_status pushed =
+        b->made != NULL
+            ? moert_exchange_push_rows(b->exchange, b->plan, b->window, b->cells, b->made)
+            : MOERT_OK;
+    return moert_exchange_combine(b->exchange, b->plan, pushed, b->window,
                                   weighted ? b->weight : NULL, b->target, NULL, NULL);
 }
 
