@@ -339,12 +339,13 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
         of_rival[2] = json_real(ratio);
     }
     json_t *row = json_pack(
-        "{ss ss sI sI sI sI sI ss ss sb sI sf sf sf sf sf so so so sI}", "op", operations[op].name,
-        "engine", name, "ranks", (json_int_t)ranks, "T", (json_int_t)tokens, "H",
-        (json_int_t)hidden, "K", (json_int_t)topk, "E", (json_int_t)experts, "dtype", type, "skew",
-        form, "weights", (int)weighted, "batch", (json_int_t)batch, "bytes", b->bytes, "us",
-        us[OURS].median, "us_min", us[OURS].least, "us_p99", us[OURS].p99, "gbps", gbps, "rival",
-        of_rival[0], "rival_us", of_rival[1], "ratio", of_rival[2], "wrong", (json_int_t)wrong);
+        "{ss ss sb sI sI sI sI sI ss ss sb sI sf sf sf sf sf so so so sI}", "op",
+        operations[op].name, "engine", name, "sums", (int)moert_exchange_sums(b->exchange), "ranks",
+        (json_int_t)ranks, "T", (json_int_t)tokens, "H", (json_int_t)hidden, "K", (json_int_t)topk,
+        "E", (json_int_t)experts, "dtype", type, "skew", form, "weights", (int)weighted, "batch",
+        (json_int_t)batch, "bytes", b->bytes, "us", us[OURS].median, "us_min", us[OURS].least,
+        "us_p99", us[OURS].p99, "gbps", gbps, "rival", of_rival[0], "rival_us", of_rival[1],
+        "ratio", of_rival[2], "wrong", (json_int_t)wrong);
     if (row == NULL || json_array_append_new(b->rows, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     moert_program_say(b->context,

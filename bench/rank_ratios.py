@@ -12,6 +12,7 @@ import sys
 LAYERS = {(2048, 768, 128): ('qwen3-30b', 2.0), (2048, 1024, 64): ('olmoe', 2.0), (7168, 2048, 256): ('deepseek-v3', 1.4),
           (4096, 14336, 8): ('mixtral-8x7b', 1.15)}
 GBPS, FEW_TOKENS, US = 330, 128, 25
+SUMMED = 'combine of sums' # MOERT_PUSH=sum
 
 
 def read(paths):
@@ -21,6 +22,10 @@ def read(paths):
         with open(path) as file:
             for row in json.load(file):
                 row['us'] = row['us'] if 'us' in row else row['ms'] * 1e3
+                if row.get('sums') and row['op'] == 'dispatch':
+                    continue # as without
+                if row.get('sums'):
+                    row['op'] = SUMMED
                 key = row['op'], row['T'], row['H'], row.get('I', 0), row['E'], row['K'], row.get('skew', '-')
                 found.setdefault(key, []).append(row)
     return found
@@ -69,7 +74,7 @@ def main():
     parser.add_argument('--json')
     options = parser.parse_args()
     ours, theirs = read(options.ours), read(options.rival)
-    rows = [merge(key, rounds, theirs.get(key)) for key, rounds in ours.items()]
+    rows = [merge(key, rounds, theirs.get((key[0].replace(SUMMED, 'combine'), *key[1:]))) for key, rounds in ours.items()]
     rivals = sorted({row['rival'] for row in rows if row['rival']})
     print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
     rounds = max(map(len, ours.values()))
