@@ -106,7 +106,7 @@ static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
                           uint topk, uint width, uint stride)
 {
-    dispatch_team(window, destination, source, tokens, topk, width, stride, false, 0);
+    dispatch_team(get_group_id(0), window, destination, source, tokens, topk, width, stride, false, 0);
 }
 
 /* The words of a token's rows. */
@@ -120,28 +120,41 @@ INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk
     }
 }
 
-KERNEL void dispatch_once(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
-                          uint topk, uint width, uint stride, uint capacity, uint own)
+/* What team `nth` does in a dispatch to other ranks than `own` once: the words, too. */
+INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *destination, global const float *source,
+                                uint tokens, uint topk, uint width, uint stride, uint capacity, uint own)
 {
 #if MOERT_ITEMS == 1
-    const uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+    const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
 #else
-    const uint pieces = (stride + PIECE - 1) / PIECE, first = get_group_id(0) / pieces;
-    const uint last = get_group_id(0) % pieces == 0 ? first + 1 : first;
+    const uint pieces = (stride + PIECE - 1) / PIECE, first = nth / pieces;
+    const uint last = nth % pieces == 0 ? first + 1 : first;
 #endif
     for (uint t = first; t < last; t++)
         tell_rows(window, destination + (size_t)t * topk, topk, stride, capacity, own);
-    dispatch_team(window, destination, source, tokens, topk, width, stride, true, own);
+    dispatch_team(nth, window, destination, source, tokens, topk, width, stride, true, own);
 }
 
-KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity)
+KERNEL void dispatch_once(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+                          uint topk, uint width, uint stride, uint capacity, uint own)
+{
+    dispatch_team_once(get_group_id(0), window, destination, source, tokens, topk, width, stride, capacity, own);
+}
+
+/* What a team copies in fan_out. */
+INLINED void fan_out_share(uint nth, global float *rows, uint count, uint stride, uint capacity)
 {
     global const uint *word = words_of(rows, capacity, stride);
-    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
+    const share s = share_of(nth, count, stride);
     for (uint r = s.first; r < s.last; r++)
         if (word[r] != r && word[r] < capacity)
             copy_piece(rows + (size_t)word[r] * stride, rows + (size_t)r * stride, s.at, stride);
     put_end();
+}
+
+KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity)
+{
+    fan_out_share(get_group_id(0) * FAN_TEAMS + team_index(), rows, count, stride, capacity);
 }
 
 /* The word of slot `slot` of a token, whose first is number `token`. */
@@ -156,60 +169,72 @@ static inline uint link_of(global const uint2 *destination, uint token, uint slo
     return word | (next < token + topk ? destination[next].y + 1 : 0);
 }
 
+/* The cell of slot s of this rank. */
+INLINED void put_slot(WINDOW window, global const uint2 *destination, global const float *source, uint s, uint topk, uint rank)
+{
+    const uint2 to = destination[s];
+    if (to.x == DROPPED)
+        return;
+    const uint4 told = (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
+#if MOERT_CPU
+    cell x = 0.0f;
+    x.lo.lo = as_float4(told);
+    put(x, row_of(window, to, CELL));
+#else /* a quarter of the packets */
+    *(global uint4 *)row_of(window, to, CELL) = told;
+#endif
+}
+
 KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots, uint topk,
                            uint rank)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
-    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
-        const uint2 to = destination[s];
-        if (to.x == DROPPED)
-            continue;
-        const uint4 told = (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
-#if MOERT_CPU
-        cell x = 0.0f;
-        x.lo.lo = as_float4(told);
-        put(x, row_of(window, to, CELL));
-#else /* a quarter of the packets */
-        *(global uint4 *)row_of(window, to, CELL) = told;
-#endif
-    }
+    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
+        put_slot(window, destination, source, s, topk, rank);
     put_end();
 }
 
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, false, false, false, target, tokens, topk, width, stride);
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, false, false, target, tokens, topk,
+                 width, stride);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(window, destination, weight, true, false, false, target, tokens, topk, width, stride);
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, false, false, target, tokens, topk,
+                 width, stride);
 }
 
 #if !REMOTE
 KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
                      uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(window, destination, weight, false, true, firsts != 0, target, tokens, topk, width, stride);
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, true, firsts != 0, target, tokens, topk,
+                 width, stride);
 }
 
 KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
                       uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(window, destination, weight, true, true, firsts != 0, target, tokens, topk, width, stride);
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, true, firsts != 0, target, tokens, topk,
+                 width, stride);
 }
 #endif
+
+INLINED float slot_of(WINDOW window, uint2 to)
+{
+    return to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
+}
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target, uint slots)
 {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
-    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS) {
-        uint2 to = destination[s];
-        target[s] = to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
-    }
+    for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
+        target[s] = slot_of(window, destination[s]);
 }
 
 KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed, uint rows, uint width, uint stride)
@@ -291,4 +316,8 @@ KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round
     if (is_first_item())
         *wrong = count;
 }
+#endif
+
+#if REMOTE && (MOERT_CPU || MOERT_NVIDIA >= 70)
+#include "exchange_meet.h"
 #endif

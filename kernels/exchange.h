@@ -1,5 +1,5 @@
 /*
- * Included by kernels/exchange.cl: what a work-group does in dispatch and combine.
+ * Included by kernels/exchange.cl: what a team does in dispatch and combine.
  *
  * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that stores stream, and sums up to
  * STREAMS rows side by side. In the GPU form it has a piece of one token's rows, PIECE floats of each in dispatch and STRIP
@@ -13,6 +13,12 @@ typedef struct share {
     uint first, last;
     int at;
 } share;
+
+/* Such pieces of so many rows. */
+static inline uint shares_of(uint rows, uint stride)
+{
+    return (rows + TOKENS - 1) / TOKENS * ((stride + PIECE - 1) / PIECE);
+}
 
 static inline share share_of(uint team, uint rows, uint stride)
 {
@@ -111,10 +117,10 @@ INLINED void dispatch_token(WINDOW window, global const uint2 *destination, glob
     }
 }
 
-INLINED void dispatch_team(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
                            uint topk, uint width, uint stride, bool once, uint own)
 {
-    const uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, tokens);
+    const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
     for (uint t = first; t < last; t++)
         dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk, width, stride, once, own);
     put_end();
@@ -155,10 +161,11 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
  * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
  * chain. weight 0 (null) means 1 for all.
  */
-INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                          bool firsts, global float *target, uint tokens, uint topk, uint width, uint stride)
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
+                          bool codes, bool home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          uint stride)
 {
-    for (uint first = get_group_id(0) * TOKENS; first < tokens; first += get_num_groups(0) * TOKENS)
+    for (uint first = nth * TOKENS; first < tokens; first += teams * TOKENS)
         for (uint t = first; t < min(first + TOKENS, tokens); t++) {
             uint k = 0;
             do {
@@ -202,11 +209,11 @@ INLINED void keep_first(global const uint2 *destination, uint first, uint own, u
 }
 
 /* A piece to all experts: it is read once. */
-INLINED void dispatch_team(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
                            uint topk, uint width, uint stride, bool once, uint own)
 {
-    const uint pieces = (stride + PIECE - 1) / PIECE, t = get_group_id(0) / pieces;
-    const int i = (int)(get_group_id(0) % pieces * PIECE);
+    const uint pieces = (stride + PIECE - 1) / PIECE, t = nth / pieces;
+    const int i = (int)(nth % pieces * PIECE);
     vec part[BATCH];
     load_batch(part, source + (size_t)t * width + i, (int)width - i);
     destination += (size_t)t * topk;
@@ -290,11 +297,12 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
 }
 
 /* weight 0 (null) means 1 for all. */
-INLINED void combine_team(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
-                          bool firsts, global float *target, uint tokens, uint topk, uint width, uint stride)
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
+                          bool codes, bool home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          uint stride)
 {
     const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
-    for (uint nth = get_group_id(0); nth < tokens * strips; nth += get_num_groups(0))
+    for (; nth < tokens * strips; nth += teams)
         combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk, width, stride);
 }
 #endif

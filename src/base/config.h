@@ -35,6 +35,10 @@
       "whether the window exchange dispatches a token's row once to each rank, which copies it "   \
       "to its other experts there: auto (between GPUs, where that saves much), off or on; the "    \
       "same bits")                                                                                 \
+    X(fuse, "MOERT_FUSE", CHOICE, "auto", "auto|off|on",                                           \
+      "whether a dispatch or combine of few rows is one kernel in which the ranks' devices meet, " \
+      "where those wait for each other (MOERT_SYNC): auto (on NVIDIA GPUs), off or on; the same "  \
+      "bits")                                                                                      \
     X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on|sum",                                       \
       "whether the experts' results are sent to their tokens' ranks, in the window exchange: "     \
       "auto (by products that store them there, of bf16 on Hopper GPUs), off (the combine "        \
@@ -81,6 +85,7 @@
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
 enum { MOERT_OVERLAP_AUTO, MOERT_OVERLAP_OFF, MOERT_OVERLAP_ON };
 enum { MOERT_ONCE_AUTO, MOERT_ONCE_OFF, MOERT_ONCE_ON };
+enum { MOERT_FUSE_AUTO, MOERT_FUSE_OFF, MOERT_FUSE_ON };
 enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON, MOERT_PUSH_SUM };
 enum {
     MOERT_EXCHANGE_AUTO,

@@ -6,7 +6,8 @@
  * it. A dispatch and a combine synchronise once each (pass). Either the hosts wait for their
  * devices and then for each other; or the devices wait for each other (exchange/flags.h), and the
  * hosts agree on their status only, ahead of them: a kernel waits only for those that all hosts are
- * enqueuing.
+ * enqueuing. Then a move of few rows is one kernel with the meeting inside (move_fused), as each
+ * launch and each kernel that only waits take longer than the rows do.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,8 @@ typedef struct moert_control {
     moert_mark *landed; /* the end of the last one that did, or NULL */
     unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
     unsigned push;      /* MOERT_PUSH_AUTO, if products do, OFF or ON */
+    bool fuse;          /* moves of few rows with the devices' meeting; this rank's own choice */
+    unsigned compiled;  /* kernels of such moves, a bit each */
 } moert_control;
 
 static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
@@ -282,6 +285,8 @@ static moert_status choose_ways(moert_exchange *exchange) {
         nvidia == 90 && config->tensor == MOERT_TENSOR_AUTO &&
         (config->backend == MOERT_BACKEND_AUTO || config->backend == MOERT_BACKEND_NVIDIA);
     const bool sums = config->push == MOERT_PUSH_SUM;
+    control->fuse = control->flags != NULL && (config->fuse == MOERT_FUSE_ON ||
+                                               (config->fuse == MOERT_FUSE_AUTO && nvidia > 0));
     MOERT_TRY(agree_on(exchange, config->once, nvidia > 0, &control->once));
     MOERT_TRY(agree_on(exchange, sums ? MOERT_PUSH_ON : config->push, push, &control->push));
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
@@ -353,15 +358,40 @@ static moert_status catch_up(moert_exchange *exchange, moert_status status) {
     return status != MOERT_OK ? status : met;
 }
 
-static moert_status dispatch_window(moert_exchange *exchange, const moert_move *move,
+/* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
+static bool is_fused(const moert_exchange *exchange, const moert_move *move, bool combines) {
+    const moert_control *control = exchange->state;
+    return control->fuse && moert_kernel_is_small(move, combines);
+}
+
+/* A kernel is compiled by a meeting of nobody: one that waits must not hold the cache's lock. */
+static moert_status move_fused(moert_exchange *exchange, const moert_move *move, bool combines,
+                               moert_status status) {
+    moert_control *control = exchange->state;
+    const moert_meeting nobody = moert_flags_nobody(control->flags);
+    const size_t numbers = combines ? move->window->columns : move->window->width;
+    const unsigned kernel = 1U << (2 * (numbers % 4 == 0) + combines);
+    if (status == MOERT_OK && (control->compiled & kernel) == 0)
+        status = moert_kernel_move_meeting(exchange, move, combines, &nobody);
+    control->compiled |= status == MOERT_OK ? kernel : 0;
+    MOERT_TRY(meet(exchange, status));
+    const moert_meeting next = moert_flags_next(control->flags);
+    MOERT_TRY(moert_kernel_move_meeting(exchange, move, combines, &next));
+    return moert_device_flush(exchange->device); /* the others wait for it */
+}
+
+static moert_status dispatch_window(moert_exchange *exchange, const moert_move *given,
                                     moert_status status) {
-    const bool once = goes_once(exchange, move);
+    moert_move move = *given;
+    move.once = goes_once(exchange, given);
     status = catch_up(exchange, status);
+    if (is_fused(exchange, &move, false))
+        return move_fused(exchange, &move, false, status);
     if (status == MOERT_OK)
-        status = once ? moert_kernel_dispatch_once(exchange, move)
-                      : moert_kernel_dispatch(exchange, move, true);
+        status = move.once ? moert_kernel_dispatch_once(exchange, &move)
+                           : moert_kernel_dispatch(exchange, &move, true);
     MOERT_TRY(pass(exchange, status));
-    return once ? moert_kernel_fan_out(exchange, move) : MOERT_OK;
+    return move.once ? moert_kernel_fan_out(exchange, &move) : MOERT_OK;
 }
 
 static bool pushes_window(const moert_exchange *exchange, bool products) {
@@ -435,6 +465,9 @@ static moert_status combine_window(moert_exchange *exchange, const moert_move *m
     moert_control *control = exchange->state;
     const bool besides = control->besides, branched = control->branch != NULL;
     control->besides = false;
+    control->behind = false;
+    if (!besides && !move->pushed && is_fused(exchange, move, true))
+        return move_fused(exchange, move, true, status);
     status = branched ? meet(exchange, status) : pass(exchange, status);
     control->behind = status == MOERT_OK && besides;
     if (status == MOERT_OK && branched)

@@ -7,6 +7,9 @@
  * work-group of fan_out. */
 enum { TOKENS = 16, GPU_TOKENS = 1, SLOTS = 256, GPU_SLOTS = 32 };
 enum { GPU_PIECE = 512, GPU_STRIP = 128, GPU_FAN_TEAMS = 4 };
+/* Teams for each compute unit of a kernel with a meeting inside, at most: as many as one of
+ * NVIDIA's holds at once. */
+enum { UNIT_TEAMS = 32 };
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
@@ -54,12 +57,17 @@ static void tell_work(const moert_exchange *exchange, const moert_move *move,
                                         (double)move->window->width * (double)shape->slots));
 }
 
+static void count_dispatch(moert_exchange *exchange, const moert_move *move) {
+    moert_exchange_count(exchange, move->plan->plan, move->window);
+    if (move->slots != NULL)
+        moert_exchange_count(exchange, move->plan->plan, move->slots);
+}
+
 static moert_status dispatch_slots(moert_exchange *exchange, const moert_move *move, bool remote,
                                    const moert_shape *shape) {
-    moert_exchange_count(exchange, move->plan->plan, move->window);
+    count_dispatch(exchange, move);
     if (move->slots == NULL)
         return MOERT_OK;
-    moert_exchange_count(exchange, move->plan->plan, move->slots);
     return MOERT_RUN(exchange->device, shape->program, "dispatch_slots", shape->by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_source), MOERT_ARG(shape->slots), MOERT_ARG(shape->topk),
@@ -96,10 +104,17 @@ moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_mo
     return dispatch_slots(exchange, move, true, &shape);
 }
 
-/* Work-groups of so many rows to copy. */
-static moert_grid copies_of(const moert_device *device, size_t rows, size_t floats) {
-    const moert_grid pieces = pieces_of(device, rows, floats, GPU_PIECE);
+/* The same of several teams. */
+static moert_grid groups_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
+    const moert_grid pieces = pieces_of(device, rows, floats, piece);
     return (moert_grid){moert_ceil_div(pieces.x, moert_share(device, 1, GPU_FAN_TEAMS)), 1, 1};
+}
+
+/* For a profile: about half of the rows are copies, read and written. */
+static void tell_copies(const moert_exchange *exchange, const moert_move *move,
+                        const moert_shape *shape) {
+    moert_profile_work(exchange->device, shape->program, 0.0,
+                       sizeof(float) * (double)move->plan->plan->rows * (double)shape->stride);
 }
 
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move) {
@@ -108,10 +123,9 @@ moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *mo
     const size_t rows = move->plan->plan->rows;
     moert_shape shape;
     MOERT_TRY(narrow(move, window->width, true, &shape));
-    /* for a profile: about half of the rows are copies, read and written */
-    moert_profile_work(device, shape.program, 0.0,
-                       sizeof(float) * (double)rows * (double)window->stride);
-    return MOERT_RUN(device, shape.program, "fan_out", copies_of(device, rows, window->stride),
+    tell_copies(exchange, move, &shape);
+    return MOERT_RUN(device, shape.program, "fan_out",
+                     groups_of(device, rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.rows), MOERT_ARG((unsigned)rows),
                      MOERT_ARG(shape.stride), MOERT_ARG((unsigned)window->capacity_rows));
 }
@@ -142,7 +156,8 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *
     const unsigned chain = exchange->sums ? shape.topk : 1;
     moert_profile_work(device, shape.program, 0.0,
                        2.0 * sizeof(float) * (double)rows * (double)window->stride);
-    return MOERT_RUN(device, shape.program, kernel, copies_of(device, rows, window->stride),
+    return MOERT_RUN(device, shape.program, kernel,
+                     groups_of(device, rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.addresses), MOERT_ARG(move->slots->storage.rows),
                      MOERT_ARG(move->source), MOERT_ARG((unsigned)rows), MOERT_ARG(chain),
                      MOERT_ARG(shape.stride), MOERT_ARG((unsigned)move->plan->plan->ranks),
@@ -193,6 +208,92 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_mo
     return MOERT_RUN(exchange->device, shape.program, "combine_slots", shape.by_slot,
                      MOERT_ARG(reach_of(move->slots, remote)), MOERT_ARG(move->plan->destination),
                      MOERT_ARG(move->slot_target), MOERT_ARG(shape.slots));
+}
+
+/* ---- moves of few rows ---- */
+
+/* As in kernels/exchange_meet.h. */
+typedef struct sizes {
+    uint32_t tokens, topk, slots, width, stride, capacity, rows, storing, once, codes;
+} sizes;
+
+/* Those of a move, or of one of no tokens in a meeting of no ranks. */
+static sizes sizes_of(const moert_move *move, const moert_shape *shape, bool none) {
+    return (sizes){.tokens = none ? 0 : shape->tokens,
+                   .topk = shape->topk,
+                   .slots = none ? 0 : shape->slots,
+                   .width = shape->width,
+                   .stride = shape->stride,
+                   .capacity = (uint32_t)move->window->capacity_rows,
+                   .rows = none ? 0 : (uint32_t)move->plan->plan->rows,
+                   .once = move->once,
+                   .codes = moert_window_has_codes(move->window)};
+}
+
+static size_t most_groups(const moert_device *device) {
+    return moert_device_describe(device)->compute_units * (size_t)UNIT_TEAMS /
+           moert_share(device, 1, GPU_FAN_TEAMS);
+}
+
+static size_t storing_groups(const moert_move *move, size_t tokens) {
+    const moert_device *device = move->window->exchange->device;
+    return moert_max(groups_of(device, tokens, move->window->stride, GPU_PIECE).x, 1);
+}
+
+static size_t combining_groups(const moert_move *move, size_t tokens) {
+    const moert_device *device = move->window->exchange->device;
+    return moert_max(groups_of(device, tokens, move->window->width, GPU_STRIP).x, 1);
+}
+
+bool moert_kernel_is_small(const moert_move *move, bool combines) {
+    const size_t tokens = move->plan->plan->tokens;
+    const size_t most = most_groups(move->window->exchange->device);
+    return combines ? combining_groups(move, tokens) <= most
+                    : 2 * storing_groups(move, tokens) <= most;
+}
+
+static moert_status dispatch_meeting(moert_exchange *exchange, const moert_move *move,
+                                     const moert_shape *shape, sizes s,
+                                     const moert_meeting *meeting) {
+    const moert_window *window = move->window, *slots = move->slots;
+    s.storing = (uint32_t)storing_groups(move, s.tokens);
+    const size_t room = most_groups(exchange->device) - s.storing;
+    const size_t copies =
+        groups_of(exchange->device, move->once ? s.rows : 0, window->stride, GPU_PIECE).x;
+    return MOERT_RUN(
+        exchange->device, shape->program, "dispatch_meeting",
+        ((moert_grid){s.storing + moert_max(moert_min(copies, room), 1), 1, 1}),
+        MOERT_ARG(reach_of(window, true)), MOERT_ARG(slots != NULL ? reach_of(slots, true) : NULL),
+        MOERT_ARG(move->plan->destination), MOERT_ARG(move->source), MOERT_ARG(move->slot_source),
+        moert_argument_struct(&s, sizeof s), MOERT_MEETING_ARGS(meeting));
+}
+
+static moert_status combine_meeting(moert_exchange *exchange, const moert_move *move,
+                                    const moert_shape *shape, sizes s,
+                                    const moert_meeting *meeting) {
+    const moert_window *slots = move->slots;
+    return MOERT_RUN(exchange->device, shape->program, "combine_meeting",
+                     ((moert_grid){combining_groups(move, s.tokens), 1, 1}),
+                     MOERT_ARG(reach_of(move->window, true)),
+                     MOERT_ARG(slots != NULL ? reach_of(slots, true) : NULL),
+                     MOERT_ARG(move->plan->destination), MOERT_ARG(move->weight),
+                     MOERT_ARG(move->target), MOERT_ARG(move->slot_target),
+                     moert_argument_struct(&s, sizeof s), MOERT_MEETING_ARGS(meeting));
+}
+
+moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_move *move,
+                                       bool combines, const moert_meeting *meeting) {
+    const bool none = meeting->terms.ranks == 0;
+    moert_shape shape;
+    MOERT_TRY(narrow(move, combines ? move->window->columns : move->window->width, true, &shape));
+    const sizes s = sizes_of(move, &shape, none);
+    if (!none)
+        tell_work(exchange, move, &shape);
+    if (!none && move->once)
+        tell_copies(exchange, move, &shape);
+    if (!none && !combines)
+        count_dispatch(exchange, move);
+    return (combines ? combine_meeting : dispatch_meeting)(exchange, move, &shape, s, meeting);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {

@@ -8,11 +8,12 @@
 
 enum { LINE_BYTES = 64, PHASES = 256 };
 
-/* As kernels/meet.cl writes it. */
+/* As kernels/meet.h writes it. */
 typedef struct verdict {
     uint32_t late; /* rank + 1, or 0 */
     uint32_t number;
 } verdict;
+enum { VERDICT_BYTES = 2 * LINE_BYTES }; /* and a count of its own */
 
 struct moert_flags {
     moert_device *device;
@@ -24,21 +25,29 @@ struct moert_flags {
     const char *phase[PHASES]; /* of the last meetings, by number */
 };
 
-static moert_status launch(moert_flags *flags, size_t ranks) {
-    return MOERT_RUN(flags->device, "meet", "meet", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(flags->segment.addresses),
-                     MOERT_ARG(moert_staging_buffer(flags->verdict)), MOERT_ARG((unsigned)ranks),
-                     MOERT_ARG((unsigned)moert_comm_rank(flags->comm)),
-                     MOERT_ARG((int)flags->number), MOERT_ARG((size_t)flags->patience_ns));
+static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
+    return (moert_meeting){
+        .segments = flags->segment.addresses,
+        .verdict = moert_staging_buffer(flags->verdict),
+        .terms = {.patience_ns = flags->patience_ns,
+                  .ranks = (uint32_t)ranks,
+                  .rank = (uint32_t)moert_comm_rank(flags->comm),
+                  .number = (int32_t)flags->number},
+    };
 }
 
-/* A meeting of nobody compiles the kernel: one that waits must not hold the cache's lock. */
+static moert_status launch(moert_flags *flags, const moert_meeting *meeting) {
+    return MOERT_RUN(flags->device, "meet", "meet", ((moert_grid){1, 1, 1}),
+                     MOERT_MEETING_ARGS(meeting));
+}
+
 static moert_status begin(moert_flags *flags) {
-    MOERT_TRY(moert_staging_create(flags->device, sizeof(verdict), &flags->verdict));
-    MOERT_TRY(moert_staging_give(flags->verdict, 0, sizeof(verdict)));
+    MOERT_TRY(moert_staging_create(flags->device, VERDICT_BYTES, &flags->verdict));
+    MOERT_TRY(moert_staging_give(flags->verdict, 0, VERDICT_BYTES));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
-    MOERT_TRY(launch(flags, 0));
+    const moert_meeting nobody = moert_flags_nobody(flags);
+    MOERT_TRY(launch(flags, &nobody));
     return moert_device_finish(flags->device);
 }
 
@@ -71,10 +80,19 @@ void moert_flags_destroy(moert_flags *flags) {
     free(flags);
 }
 
-moert_status moert_flags_meet(moert_flags *flags) {
+moert_meeting moert_flags_nobody(const moert_flags *flags) {
+    return meeting_of(flags, 0);
+}
+
+moert_meeting moert_flags_next(moert_flags *flags) {
     flags->number++;
     flags->phase[flags->number % PHASES] = moert_phase_name();
-    MOERT_TRY(launch(flags, moert_comm_size(flags->comm)));
+    return meeting_of(flags, moert_comm_size(flags->comm));
+}
+
+moert_status moert_flags_meet(moert_flags *flags) {
+    const moert_meeting next = moert_flags_next(flags);
+    MOERT_TRY(launch(flags, &next));
     return moert_device_flush(flags->device); /* the others wait for it */
 }
 

@@ -23,6 +23,11 @@ void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is l
  */
 moert_status moert_flags_meet(moert_flags *flags);
 
+/* Counts the next meeting, for a kernel that has it inside: enqueued next, and flushed; or one of
+ * no ranks, by which such a kernel is compiled: one that waits must not hold the cache's lock. */
+moert_meeting moert_flags_next(moert_flags *flags);
+moert_meeting moert_flags_nobody(const moert_flags *flags);
+
 /* Enqueues that the host learns what the meetings so far have found. */
 moert_status moert_flags_fetch(moert_flags *flags);
 

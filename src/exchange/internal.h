@@ -65,6 +65,7 @@ typedef struct moert_move {
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
     moert_buffer *slot_target;       /* combine */
+    bool once;                       /* dispatch: a row goes to each rank once */
     bool pushed;        /* combine: all ranks have sent rows to the windows of their slots */
     size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
 } moert_move;
@@ -173,6 +174,29 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
                                        const moert_buffer *destination);
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
+
+/* A meeting of the ranks' devices as kernels are told of it (kernels/meet.h); of no ranks: nobody
+ * waits. */
+typedef struct moert_meeting {
+    const moert_buffer *segments, *verdict;
+    struct {
+        uint64_t patience_ns;
+        uint32_t ranks, rank;
+        int32_t number, unused;
+    } terms;
+} moert_meeting;
+#define MOERT_MEETING_ARGS(meeting)                                                                \
+    MOERT_ARG((meeting)->segments), MOERT_ARG((meeting)->verdict),                                 \
+        moert_argument_struct(&(meeting)->terms, sizeof(meeting)->terms)
+
+/*
+ * Moves of few rows as one kernel with a meeting inside, before which a dispatch stores rows, words
+ * and slots, and after which it fans out, or a combine fetches rows and slots. In a meeting of no
+ * ranks nothing is moved.
+ */
+bool moert_kernel_is_small(const moert_move *move, bool combines);
+moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_move *move,
+                                       bool combines, const moert_meeting *meeting);
 
 /*
  * Whether a plan saves enough for that: of K slots that fall on R ranks at random,

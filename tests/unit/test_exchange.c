@@ -40,13 +40,13 @@ static const shape shapes[] = {
 };
 
 /* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
- * and (window) whether rows go to each rank once, combines run beside other work, and results are
- * pushed. */
+ * and (window) whether rows go to each rank once, combines run beside other work, results are
+ * pushed, and moves of few rows are one kernel. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
-    const char *once, *overlap, *push;
+    const char *once, *overlap, *push, *fuse;
 } setup;
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
@@ -81,12 +81,14 @@ static moert_exchange *open_exchange(void **state) {
     set_variable("MOERT_ONCE", tested->once);
     set_variable("MOERT_OVERLAP", tested->overlap);
     set_variable("MOERT_PUSH", tested->push);
+    set_variable("MOERT_FUSE", tested->fuse);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
     set_variable("MOERT_SYNC", NULL);
     set_variable("MOERT_TIMEOUT_S", NULL);
     set_variable("MOERT_ONCE", NULL);
     set_variable("MOERT_PUSH", NULL);
+    set_variable("MOERT_FUSE", NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     return exchange;
@@ -384,6 +386,23 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
             .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
         assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes), cases[i].saves);
     }
+}
+
+/* Each rank chooses for itself whether a move is one kernel. */
+static void test_ranks_may_fuse_or_not(void **state) {
+    const shape c = {"some fuse", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 28};
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    trip t;
+    mixed.fuse = test_rank % 2 == 0 ? "on" : "off";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    for (int i = 0; i < 10; i++) {
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+    }
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
 }
 
 /* ---- rows that are pushed ---- */
@@ -870,6 +889,12 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_word_that_is_no_row_is_left_alone)                                                    \
     X(test_ranks_agree_on_how_often_a_row_goes)
 
+/* And those of moves that are one kernel. */
+#define FUSED_TESTS(X)                                                                             \
+    ROW_TESTS(X)                                                                                   \
+    X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)                                     \
+    X(test_ranks_may_fuse_or_not)
+
 /* And those of windows to which rows are pushed. */
 #define PUSH_TESTS(X)                                                                              \
     ROW_TESTS(X)                                                                                   \
@@ -896,32 +921,42 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
     X(test_hosts_of_several_ranks_take_the_node_exchange)
 
-static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
-             window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
-             devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .overlap = "on"},
-             once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on"},
-             pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
-             pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
-                            .sync = "device",
-                            .once = "on",
-                            .overlap = "on",
-                            .push = "on"},
-             summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum"},
-             impatient = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .timeout_s = "2"},
-             impatient_once = {.engine = MOERT_EXCHANGE_WINDOW,
-                               .sync = "device",
-                               .timeout_s = "2",
-                               .once = "on"},
-             staged = {.engine = MOERT_EXCHANGE_STAGED},
-             nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
-             nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
-             nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
+static setup
+    local = {.engine = MOERT_EXCHANGE_LOCAL},
+    window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
+    devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .overlap = "on", .fuse = "off"},
+    once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on", .fuse = "off"},
+    fused = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "off", .fuse = "on"},
+    fused_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on", .fuse = "on"},
+    pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
+    pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
+                   .sync = "device",
+                   .once = "on",
+                   .overlap = "on",
+                   .push = "on",
+                   .fuse = "on"},
+    summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum"},
+    impatient = {.engine = MOERT_EXCHANGE_WINDOW,
+                 .sync = "device",
+                 .timeout_s = "2",
+                 .fuse = "off"},
+    impatient_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                       .sync = "device",
+                       .timeout_s = "2",
+                       .once = "on",
+                       .fuse = "on"},
+    staged = {.engine = MOERT_EXCHANGE_STAGED},
+    nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
+    nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
+    nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
 
-#define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &local},
-#define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &window},
-#define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &devices},
-#define ONCE_ROW(test)    {#test "[window, rows once]", test, NULL, NULL, &once},
-#define PUSH_ROW(test)    {#test "[window, pushed]", test, NULL, NULL, &pushed},
+#define LOCAL_ROW(test)      {#test "[local]", test, NULL, NULL, &local},
+#define WINDOW_ROW(test)     {#test "[window]", test, NULL, NULL, &window},
+#define DEVICES_ROW(test)    {#test "[window, devices wait]", test, NULL, NULL, &devices},
+#define ONCE_ROW(test)       {#test "[window, rows once]", test, NULL, NULL, &once},
+#define FUSED_ROW(test)      {#test "[window, fused]", test, NULL, NULL, &fused},
+#define FUSED_ONCE_ROW(test) {#test "[window, fused, rows once]", test, NULL, NULL, &fused_once},
+#define PUSH_ROW(test)       {#test "[window, pushed]", test, NULL, NULL, &pushed},
 #define PUSH_ONCE_ROW(test)                                                                        \
     {#test "[window, pushed, devices wait, rows once]", test, NULL, NULL, &pushed_once},
 #define SUM_ROW(test)    {#test "[window, summed]", test, NULL, NULL, &summed},
@@ -932,12 +967,13 @@ static setup local = {.engine = MOERT_EXCHANGE_LOCAL},
 
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ONCE_TESTS(ONCE_ROW)
-        PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW) SUM_TESTS(SUM_ROW) ENGINE_TESTS(STAGED_ROW)
-            NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW){
-                "test_exchange_names_a_late_device_and_stays_usable",
-                test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
-    {"test_exchange_names_a_late_device_and_stays_usable[rows once]",
-     test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient_once},
+        FUSED_TESTS(FUSED_ROW) FUSED_TESTS(FUSED_ONCE_ROW) PUSH_TESTS(PUSH_ROW)
+            PUSH_TESTS(PUSH_ONCE_ROW) SUM_TESTS(SUM_ROW) ENGINE_TESTS(STAGED_ROW)
+                NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW){
+                    "test_exchange_names_a_late_device_and_stays_usable",
+                    test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+    {"test_exchange_names_a_late_device_and_stays_usable[fused]",
+     test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient_fused},
     WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
         cmocka_unit_test(test_exchange_chooses_the_best_engine),
     cmocka_unit_test(test_a_row_goes_once_where_that_saves_much),
