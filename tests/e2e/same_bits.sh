@@ -60,7 +60,7 @@ losses_near() { # NAME NAME: every step's losses within 1e-5
 }
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
-MOERT_SYNC=device MOERT_OVERLAP=on part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
+MOERT_SYNC=device MOERT_OVERLAP=on MOERT_FUSE=on MOERT_ONCE=on part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
 part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
