@@ -197,14 +197,14 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
                          global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, false, false, target, tokens, topk,
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, FAR, false, target, tokens, topk,
                  width, stride);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
                           global float *target, uint tokens, uint topk, uint width, uint stride)
 {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, false, false, target, tokens, topk,
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, FAR, false, target, tokens, topk,
                  width, stride);
 }
 
@@ -212,14 +212,14 @@ KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global
 KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
                      uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, true, firsts != 0, target, tokens, topk,
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, 0, firsts != 0, target, tokens, topk,
                  width, stride);
 }
 
 KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
                       uint tokens, uint topk, uint width, uint stride, uint firsts)
 {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, true, firsts != 0, target, tokens, topk,
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, 0, firsts != 0, target, tokens, topk,
                  width, stride);
 }
 #endif
@@ -263,10 +263,10 @@ KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *
         place[r] = (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], stride, ranks, capacity);
 }
 
-INLINED void send_team(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain, bool codes,
-                       uint stride, uint ranks, uint capacity)
+INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
+                        bool codes, uint stride, uint ranks, uint capacity)
 {
-    const share s = share_of(get_group_id(0) * FAN_TEAMS + team_index(), count, stride);
+    const share s = share_of(nth, count, stride);
     for (uint r = s.first; r < s.last; r++) {
         const uint4 told = cells[(size_t)r * (CELL / 4)];
         global float *home = home_of(window, told, stride, ranks, capacity);
@@ -283,13 +283,13 @@ INLINED void send_team(WINDOW window, global const uint4 *cells, global const fl
 KERNEL_OF(FAN_TEAMS) void send_rows(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
                                     uint stride, uint ranks, uint capacity)
 {
-    send_team(window, cells, rows, count, chain, false, stride, ranks, capacity);
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, false, stride, ranks, capacity);
 }
 
 KERNEL_OF(FAN_TEAMS) void send_codes(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
                                      uint stride, uint ranks, uint capacity)
 {
-    send_team(window, cells, rows, count, chain, true, stride, ranks, capacity);
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, true, stride, ranks, capacity);
 }
 
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of all windows. */

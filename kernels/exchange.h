@@ -92,11 +92,19 @@ INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
 #endif
 }
 
-/* Where slot number `slot` has its row: by the table or, `home`, by its number. */
-static inline uint2 place_of(global const uint2 *destination, size_t slot, bool home)
+/* `home`, where rows have been sent: the rank in whose window each has the number of its slot; else FAR. */
+#define FAR DROPPED
+
+/* The rank of slot number `slot`, and its row. */
+static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home)
 {
     const uint2 to = destination[slot];
-    return home ? (uint2)(to.x, (uint)slot) : to;
+    return home != FAR ? (uint2)(to.x, (uint)slot) : to;
+}
+
+static inline global float *row_from(WINDOW window, uint2 to, uint home, uint stride)
+{
+    return row_of(window, home != FAR ? (uint2)(home, to.y) : to, stride);
 }
 
 #if MOERT_ITEMS == 1
@@ -135,7 +143,7 @@ INLINED vec read_row(global const float *row, bool codes, int i, int n)
 }
 
 /* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's sum. */
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
                               bool firsts, global float *out, bool started, size_t token, uint from, uint slots, uint width,
                               uint stride)
 {
@@ -146,7 +154,7 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
         const uint2 to = place_of(destination, token + k, home);
         if (to.x == DROPPED || (firsts && first_slot(destination + token, k, DROPPED) != k))
             continue;
-        row[streams] = row_of(window, to, stride);
+        row[streams] = row_from(window, to, home, stride);
         factor[streams++] = weight != 0 ? weight[token + k] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
@@ -162,7 +170,7 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
  * chain. weight 0 (null) means 1 for all.
  */
 INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
-                          bool codes, bool home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
                           uint stride)
 {
     for (uint first = nth * TOKENS; first < tokens; first += teams * TOKENS)
@@ -178,7 +186,7 @@ INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint
 #else
 /* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first` on, in loads that do not
  * wait for each other; DROPPED: none. */
-INLINED void load_slots(global const uint2 *destination, bool home, size_t slot, uint first, uint topk, uint2 to[STREAMS])
+INLINED void load_slots(global const uint2 *destination, uint home, size_t slot, uint first, uint topk, uint2 to[STREAMS])
 {
     UNROLL for (uint k = 0; k < STREAMS; k++)
         to[k] = place_of(destination, slot + min(first + k, topk - 1), home);
@@ -187,10 +195,10 @@ INLINED void load_slots(global const uint2 *destination, bool home, size_t slot,
 }
 
 /* Their rows, found in the same way; null: none. */
-INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint stride, global float *row[STREAMS])
+INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint home, uint stride, global float *row[STREAMS])
 {
     UNROLL for (uint k = 0; k < STREAMS; k++)
-        row[k] = row_of(window, to[k].x != DROPPED ? to[k] : (uint2)0, stride);
+        row[k] = row_from(window, to[k].x != DROPPED ? to[k] : (uint2)0, home, stride);
     UNROLL for (uint k = 0; k < STREAMS; k++)
         row[k] = to[k].x != DROPPED ? row[k] : 0;
 }
@@ -220,10 +228,10 @@ INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destinat
     for (uint first = 0; first < topk; first += STREAMS) {
         uint2 to[STREAMS];
         global float *row[STREAMS];
-        load_slots(destination, false, 0, first, topk, to);
+        load_slots(destination, FAR, 0, first, topk, to);
         if (once)
             keep_first(destination, first, own, to);
-        find_rows(window, to, stride, row);
+        find_rows(window, to, FAR, stride, row);
         UNROLL for (uint k = 0; k < STREAMS; k++)
             if (row[k] != 0)
                 store_batch(part, row[k] + i, (int)stride - i);
@@ -254,7 +262,7 @@ INLINED void widen(uint4 x, bool codes, vec value[2])
 }
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
-INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
+INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
                        bool firsts, size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
 {
     global float *row[STREAMS];
@@ -264,7 +272,7 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
     load_slots(destination, home, slot, first, topk, to);
     if (firsts)
         keep_first(destination + slot, first, DROPPED, to);
-    find_rows(window, to, stride, row);
+    find_rows(window, to, home, stride, row);
     UNROLL for (uint k = 0; k < STREAMS; k++)
         factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
     UNROLL for (uint k = 0; k < STREAMS; k++)
@@ -278,7 +286,7 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
 }
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
-INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, bool home,
+INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
                            bool firsts, global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
 {
     const uint t = nth / strips;
@@ -298,7 +306,7 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
 
 /* weight 0 (null) means 1 for all. */
 INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
-                          bool codes, bool home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
                           uint stride)
 {
     const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;

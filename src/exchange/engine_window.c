@@ -24,8 +24,8 @@ enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
 enum { TOLD_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
 /* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
- * least of their bytes. */
-static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20;
+ * least of their bytes, where that takes more kernels or not. */
+static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20, WORTH_FUSED_BYTES = 1 << 20;
 
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
@@ -39,7 +39,8 @@ typedef struct moert_control {
     moert_mark *landed; /* the end of the last one that did, or NULL */
     unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
     unsigned push;      /* MOERT_PUSH_AUTO, if products do, OFF or ON */
-    bool fuse;          /* moves of few rows with the devices' meeting; this rank's own choice */
+    bool fuse;          /* moves of few rows are one kernel; this rank's own choice */
+    bool all_fuse;      /* all ranks' */
     unsigned compiled;  /* kernels of such moves, a bit each */
 } moert_control;
 
@@ -289,6 +290,7 @@ static moert_status choose_ways(moert_exchange *exchange) {
                                                (config->fuse == MOERT_FUSE_AUTO && nvidia > 0));
     MOERT_TRY(agree_on(exchange, config->once, nvidia > 0, &control->once));
     MOERT_TRY(agree_on(exchange, sums ? MOERT_PUSH_ON : config->push, push, &control->push));
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, control->fuse, &control->all_fuse));
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
 }
 
@@ -328,7 +330,8 @@ static void open_window(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
 
 /* ---- moves ---- */
 
-bool moert_window_saves(const moert_plan *plan, size_t row_bytes) {
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
+    const double least_bytes = fused ? WORTH_FUSED_BYTES : WORTH_BYTES;
     const double ranks = (double)plan->ranks, slots = (double)plan->topk;
     double none = 1.0, rows = 0.0;
     for (size_t k = 0; k < plan->topk; k++)
@@ -337,7 +340,7 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes) {
         rows += (double)plan->expert_counts[e];
     const double saved = 1.0 - ranks * (1.0 - none) / slots;
     const double off_rank = rows / ranks * (1.0 - 1.0 / ranks);
-    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= WORTH_BYTES;
+    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
 }
 
 /* The same on all ranks. */
@@ -345,7 +348,8 @@ static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
     const moert_control *control = exchange->state;
     return control->once == MOERT_ONCE_ON ||
            (control->once == MOERT_ONCE_AUTO &&
-            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float)));
+            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float),
+                               control->all_fuse));
 }
 
 /* A combine beside other work meets before that work, which may still read the rows of the last
@@ -361,7 +365,12 @@ static moert_status catch_up(moert_exchange *exchange, moert_status status) {
 /* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
 static bool is_fused(const moert_exchange *exchange, const moert_move *move, bool combines) {
     const moert_control *control = exchange->state;
-    return control->fuse && moert_kernel_is_small(move, combines);
+    return control->fuse && !(combines && control->besides) &&
+           moert_kernel_is_small(move, combines);
+}
+
+static bool sends_window(const moert_exchange *exchange, const moert_move *move) {
+    return is_fused(exchange, move, true);
 }
 
 /* A kernel is compiled by a meeting of nobody: one that waits must not hold the cache's lock. */
@@ -370,7 +379,7 @@ static moert_status move_fused(moert_exchange *exchange, const moert_move *move,
     moert_control *control = exchange->state;
     const moert_meeting nobody = moert_flags_nobody(control->flags);
     const size_t numbers = combines ? move->window->columns : move->window->width;
-    const unsigned kernel = 1U << (2 * (numbers % 4 == 0) + combines);
+    const unsigned kernel = 1U << (2 * (combines + move->pushed) + (numbers % 4 == 0));
     if (status == MOERT_OK && (control->compiled & kernel) == 0)
         status = moert_kernel_move_meeting(exchange, move, combines, &nobody);
     control->compiled |= status == MOERT_OK ? kernel : 0;
@@ -464,10 +473,10 @@ static moert_status combine_window(moert_exchange *exchange, const moert_move *m
                                    moert_status status) {
     moert_control *control = exchange->state;
     const bool besides = control->besides, branched = control->branch != NULL;
-    control->besides = false;
     control->behind = false;
-    if (!besides && !move->pushed && is_fused(exchange, move, true))
+    if (is_fused(exchange, move, true))
         return move_fused(exchange, move, true, status);
+    control->besides = false;
     status = branched ? meet(exchange, status) : pass(exchange, status);
     control->behind = status == MOERT_OK && besides;
     if (status == MOERT_OK && branched)
@@ -493,5 +502,6 @@ const moert_engine moert_engine_window = {
     .join = join_window,
     .check = check_window,
     .pushes = pushes_window,
+    .sends = sends_window,
     .gather = gather_window,
 };

@@ -317,10 +317,17 @@ moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exch
     const moert_move move = {.plan = plan, .window = window, .slots = slots, .source = rows};
     moert_phase_set("combine");
     MOERT_TRY(begin_push(exchange, &move));
-    return moert_kernel_send_rows(exchange, &move);
+    if (exchange->engine->sends == NULL || !exchange->engine->sends(exchange, &move))
+        return moert_kernel_send_rows(exchange, &move);
+    exchange->unsent = move;
+    return MOERT_OK;
 }
 
 moert_status moert_exchange_combine_beside(moert_exchange *exchange) {
+    const moert_move unsent = exchange->unsent;
+    exchange->unsent = (moert_move){.source = NULL};
+    if (unsent.source != NULL)
+        MOERT_TRY(moert_kernel_send_rows(exchange, &unsent));
     return exchange->engine->beside != NULL ? exchange->engine->beside(exchange) : MOERT_OK;
 }
 
@@ -337,6 +344,8 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
         .plan = plan,
         .window = window,
         .slots = slot_target != NULL ? slots : NULL,
+        .source = exchange->unsent.source,
+        .cells = exchange->unsent.slots,
         .weight = weight,
         .target = target,
         .slot_target = slot_target,
@@ -344,6 +353,7 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
     };
     const size_t tokens = plan->plan->tokens;
     exchange->pushed = false;
+    exchange->unsent = (moert_move){.source = NULL};
     moert_phase_set("combine");
     moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)

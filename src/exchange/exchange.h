@@ -260,7 +260,8 @@ bool moert_exchange_sums(const moert_exchange *exchange);
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
                                  moert_window *window, moert_window *slots,
                                  const moert_buffer **places);
-/* The same of rows[M,stride of the window], which are copied there. */
+/* The same of rows[M,stride of the window], which are copied there, maybe not before the combine:
+ * they and `slots` stay as they are until it, or combine_beside, returns. */
 moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
                                       moert_window *window, moert_window *slots,
                                       const moert_buffer *rows);

@@ -7,8 +7,8 @@
  * work-group of fan_out. */
 enum { TOKENS = 16, GPU_TOKENS = 1, SLOTS = 256, GPU_SLOTS = 32 };
 enum { GPU_PIECE = 512, GPU_STRIP = 128, GPU_FAN_TEAMS = 4 };
-/* Teams for each compute unit of a kernel with a meeting inside, at most: as many as one of
- * NVIDIA's holds at once. */
+/* Teams for each compute unit that store before a meeting inside a kernel, or combine after it, at
+ * most: as many as one of NVIDIA's holds at once. */
 enum { UNIT_TEAMS = 32 };
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
@@ -145,6 +145,19 @@ moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move
                      MOERT_ARG((unsigned)window->capacity_rows));
 }
 
+/* Rows of a token that are sent as one, at most. */
+static unsigned chain_of(const moert_exchange *exchange, const moert_shape *shape) {
+    return exchange->sums ? shape->topk : 1;
+}
+
+/* For a profile: every row, read and written. */
+static void tell_sent(const moert_exchange *exchange, const moert_move *move,
+                      const moert_shape *shape) {
+    moert_profile_work(exchange->device, shape->program, 0.0,
+                       2.0 * sizeof(float) * (double)move->plan->plan->rows *
+                           (double)shape->stride);
+}
+
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move) {
     const moert_window *window = move->window;
     moert_device *device = exchange->device;
@@ -153,15 +166,13 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *
     MOERT_TRY(narrow(move, window->width, true, &shape));
     const char *kernel =
         exchange->sums && moert_window_has_codes(window) ? "send_codes" : "send_rows";
-    const unsigned chain = exchange->sums ? shape.topk : 1;
-    moert_profile_work(device, shape.program, 0.0,
-                       2.0 * sizeof(float) * (double)rows * (double)window->stride);
-    return MOERT_RUN(device, shape.program, kernel,
-                     groups_of(device, rows, window->stride, GPU_PIECE),
-                     MOERT_ARG(window->storage.addresses), MOERT_ARG(move->slots->storage.rows),
-                     MOERT_ARG(move->source), MOERT_ARG((unsigned)rows), MOERT_ARG(chain),
-                     MOERT_ARG(shape.stride), MOERT_ARG((unsigned)move->plan->plan->ranks),
-                     MOERT_ARG((unsigned)window->capacity_rows));
+    tell_sent(exchange, move, &shape);
+    return MOERT_RUN(
+        device, shape.program, kernel, groups_of(device, rows, window->stride, GPU_PIECE),
+        MOERT_ARG(window->storage.addresses), MOERT_ARG(move->slots->storage.rows),
+        MOERT_ARG(move->source), MOERT_ARG((unsigned)rows), MOERT_ARG(chain_of(exchange, &shape)),
+        MOERT_ARG(shape.stride), MOERT_ARG((unsigned)move->plan->plan->ranks),
+        MOERT_ARG((unsigned)window->capacity_rows));
 }
 
 /* The arguments that all combines begin with, and their work-groups. */
@@ -214,7 +225,7 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_mo
 
 /* As in kernels/exchange_meet.h. */
 typedef struct sizes {
-    uint32_t tokens, topk, slots, width, stride, capacity, rows, storing, once, codes;
+    uint32_t tokens, topk, slots, width, stride, capacity, rows, storing, chain, once, codes;
 } sizes;
 
 /* Those of a move, or of one of no tokens in a meeting of no ranks. */
@@ -226,6 +237,7 @@ static sizes sizes_of(const moert_move *move, const moert_shape *shape, bool non
                    .stride = shape->stride,
                    .capacity = (uint32_t)move->window->capacity_rows,
                    .rows = none ? 0 : (uint32_t)move->plan->plan->rows,
+                   .chain = chain_of(move->window->exchange, shape),
                    .once = move->once,
                    .codes = moert_window_has_codes(move->window)};
 }
@@ -235,9 +247,10 @@ static size_t most_groups(const moert_device *device) {
            moert_share(device, 1, GPU_FAN_TEAMS);
 }
 
-static size_t storing_groups(const moert_move *move, size_t tokens) {
+/* Work-groups that store or copy so many rows, or that combine so many tokens'. */
+static size_t storing_groups(const moert_move *move, size_t rows) {
     const moert_device *device = move->window->exchange->device;
-    return moert_max(groups_of(device, tokens, move->window->stride, GPU_PIECE).x, 1);
+    return moert_max(groups_of(device, rows, move->window->stride, GPU_PIECE).x, 1);
 }
 
 static size_t combining_groups(const moert_move *move, size_t tokens) {
@@ -252,33 +265,58 @@ bool moert_kernel_is_small(const moert_move *move, bool combines) {
                     : 2 * storing_groups(move, tokens) <= most;
 }
 
-static moert_status dispatch_meeting(moert_exchange *exchange, const moert_move *move,
-                                     const moert_shape *shape, sizes s,
-                                     const moert_meeting *meeting) {
-    const moert_window *window = move->window, *slots = move->slots;
-    s.storing = (uint32_t)storing_groups(move, s.tokens);
-    const size_t room = most_groups(exchange->device) - s.storing;
-    const size_t copies =
-        groups_of(exchange->device, move->once ? s.rows : 0, window->stride, GPU_PIECE).x;
-    return MOERT_RUN(
-        exchange->device, shape->program, "dispatch_meeting",
-        ((moert_grid){s.storing + moert_max(moert_min(copies, room), 1), 1, 1}),
-        MOERT_ARG(reach_of(window, true)), MOERT_ARG(slots != NULL ? reach_of(slots, true) : NULL),
-        MOERT_ARG(move->plan->destination), MOERT_ARG(move->source), MOERT_ARG(move->slot_source),
-        moert_argument_struct(&s, sizeof s), MOERT_MEETING_ARGS(meeting));
+/* The arguments that all these kernels end with. */
+#define END_ARGS(s, meeting) moert_argument_struct(&(s), sizeof(s)), MOERT_MEETING_ARGS(meeting)
+
+static moert_argument reach_slots(const moert_move *move) {
+    return MOERT_ARG(move->slots != NULL ? reach_of(move->slots, true) : NULL);
 }
 
-static moert_status combine_meeting(moert_exchange *exchange, const moert_move *move,
-                                    const moert_shape *shape, sizes s,
-                                    const moert_meeting *meeting) {
-    const moert_window *slots = move->slots;
-    return MOERT_RUN(exchange->device, shape->program, "combine_meeting",
-                     ((moert_grid){combining_groups(move, s.tokens), 1, 1}),
-                     MOERT_ARG(reach_of(move->window, true)),
-                     MOERT_ARG(slots != NULL ? reach_of(slots, true) : NULL),
-                     MOERT_ARG(move->plan->destination), MOERT_ARG(move->weight),
-                     MOERT_ARG(move->target), MOERT_ARG(move->slot_target),
-                     moert_argument_struct(&s, sizeof s), MOERT_MEETING_ARGS(meeting));
+static moert_status dispatch_meeting(moert_device *device, const moert_move *move,
+                                     const char *program, sizes s, const moert_meeting *meeting) {
+    s.storing = (uint32_t)storing_groups(move, s.tokens);
+    const size_t copying = storing_groups(move, move->once ? s.rows : 0);
+    const moert_grid grid = {s.storing + moert_min(copying, most_groups(device) - s.storing), 1, 1};
+    return MOERT_RUN(device, program, "dispatch_meeting", grid,
+                     MOERT_ARG(reach_of(move->window, true)), reach_slots(move),
+                     MOERT_ARG(move->plan->destination), MOERT_ARG(move->source),
+                     MOERT_ARG(move->slot_source), END_ARGS(s, meeting));
+}
+
+#define SUM_ARGS(move)                                                                             \
+    MOERT_ARG(reach_of((move)->window, true)), reach_slots(move),                                  \
+        MOERT_ARG((move)->plan->destination), MOERT_ARG((move)->weight),                           \
+        MOERT_ARG((move)->target), MOERT_ARG((move)->slot_target)
+
+static moert_status combine_meeting(moert_device *device, const moert_move *move,
+                                    const char *program, sizes s, const moert_meeting *meeting) {
+    return MOERT_RUN(device, program, "combine_meeting",
+                     ((moert_grid){combining_groups(move, s.tokens), 1, 1}), SUM_ARGS(move),
+                     END_ARGS(s, meeting));
+}
+
+static moert_status sum_meeting(moert_device *device, const moert_move *move, const char *program,
+                                sizes s, const moert_meeting *meeting) {
+    const moert_buffer *cells = NULL;
+    if (move->source != NULL) {
+        cells = move->cells->storage.rows;
+        s.storing = (uint32_t)moert_min(storing_groups(move, s.rows), most_groups(device));
+    }
+    return MOERT_RUN(device, program, "sum_meeting",
+                     ((moert_grid){s.storing + combining_groups(move, s.tokens), 1, 1}),
+                     SUM_ARGS(move), MOERT_ARG(cells), MOERT_ARG(move->source),
+                     END_ARGS(s, meeting));
+}
+
+static void tell_fused(moert_exchange *exchange, const moert_move *move, bool combines,
+                       const moert_shape *shape) {
+    tell_work(exchange, move, shape);
+    if (move->once)
+        tell_copies(exchange, move, shape);
+    if (!combines)
+        count_dispatch(exchange, move);
+    else if (move->source != NULL)
+        tell_sent(exchange, move, shape);
 }
 
 moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_move *move,
@@ -286,14 +324,12 @@ moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_mov
     const bool none = meeting->terms.ranks == 0;
     moert_shape shape;
     MOERT_TRY(narrow(move, combines ? move->window->columns : move->window->width, true, &shape));
-    const sizes s = sizes_of(move, &shape, none);
     if (!none)
-        tell_work(exchange, move, &shape);
-    if (!none && move->once)
-        tell_copies(exchange, move, &shape);
-    if (!none && !combines)
-        count_dispatch(exchange, move);
-    return (combines ? combine_meeting : dispatch_meeting)(exchange, move, &shape, s, meeting);
+        tell_fused(exchange, move, combines, &shape);
+    return (!combines      ? dispatch_meeting
+            : move->pushed ? sum_meeting
+                           : combine_meeting)(exchange->device, move, shape.program,
+                                              sizes_of(move, &shape, none), meeting);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {

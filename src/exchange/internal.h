@@ -60,7 +60,8 @@ static inline bool moert_window_has_codes(const moert_window *window) {
 typedef struct moert_move {
     const moert_exchange_plan *plan;
     moert_window *window, *slots;
-    const moert_buffer *source;      /* dispatch, push_rows */
+    const moert_buffer *source; /* dispatch, push_rows; combine: rows yet to be sent, or NULL */
+    const moert_window *cells;  /* ... and the slots of their dispatch */
     const moert_buffer *slot_source; /* dispatch */
     const moert_buffer *weight;      /* combine */
     moert_buffer *target;            /* combine */
@@ -103,6 +104,8 @@ typedef struct moert_engine {
     /* Whether rows can be sent to their slots' ranks as they are made: by products, or however. The
      * same on all ranks. NULL: they cannot. */
     bool (*pushes)(const moert_exchange *exchange, bool products);
+    /* Whether the combine of rows to be pushed sends them itself; or NULL. */
+    bool (*sends)(const moert_exchange *exchange, const moert_move *move);
     /* all[ranks][bytes] = what every rank brings, faster than by messages; or NULL. Collective. */
     moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
@@ -123,6 +126,7 @@ struct moert_exchange {
     size_t widest;            /* largest stride of all windows so far */
     moert_buffer *places;     /* of the last push; NULL before the first */
     bool pushed;              /* the next combine is of pushed rows */
+    moert_move unsent;        /* that combine sends its `source` to the slots of `slots`, if any */
     bool sums;                /* the engine's: ranks sum the rows of a token that they push */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
@@ -191,8 +195,8 @@ typedef struct moert_meeting {
 
 /*
  * Moves of few rows as one kernel with a meeting inside, before which a dispatch stores rows, words
- * and slots, and after which it fans out, or a combine fetches rows and slots. In a meeting of no
- * ranks nothing is moved.
+ * and slots, or a combine sends `source`, and after which a dispatch fans out, or a combine fetches
+ * rows, or sums pushed ones, and slots. In a meeting of no ranks nothing is moved.
  */
 bool moert_kernel_is_small(const moert_move *move, bool combines);
 moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_move *move,
@@ -200,9 +204,10 @@ moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_mov
 
 /*
  * Whether a plan saves enough for that: of K slots that fall on R ranks at random,
- * R (1 - (1 - 1/R)^K) are the first of their token on a rank. The same on all ranks.
+ * R (1 - (1 - 1/R)^K) are the first of their token on a rank. `fused`: in one kernel, where few
+ * rows are. The same on all ranks.
  */
-bool moert_window_saves(const moert_plan *plan, size_t row_bytes);
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 
 /* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
 typedef struct moert_gather {

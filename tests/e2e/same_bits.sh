@@ -75,7 +75,7 @@ for precision in f32 bf16; do
         --dense bf16 --dispatch bf16 --precision $precision
 done
 part invariant mxfp8-dispatch 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
-MOERT_SYNC=device MOERT_OVERLAP=on MOERT_PUSH=on part invariant bf16-pushed 4 "1 local" "2 window" "3 window" -- --batch 6 --hidden 72 \
+MOERT_SYNC=device MOERT_OVERLAP=on MOERT_PUSH=on MOERT_FUSE=on part invariant bf16-pushed 4 "1 local" "2 window" "3 window" -- --batch 6 --hidden 72 \
     --micro-batches 2 --precision bf16 --dispatch bf16 --combine bf16
 part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --precision bf16 --dispatch bf16 --combine bf16
 

@@ -376,15 +376,18 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
     (void)state;
     static const struct {
         size_t ranks, tokens, topk, row_bytes; /* tokens of a rank */
-        bool saves;
-    } cases[] = {{4, 8192, 8, 4096, true},   {2, 8192, 8, 4096, true},  {4, 8192, 8, 14336, true},
-                 {4, 128, 8, 4096, false},   {4, 8192, 1, 4096, false}, {4, 8192, 2, 4096, false},
-                 {64, 8192, 8, 4096, false}, {1, 8192, 8, 4096, false}};
+        bool saves, saves_fused;
+    } cases[] = {{4, 8192, 8, 4096, true, true},   {2, 8192, 8, 4096, true, true},
+                 {4, 8192, 8, 14336, true, true},  {4, 128, 8, 4096, false, true},
+                 {4, 64, 8, 4096, false, false},   {4, 8192, 1, 4096, false, false},
+                 {4, 8192, 2, 4096, false, false}, {64, 8192, 8, 4096, false, false},
+                 {1, 8192, 8, 4096, false, false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t slots = cases[i].ranks * cases[i].tokens * cases[i].topk;
         const moert_plan plan = {
             .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
-        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes), cases[i].saves);
+        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes, false), cases[i].saves);
+        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes, true), cases[i].saves_fused);
     }
 }
 
@@ -440,8 +443,9 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
         moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
     ASSERT_OK_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x)));
+    const moert_move move = {
+        .plan = t.plan, .window = t.y, .slots = t.slot_x, .source = moert_window_rows(t.x)};
+    ASSERT_OK_ON_ALL(moert_kernel_send_rows(exchange, &move));
     ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
     for (size_t r = 0; r < rows; r++)
         somewhere += found[r] != 0;
@@ -452,6 +456,40 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     free(found);
     free(before);
     free(after);
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
+static moert_status combine_pushed(trip *t, bool beside) {
+    moert_exchange *exchange = t->exchange;
+    MOERT_TRY(moert_exchange_dispatch(exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
+    moert_status local =
+        moert_exchange_push_rows(exchange, t->plan, t->y, t->slot_x, moert_window_rows(t->x));
+    if (local == MOERT_OK && beside)
+        local = moert_exchange_combine_beside(exchange);
+    MOERT_TRY(moert_exchange_combine(exchange, t->plan, local, t->y, NULL, t->target, NULL, NULL));
+    return moert_exchange_combine_join(exchange);
+}
+
+/* Rows that a combine would send itself are sent before it runs beside other work. */
+static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
+    const shape c = {"beside", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
+    float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
+    ASSERT_OK_ON_ALL(combine_pushed(&t, false));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, want, bytes));
+    ASSERT_OK_ON_ALL(moert_buffer_clear(moert_window_rows(t.y), 0,
+                                        t.y->capacity_rows * moert_window_stride(t.y) * 4));
+    ASSERT_OK_ON_ALL(combine_pushed(&t, true));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, got, bytes));
+    ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
+    free(want);
+    free(got);
     trip_free_buffers(&t);
     trip_free_windows(&t);
     moert_exchange_destroy(exchange);
@@ -900,6 +938,8 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     ROW_TESTS(X)                                                                                   \
     X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)                                     \
     X(test_a_row_of_no_slot_is_pushed_nowhere)                                                     \
+    X(test_a_pushed_combine_may_run_beside_other_work)                                             \
+    X(test_ranks_may_fuse_or_not)                                                                  \
     X(test_a_push_fails_alike_on_all_ranks)                                                        \
     X(test_a_push_wants_room_for_slots)                                                            \
     X(test_ranks_agree_on_whether_they_push)
@@ -935,7 +975,12 @@ static setup
                    .overlap = "on",
                    .push = "on",
                    .fuse = "on"},
-    summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum"},
+    summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum", .fuse = "off"},
+    summed_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                    .sync = "device",
+                    .overlap = "on",
+                    .push = "sum",
+                    .fuse = "on"},
     impatient = {.engine = MOERT_EXCHANGE_WINDOW,
                  .sync = "device",
                  .timeout_s = "2",
@@ -959,19 +1004,21 @@ static setup
 #define PUSH_ROW(test)       {#test "[window, pushed]", test, NULL, NULL, &pushed},
 #define PUSH_ONCE_ROW(test)                                                                        \
     {#test "[window, pushed, devices wait, rows once]", test, NULL, NULL, &pushed_once},
-#define SUM_ROW(test)    {#test "[window, summed]", test, NULL, NULL, &summed},
-#define STAGED_ROW(test) {#test "[staged]", test, NULL, NULL, &staged},
-#define NODE_1_ROW(test) {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
-#define NODE_2_ROW(test) {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
-#define NODE_3_ROW(test) {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
+#define SUM_ROW(test)       {#test "[window, summed]", test, NULL, NULL, &summed},
+#define SUM_FUSED_ROW(test) {#test "[window, summed, fused]", test, NULL, NULL, &summed_fused},
+#define STAGED_ROW(test)    {#test "[staged]", test, NULL, NULL, &staged},
+#define NODE_1_ROW(test)    {#test "[nodes of 1]", test, NULL, NULL, &nodes_of_1},
+#define NODE_2_ROW(test)    {#test "[nodes of 2]", test, NULL, NULL, &nodes_of_2},
+#define NODE_3_ROW(test)    {#test "[nodes of 3]", test, NULL, NULL, &nodes_of_3},
 
 static const struct CMUnitTest tests[] = {
     ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) ONCE_TESTS(ONCE_ROW)
         FUSED_TESTS(FUSED_ROW) FUSED_TESTS(FUSED_ONCE_ROW) PUSH_TESTS(PUSH_ROW)
-            PUSH_TESTS(PUSH_ONCE_ROW) SUM_TESTS(SUM_ROW) ENGINE_TESTS(STAGED_ROW)
-                NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW){
-                    "test_exchange_names_a_late_device_and_stays_usable",
-                    test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient},
+            PUSH_TESTS(PUSH_ONCE_ROW) SUM_TESTS(SUM_ROW) SUM_TESTS(SUM_FUSED_ROW)
+                ENGINE_TESTS(STAGED_ROW) NODE_TESTS(NODE_1_ROW) NODE_TESTS(NODE_2_ROW)
+                    NODE_TESTS(NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
+                                           test_exchange_names_a_late_device_and_stays_usable, NULL,
+                                           NULL, &impatient},
     {"test_exchange_names_a_late_device_and_stays_usable[fused]",
      test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &impatient_fused},
     WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
