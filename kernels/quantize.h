@@ -87,12 +87,12 @@ static inline bool all_ordinary(vec by, vec amax)
 }
 
 /* x / by, correctly rounded, by 1 / by that is; Markstein: "Computation of elementary functions on the IBM RISC System/6000
- * processor", 1990. */
+ * processor", 1990. By is positive; the sums would lose the sign of a zero. */
 static inline vec divided(vec x, vec by, vec inverse)
 {
     vec y = x * inverse;
     y = fma(fma(-y, by, x), inverse, y);
-    return fma(fma(-y, by, x), inverse, y);
+    return copysign(fma(fma(-y, by, x), inverse, y), x);
 }
 
 static inline scaling scale_f32(vec amax)

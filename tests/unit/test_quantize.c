@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 gpu=1 sanitize=1
 /* Quantisers: published byte vectors, values, the options of NVFP4, refusals. */
 #include <math.h>
 #include <stdlib.h>
@@ -96,6 +96,15 @@ static void test_nvfp4_treats_tiny_blocks_by_each_rule(void **state) {
     for (size_t i = 0; i < 3; i++)
         check_row(&HOW(.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = cases[i].rule), x, 32,
                   cases[i].scale, cases[i].q);
+}
+
+static void test_zeros_and_what_becomes_zero_keep_their_sign(void **state) {
+    (void)state;
+    const float x[128] = {448.0f, -0.0f, 0.0f, -0x1p-30f, 0x1p-30f, -1.0f};
+    unsigned char mx_scale[] = {127, 0, 0, 0}, q[128] = {0x7E, 0x80, 0x00, 0x80, 0x00, 0xB8};
+    const float scale = 1.0f;
+    check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 128, mx_scale, q);
+    check_row(&HOW(.format = MOERT_FORMAT_FP8_BLOCK), x, 128, (const unsigned char *)&scale, q);
 }
 
 /* ---- values ---- */
@@ -308,6 +317,7 @@ int main(void) {
         cmocka_unit_test(test_blocks_of_one_value_give_the_published_bytes),
         cmocka_unit_test(test_mxfp8_of_a_ramp_gives_the_published_bytes),
         cmocka_unit_test(test_nvfp4_gives_the_published_bytes_of_each_rule),
+        cmocka_unit_test(test_zeros_and_what_becomes_zero_keep_their_sign),
         cmocka_unit_test(test_nvfp4_treats_tiny_blocks_by_each_rule),
         cmocka_unit_test(test_values_come_back_within_half_a_step),
         cmocka_unit_test(test_fp8_blocks_are_scaled_to_448),
