@@ -247,14 +247,17 @@ enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
 /* ---- checks ---- */
 
-/* Wipes where the rows or the sums of a side go. */
+/* Wipes where the rows or the sums of a side go, pushed rows too. */
 static moert_status wipe(bench *b, bool sums, enum side side) {
+    moert_buffer *rows = moert_window_rows(b->window);
     if (side != OURS && !sums) {
         memset(bench_alltoall_rows(b->alltoall), 0, b->plan->plan->rows * b->row_bytes);
         return MOERT_OK;
     }
-    moert_buffer *buffer = sums ? b->target : moert_window_rows(b->window);
-    MOERT_TRY(moert_buffer_clear(buffer, 0, moert_buffer_bytes(buffer)));
+    if (sums)
+        MOERT_TRY(moert_buffer_clear(b->target, 0, moert_buffer_bytes(b->target)));
+    if (!sums || b->made != NULL)
+        MOERT_TRY(moert_buffer_clear(rows, 0, moert_buffer_bytes(rows)));
     return moert_device_finish(b->device);
 }
 

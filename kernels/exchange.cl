@@ -23,7 +23,7 @@
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may follow any
  * address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the
  * rank is not looked at. A team moves TOKENS tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local
- * memory. Deterministic: each row has one writer, each sum one order.
+ * memory but in exchange_meet.h. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
  * they need comes once, at the end of the work-item.

@@ -44,7 +44,7 @@
       "auto (by products that store them there, of bf16 on Hopper GPUs), off (the combine "        \
       "fetches them), on (else by a copy), all with the same bits; or sum (each rank sums its "    \
       "own of a token first: fewer bytes, other bits on other numbers of ranks, of --combine "     \
-      "bf16 rounded once more)")                                                                   \
+      "bf16 rounded once more); moert-info does not count the rows that on and sum copy")          \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \

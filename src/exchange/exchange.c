@@ -305,6 +305,9 @@ moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_
                                  const moert_buffer **places) {
     const moert_move move = {.plan = plan, .window = window, .slots = slots};
     const size_t bytes = moert_max(plan->plan->rows, 1) * sizeof(uint64_t);
+    if (exchange->sums)
+        return MOERT_FAIL(ERROR_USAGE, "rows that ranks sum (MOERT_PUSH=sum) have no places of "
+                                       "their own; moert_exchange_push_rows sends them");
     MOERT_TRY(begin_push(exchange, &move));
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->places));
     *places = exchange->places;

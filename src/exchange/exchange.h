@@ -249,7 +249,7 @@ bool moert_exchange_pushes(const moert_exchange *exchange, bool products);
 /*
  * Whether push_rows sends the sum of a rank's rows of a token, in order of k, in place of the first
  * (MOERT_PUSH=sum; codes are rounded once more), and combine sums these, without weights. Then rows
- * are pushed by push_rows alone. The same on all ranks.
+ * are pushed by push_rows alone, push is ERROR_USAGE. The same on all ranks.
  */
 bool moert_exchange_sums(const moert_exchange *exchange);
 /*

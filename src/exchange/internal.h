@@ -67,7 +67,7 @@ typedef struct moert_move {
     moert_buffer *target;            /* combine */
     moert_buffer *slot_target;       /* combine */
     bool once;                       /* dispatch: a row goes to each rank once */
-    bool pushed;        /* combine: all ranks have sent rows to the windows of their slots */
+    bool pushed;        /* combine: of rows that ranks send to the windows of their slots */
     size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
 } moert_move;
 

@@ -24,7 +24,7 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_AMAX,      /* [L] */
     MOERT_SCRATCH_ENDS,      /* uint32 [L] */
     MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
-    MOERT_SCRATCH_ROUNDED_Y,
+    MOERT_SCRATCH_ROUNDED_Y, /* and rounded results that are sent from here */
     MOERT_SCRATCHES
 } moert_scratch;
 

@@ -144,7 +144,7 @@ static moert_status round_results(moert_layer *layer, moert_window *out, bool sc
         return moert_exchange_push(mesh->exchange, layer->plan, out, layer->prob,
                                    &product->scatter.places);
     }
-    return layer->pushed ? moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES,
+    return layer->pushed ? moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
                                               plan->rows * moert_window_stride(out), rows)
                          : MOERT_OK;
 }
@@ -171,20 +171,20 @@ moert_status moert_wire_results(moert_layer *layer, moert_window *out, bool forw
 
 moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product) {
     const size_t floats = layer->plan->plan->rows * moert_window_stride(out);
-    const bool codes = layer->options.combine == MOERT_COMBINE_BF16;
     const bool rounded = product->result == MOERT_NUMBER_BF16;
     moert_mesh *mesh = layer->mesh;
-    moert_buffer *to = moert_window_rows(out);
+    moert_buffer *rows = rounded ? product->y : mesh->scratch[MOERT_SCRATCH_DENSE];
+    moert_buffer *codes = moert_window_rows(out);
     if (product->scatter.places != NULL)
         return MOERT_OK;
-    if (codes && layer->pushed)
-        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &to));
-    if (codes && !rounded)
-        MOERT_TRY(
-            moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
-                                         floats * CODES, mesh->scratch[MOERT_SCRATCH_DENSE], to}));
-    if (!layer->pushed)
-        return MOERT_OK;
-    return moert_exchange_push_rows(mesh->exchange, layer->plan, out, layer->prob,
-                                    codes ? to : mesh->scratch[MOERT_SCRATCH_DENSE]);
+    if (layer->options.combine == MOERT_COMBINE_BF16 && !rounded) {
+        if (layer->pushed)
+            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &codes));
+        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
+                                               MOERT_NUMBER_BF16, floats * CODES, rows, codes}));
+        rows = codes;
+    }
+    return layer->pushed
+               ? moert_exchange_push_rows(mesh->exchange, layer->plan, out, layer->prob, rows)
+               : MOERT_OK;
 }
