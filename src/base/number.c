@@ -50,6 +50,14 @@ float moert_number_quiet(float x) {
     return isnan(x) ? moert_number_of_bits(layouts[MOERT_NUMBER_F32].nan) : x;
 }
 
+/* 2^exponent, a normal float64. Products with it are exact here, and far faster than ldexp. */
+static double two_to(int exponent) {
+    const uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* The code with the sign of x. */
 static uint32_t with_sign(const layout *to, uint32_t code, float x) {
     return signbit(x) ? code | 1u << (to->bits - 1) : code;
@@ -68,10 +76,10 @@ uint32_t moert_number_encode(moert_number type, float x) {
         return to->nan;
     if (isinf(x))
         return with_sign(to, to->overflow, x);
-    if (magnitude >= ldexp(1.0, least))
+    if (magnitude >= two_to(least))
         exponent = ilogb(magnitude);
-    const double steps = rint(ldexp(magnitude, to->mantissa - exponent));
-    const double code = ldexp(exponent - least, to->mantissa) + steps;
+    const double steps = rint(magnitude * two_to(to->mantissa - exponent));
+    const double code = (exponent - least) * two_to(to->mantissa) + steps;
     return with_sign(to, code < to->overflow ? (uint32_t)code : to->overflow, x);
 }
 
@@ -81,9 +89,9 @@ float moert_number_decode(moert_number type, uint32_t code) {
     const uint32_t fraction = magnitude & ((1u << from->mantissa) - 1);
     const int exponent = (int)(magnitude >> from->mantissa), least = 1 - from->bias;
     const uint32_t infinity = (sign - 1) >> from->mantissa << from->mantissa;
-    double value = exponent == 0 ? ldexp(fraction, least - from->mantissa)
-                                 : ldexp(fraction + ldexp(1.0, from->mantissa),
-                                         least + exponent - 1 - from->mantissa);
+    double value = exponent == 0 ? fraction * two_to(least - from->mantissa)
+                                 : (fraction + two_to(from->mantissa)) *
+                                       two_to(least + exponent - 1 - from->mantissa);
     if (from->special == SPECIAL_INFINITY && magnitude == infinity)
         value = INFINITY;
     if ((from->special == SPECIAL_INFINITY && magnitude > infinity) ||
