@@ -112,7 +112,7 @@ compile() { # FORM FAMILY OPTION...
     # this back end does not know the calling convention of kernels: it gets them as functions
     aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S -emit-llvm &&
         sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
-    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O1 -S ;;
+    nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O$((items > 1)) -S ;;
     without_fp64) "${what[@]}" --target=nvptx64-nvidia-nvcl -DMOERT_CPU=0 -DMOERT_FP64=0 -fsyntax-only ;;
     esac >"$out.log" 2>&1 && rm -f "$out"* && return 0
     { echo "$form: $file $*" && head -n 15 "$out.log"; } >>"$failed.$form"

@@ -52,9 +52,11 @@ static void oracle_row(oracle *o, size_t sequence, size_t i, size_t head, double
         total += exp(score[j] - highest);
     o->lse[row] = highest + log(total);
     memset(o->out + row * d, 0, d * sizeof(double));
-    for (size_t j = 0; j <= i; j++)
+    for (size_t j = 0; j <= i; j++) {
+        const double probability = exp(score[j] - o->lse[row]);
         for (size_t c = 0; c < d; c++)
-            o->out[row * d + c] += exp(score[j] - o->lse[row]) * v[j * kv_stride + c];
+            o->out[row * d + c] += probability * v[j * kv_stride + c];
+    }
 }
 
 static double oracle_loss(void *context) {
