@@ -20,7 +20,8 @@ typedef struct setup {
 
 extern setup setup_local, setup_window, setup_devices, setup_once, setup_fused, setup_fused_once,
     setup_pushed, setup_pushed_once, setup_summed, setup_summed_fused, setup_impatient,
-    setup_impatient_fused, setup_staged, setup_nodes_of_1, setup_nodes_of_2, setup_nodes_of_3;
+    setup_impatient_fused, setup_impatient_summed, setup_staged, setup_nodes_of_1, setup_nodes_of_2,
+    setup_nodes_of_3;
 
 /* Hostile ones. */
 enum { SHAPES = 20 };

@@ -9,7 +9,7 @@
 
 #include "base/config.h"
 #include "comm/internal.h"
-#include "exchange/internal.h"
+#include "exchange/flags.h"
 #include "support/exchange_suite.h"
 #include "support/suite.h"
 
@@ -270,6 +270,40 @@ static void test_a_push_fails_alike_on_all_ranks(void **state) {
     moert_exchange_destroy(exchange);
 }
 
+/* The last rank's device is busy when the others wait for the rows that it is to send. */
+static void test_a_pushed_combine_names_a_late_device(void **state) {
+    const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
+    const uint64_t busy_ns = 2500000000;
+    if (test_ranks == 1 || suite_skips(test_ranks != 2))
+        return;
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    moert_exchange_plan *plan = NULL;
+    moert_flags *busy;
+    char text[64];
+    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
+    ASSERT_OK_ON_ALL(
+        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
+    const moert_status local =
+        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 4, 8, &plan),
+        MOERT_ERROR_COMM, text);
+    assert_non_null(strstr(moert_last_error(), "in phase 'combine'"));
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
+    trip_free_buffers(&t);
+    trip_free_windows(&t);
+    moert_flags_destroy(busy);
+    moert_exchange_destroy(exchange);
+}
+
 /* A window without room for the slots is refused before anything is stored. */
 static void test_a_push_wants_room_for_slots(void **state) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
@@ -493,6 +527,8 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     X(test_hosts_of_several_ranks_take_the_node_exchange)
 
 static const struct CMUnitTest tests[] = {
+    {"test_a_pushed_combine_names_a_late_device", test_a_pushed_combine_names_a_late_device, NULL,
+     NULL, &setup_impatient_summed},
     ONCE_TESTS(ONCE_ROW) FUSED_ROW(test_ranks_may_fuse_or_not)
         FUSED_ONCE_ROW(test_ranks_may_fuse_or_not) PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW)
             SUM_TESTS(SUM_ROW) SUM_TESTS(SUM_FUSED_ROW) NODE_TESTS(NODE_1_ROW)
