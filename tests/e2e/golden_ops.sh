@@ -210,7 +210,7 @@ quantised() {
 
 rows='40,40,240' # of 280
 offsets="padded_offsets:I32[3]:$rows" ends="ends:I32[3]:$rows" prob_all='prob:F32[280]:0.5,-1,0,2,0.75' c_all='c:F32[280,256]:~6'
-# FORMAT:WORD: what moert-op quantize and the products call it
+# FORMAT:WORD: what moert-op quantize and the products call it; on the backend of the products of numbers, whose sums have one order
 operands() {
     local word=${1#*:} file=(--format "${1%:*}") squares=(--format "${1%:*}") width=128
     case $word in
@@ -229,7 +229,7 @@ operands() {
     [ "$word" != fp8-block ] || return 0
     pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" \
         "sfb=$(at b.q)#swizzled" "$prob_all"
-    op "$input" "$output" grouped-gemm-glu --format "$word" --scales tiled-groups
+    op "$input" "$output" grouped-gemm-glu --format "$word" --scales tiled-groups --backend portable
     same bytes "glu of $word, scales in tiles of each group" "$expected" "$output" c d amax
     case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
@@ -240,7 +240,7 @@ operands() {
     op "$input" "$(at weight)" grouped-gemm --op wgrad
     pack "$expected" "wgrad=$(at weight)#weight"
     pack "$input" "offsets:I32[3]:$rows" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
-    op "$input" "$output" grouped-gemm-wgrad --format "$word" --scales linear
+    op "$input" "$output" grouped-gemm-wgrad --format "$word" --scales linear --backend portable
     same bytes "wgrad of $word" "$expected" "$output" wgrad
 
     # the sum runs over the rows of the weight, or these are stored as columns
@@ -251,19 +251,19 @@ operands() {
     op "$input" "$expected" grouped-gemm --op dgrad
     pack "$input" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
         "weight_scale=$(at weight.q)#scale"
-    op "$input" "$output" grouped-gemm --op dgrad --format "$word"
+    op "$input" "$output" grouped-gemm --op dgrad --format "$word" --backend portable
     same bytes "dgrad of $word" "$expected" "$output" x
     pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" "$c_all" "$prob_all"
     op "$input" "$expected" grouped-gemm-dglu --format f32 --b-major n
     pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
         "sfb=$(at weight.q)#swizzled" "$c_all" "$prob_all"
-    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales tiled-groups --b-major n
+    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales tiled-groups --b-major n --backend portable
     same bytes "dglu of $word with b the other way round" "$expected" "$output" d dprob dbias amax
     pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at turned.x)#x" "$c_all" "$prob_all"
     op "$input" "$expected" grouped-gemm-dglu --format f32
     pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at turned.q)#q" \
         "sfb=$(at turned.q)#scale" "$c_all" "$prob_all"
-    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales linear
+    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales linear --backend portable
     same bytes "dglu of $word" "$expected" "$output" d dprob dbias amax
 }
 for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
@@ -292,7 +292,7 @@ steps() {
     pack "$step" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,72,128]:~2' 'alpha:F32[3]:1.5,3,-0.5'
     op "$step" "$step" quantize --format "$word" --name x ${global:+"$global"}
     op "$step" "$step" quantize --format "$weights" --name weight ${global:+"$global"}
-    op "$step" "$output" grouped-gemm --format "$word"
+    op "$step" "$output" grouped-gemm --format "$word" --backend portable
     op "$step" "$(at numbers)" dequantize --format "$word" --name x ${global:+"$global"}
     op "$(at numbers)" "$(at numbers)" dequantize --format "$weights" --name weight ${global:+"$global"}
     op "$(at numbers)" "$expected" grouped-gemm
