@@ -1,7 +1,9 @@
 /* Exchanges under test. */
 #include "support/exchange_suite.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/config.h"
 #include "base/memory.h"
@@ -102,22 +104,57 @@ bool has_windows(void) {
 moert_exchange *open_exchange(void **state) {
     const setup *tested = *state;
     moert_exchange *exchange;
-    set_variable("MOERT_SYNC", tested->sync);
-    set_variable("MOERT_TIMEOUT_S", tested->timeout_s);
-    set_variable("MOERT_ONCE", tested->once);
-    set_variable("MOERT_OVERLAP", tested->overlap);
-    set_variable("MOERT_PUSH", tested->push);
-    set_variable("MOERT_FUSE", tested->fuse);
+    const char *const ways[][2] = {
+        {"MOERT_SYNC", tested->sync}, {"MOERT_TIMEOUT_S", tested->timeout_s},
+        {"MOERT_ONCE", tested->once}, {"MOERT_PUSH", tested->push},
+        {"MOERT_FUSE", tested->fuse},
+    };
+    const size_t count = sizeof ways / sizeof ways[0];
+    set_variable("MOERT_OVERLAP", tested->overlap); /* and stays: combines look at it */
+    for (size_t i = 0; i < count; i++)
+        set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
-    set_variable("MOERT_SYNC", NULL);
-    set_variable("MOERT_TIMEOUT_S", NULL);
-    set_variable("MOERT_ONCE", NULL);
-    set_variable("MOERT_PUSH", NULL);
-    set_variable("MOERT_FUSE", NULL);
+    for (size_t i = 0; i < count; i++)
+        set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
     return exchange;
+}
+
+void close_trip(trip *t, moert_exchange *exchange) {
+    trip_free_buffers(t);
+    trip_free_windows(t);
+    moert_exchange_destroy(exchange);
+}
+
+void close_usable(const shape *c, trip *t, moert_exchange *exchange) {
+    trip_free_buffers(t);
+    ASSERT_OK_ON_ALL(trip_run(c, t));
+    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
+    close_trip(t, exchange);
+}
+
+moert_flags *make_busy(void) {
+    const uint64_t busy_ns = 2500000000;
+    moert_flags *busy;
+    ASSERT_OK_ON_ALL(
+        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
+    return busy;
+}
+
+moert_status keep_busy(moert_flags *busy) {
+    return test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK;
+}
+
+void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const char *phase) {
+    moert_exchange_plan *plan = NULL;
+    char text[64];
+    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
+    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, t->index, c->tokens[test_rank],
+                                                 c->topk, c->experts, &plan),
+                        MOERT_ERROR_COMM, text);
+    assert_non_null(strstr(moert_last_error(), phase));
 }
 
 /* To this device and number of ranks. */

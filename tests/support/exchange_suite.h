@@ -5,6 +5,7 @@
 #ifndef TESTS_SUPPORT_EXCHANGE_SUITE_H
 #define TESTS_SUPPORT_EXCHANGE_SUITE_H
 
+#include "exchange/flags.h"
 #include "support/mpi.h"
 #include "support/round_trip.h"
 
@@ -51,6 +52,18 @@ extern moert_comm *spread[MAX_RANKS];
 
 /* The exchange under test. */
 moert_exchange *open_exchange(void **state);
+/* The end of a test; close_usable makes the trip once more before, and asks whether all went right.
+ */
+void close_trip(trip *t, moert_exchange *exchange);
+void close_usable(const shape *c, trip *t, moert_exchange *exchange);
+
+/* What keeps the last rank's device busy, from keep_busy on, for longer than the others of
+ * setup_impatient* wait for it. */
+moert_flags *make_busy(void);
+moert_status keep_busy(moert_flags *busy);
+/* The next plan names that rank, and the phase. */
+void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const char *phase);
+
 /* Whether the device takes the window engine. */
 bool has_windows(void);
 /* main() of a module: those of `tests` that apply to this device and number of ranks. */

@@ -10,7 +10,6 @@
 #include "base/config.h"
 #include "base/rng.h"
 #include "comm/internal.h"
-#include "exchange/flags.h"
 #include "support/exchange_suite.h"
 #include "support/suite.h"
 
@@ -68,11 +67,7 @@ static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine_finish(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
         MOERT_ERROR_DEVICE, "the second wave's product");
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 static void test_exchange_sums_rows_of_codes_exactly(void **state) {
@@ -120,9 +115,7 @@ static void test_windows_take_memory_by_the_rows_that_come(void **state) {
     if (moert_device_describe(test_device)->is_cpu)
         ASSERT_ON_ALL(taken >= least && taken <= most);
     ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 static void test_exchange_grows_its_windows(void **state) {
@@ -180,9 +173,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
     for (size_t i = 0; i < rows * c.width; i++)
         wrong += host[i / c.width * stride + i % c.width] != hostile_bits(i / c.width, i % c.width);
     ASSERT_ON_ALL(wrong == 0 && (rows > 0) == (test_rank == 0));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 /* ---- plans ---- */
@@ -315,35 +306,21 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
 /* The last rank's device is busy for longer than the others' wait for it. */
 static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
-    const uint64_t busy_ns = 2500000000;
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
     moert_exchange *exchange = open_exchange(state);
-    moert_exchange_plan *plan = NULL;
-    moert_flags *busy;
+    moert_flags *busy = make_busy();
     trip t;
-    char text[64];
-    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
+    ASSERT_OK_ON_ALL(keep_busy(busy));
     ASSERT_OK_ON_ALL(
         moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
     ASSERT_OK_ON_ALL(
         moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 2, 8, &plan),
-        MOERT_ERROR_COMM, text);
-    assert_non_null(strstr(moert_last_error(), "in phase 'dispatch'"));
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
+    expect_late(&c, &t, exchange, "in phase 'dispatch'");
     moert_flags_destroy(busy);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 static void test_exchange_chooses_the_best_engine(void **state) {

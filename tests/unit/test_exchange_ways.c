@@ -3,13 +3,11 @@
  * What only some ways of exchanging do: rows that go to each rank once, moves that are one kernel,
  * rows that are pushed or summed first, and nodes.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
 #include "comm/internal.h"
-#include "exchange/flags.h"
 #include "support/exchange_suite.h"
 #include "support/suite.h"
 
@@ -75,9 +73,7 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
     ASSERT_ON_ALL(count_poison(&t) == 0);
     free(index);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 /* Words of a dispatch that has not come: no row is read outside of the window. */
@@ -100,9 +96,7 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
     ASSERT_ON_ALL(count_poison(&t) == rows * stride);
     free(words);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 /* Ranks that are told different things still agree. */
@@ -115,9 +109,7 @@ static void test_ranks_agree_on_how_often_a_row_goes(void **state) {
     moert_exchange *exchange = open_exchange(&tested);
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 static void test_a_row_goes_once_where_that_saves_much(void **state) {
@@ -209,9 +201,7 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     free(found);
     free(before);
     free(after);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 /* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
@@ -243,9 +233,7 @@ static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
     free(want);
     free(got);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 /* One rank's product fails after others have sent rows: all fail, and the next combine is one of
@@ -263,45 +251,27 @@ static void test_a_push_fails_alike_on_all_ranks(void **state) {
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
         MOERT_ERROR_DEVICE, "the product");
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 /* The last rank's device is busy when the others wait for the rows that it is to send. */
 static void test_a_pushed_combine_names_a_late_device(void **state) {
     const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
-    const uint64_t busy_ns = 2500000000;
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
-    moert_exchange_plan *plan = NULL;
-    moert_flags *busy;
-    char text[64];
-    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
-    ASSERT_OK_ON_ALL(
-        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
+    moert_flags *busy = make_busy();
     ASSERT_OK_ON_ALL(
         moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
-    ASSERT_OK_ON_ALL(test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK);
+    ASSERT_OK_ON_ALL(keep_busy(busy));
     const moert_status local =
         moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
     ASSERT_OK_ON_ALL(
         moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 4, 8, &plan),
-        MOERT_ERROR_COMM, text);
-    assert_non_null(strstr(moert_last_error(), "in phase 'combine'"));
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
+    expect_late(&c, &t, exchange, "in phase 'combine'");
     moert_flags_destroy(busy);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 /* A window without room for the slots is refused before anything is stored. */
@@ -318,11 +288,7 @@ static void test_a_push_wants_room_for_slots(void **state) {
     ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, t.plan, small, t.slot_x, rows),
                         MOERT_ERROR_USAGE, "a window to push to has 0 rows");
     moert_window_destroy(small);
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 static void test_ranks_agree_on_whether_they_push(void **state) {
@@ -358,11 +324,7 @@ static void test_summed_rows_take_no_weights(void **state) {
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine(exchange, t.plan, local, t.y, t.weight, t.target, NULL, NULL),
         MOERT_ERROR_USAGE, "cannot be weighted");
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 /* ---- nodes ---- */
@@ -402,9 +364,7 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
         moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
     ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
     free(index);
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 static void test_nodes_send_messages_of_few_rows(void **state) {
@@ -448,9 +408,7 @@ static void test_nodes_never_sum_codes_first(void **state) {
     set_variable("MOERT_NODE_SUM", NULL);
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t, exchange);
 }
 
 static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
@@ -475,11 +433,7 @@ static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     ASSERT_FAILS_ON_ALL(
         moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL),
         MOERT_ERROR_USAGE, "before the first dispatch");
-    trip_free_buffers(&t);
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_usable(&c, &t, exchange);
 }
 
 /* auto: between hosts the node exchange, if there are windows for it to use. */
