@@ -41,6 +41,12 @@
 
 #define TILES (VEC / LINES)                         /* whose lines one vector holds */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
+#if TILES == 2 && defined(__clang__)
+#define EXCESS (VEC / 2 - LINES) /* lanes by which the store of a tile's lines runs into the next term's place */
+#else
+#define EXCESS 0
+#endif
+#define TILE_ROOM(depth) (LINES * (depth) + EXCESS) /* of the strip's at most 64 * depth floats */
 
 KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *x,
                          ulong ldx, WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
@@ -128,18 +134,20 @@ static inline vec load_row(rows_of x, int row, int column, int n)
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
-/* to[tile, line] at stride LINES * depth = the vector's lanes, as many as there are whole tiles. */
+/* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */
 static inline void store_tiles(vec term, int depth, local float *to)
 {
-#if LINES == VEC / 2
+#if TILES == 2 && defined(__clang__)
     vstore8(term.lo, 0, to);
-    vstore8(term.hi, 0, to + LINES * depth);
+    vstore8(__builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3, LINES + 4, LINES + 5, LINES + 6,
+                                    LINES + 7),
+            0, to + TILE_ROOM(depth));
 #else
     float lane[VEC];
     vstore16(term, 0, lane);
     UNROLL for (int t = 0; t < TILES; t++)
         UNROLL for (int r = 0; r < LINES; r++)
-            to[t * LINES * depth + r] = lane[t * LINES + r];
+            to[t * TILE_ROOM(depth) + r] = lane[t * LINES + r];
 #endif
 }
 
@@ -151,7 +159,7 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
             vec number[PER_TERM];
             UNROLL for (int q = 0; q < PER_TERM; q++)
                 number[q] = p + q < used ? load_factor(a + q * lda + i, lines - i) : -0.0f;
-            store_tiles(term_of(number), depth, strip + i * depth);
+            store_tiles(term_of(number), depth, strip + i / LINES * TILE_ROOM(depth));
         }
 }
 
@@ -173,7 +181,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
     const int terms = (used + PER_TERM - 1) / PER_TERM;
     const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS), share = (used + tiles - 1) / tiles;
     for (int i = 0, ahead = 0; i < c.lines; i += LINES) {
-        local const element *lines = (local const element *)(strip + i % STRIP * depth);
+        local const element *lines = (local const element *)(strip + i % STRIP / LINES * TILE_ROOM(depth));
         if (i % STRIP == 0) {
             pack_strip(a + i, lda, min(STRIP, c.lines - i), used, depth, strip);
             ahead = i + STRIP < c.lines ? 0 : used;
@@ -183,7 +191,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            for (int p = 0; p < terms; p++, row += WIDTH) {
+            EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
                 spread term[LINES];
                 UNROLL for (int r = 0; r < LINES; r++)
                     term[r] = lines[p * LINES + r];

@@ -1,18 +1,18 @@
 /*
  * What the families of the grouped GEMM share: the tile (picture in gemm.cl). The panels that it reads are made by panels.h.
  *
- * A term is what one step of the chain takes: with BF16 = 0 one number (float), with 1 a pair of bf16 codes that follow
- * each other in the reduction, in 32 bits, the first in the high half. Both products of a pair join the chain by a
- * rounding each, the high half's first: that is how vdpbf16ps works (DOT = 1, on CPUs that have it), and how two fma on
- * the widened halves do. A pair without a second code has -0 in one factor and 0 in the other there: adding their
- * product changes nothing, not even a zero's sign.
+ * A term is what one step of the chain takes: one number (float; with BF16 = 1 rounded to bf16) or, with DOT = 1, a pair
+ * of bf16 codes that follow each other in the reduction, in 32 bits, the first in the high half. Both products of a pair
+ * join the chain by a rounding each, the high half's first: that is how vdpbf16ps works, and how two fma on their
+ * numbers do, one after the other. A pair without a second code has -0 in one factor and 0 in the other there: adding
+ * their product changes nothing, not even a zero's sign.
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. The
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and a CPU with AVX-512 BF16); the
- * tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers. A panel has as many columns as
+ * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and pays on a CPU with AVX-512
+ * BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers. A panel has as many columns as
  * a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then reads several, `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
@@ -21,27 +21,25 @@
 #if LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4
 #error "LINES must be 1 to 16 and WIDTH 1 to 4"
 #endif
-#if DOT && !defined(__AVX512F__) /* the driver compiles for less than its CPU has */
-#undef DOT
-#define DOT 0
-#endif
-
 #ifndef PACKED
 #define PACKED WIDTH
 #endif
 #define COLUMNS (WIDTH * VEC) /* of a tile */
 
-#if BF16
+#if DOT
 #define PER_TERM 2
-typedef ushort code;
 typedef uint element;
 typedef uint16 spread; /* an element in all lanes */
-#define LINE local const uint * /* where elements are read */
 #else
 #define PER_TERM 1
-typedef float code;
 typedef float element;
 typedef vec spread;
+#endif
+#if BF16
+typedef ushort code;
+#define LINE local const element * /* where elements are read */
+#else
+typedef float code;
 #define LINE global const float *
 #endif
 
@@ -90,7 +88,12 @@ static inline vec rounded(vec x)
     const uint16 u = as_uint16(x), up = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000u;
     return as_float16((u & 0x7FFFFFFF) > 0x7F800000u ? 0x7FC00000u : up);
 }
+#else
+#define load_factor(p, n) load_part(p, n)
+#define rounded(x)        (x)
+#endif
 
+#if DOT
 static inline vec term_of(const vec number[PER_TERM])
 {
     return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
@@ -98,18 +101,16 @@ static inline vec term_of(const vec number[PER_TERM])
 
 static inline vec add_product(vec sum, spread a, vec b)
 {
-#if DOT
+#ifdef __AVX512F__
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
-#else
+#else /* the driver compiles for less than its CPU has */
     sum = fma(as_float16(a & 0xFFFF0000u), as_float16(as_uint16(b) & 0xFFFF0000u), sum);
     return fma(as_float16(a << 16), as_float16(as_uint16(b) << 16), sum);
 #endif
 }
 #else
-#define load_factor(p, n) load_part(p, n)
-#define rounded(x)        (x)
-#define term_of(number)   ((number)[0])
+#define term_of(number) ((number)[0])
 
 static inline vec add_product(vec sum, spread a, vec b)
 {
@@ -189,47 +190,59 @@ static inline target tile_of(target c, int line, int column)
 }
 
 /*
- * Where to read a tile's lines of the first factor from. Floats lie ready. Pairs have their first code in the low half in
- * memory: they are turned once for all panels, which costs less than a turn per tile and lane.
+ * Where to read a tile's lines of the first factor from. Floats lie ready. Codes are widened, or pairs, which have their
+ * first code in the low half in memory, turned, once for all panels, which costs less than doing so for every tile.
  */
-#if BF16
-static inline void find_lines(global const ushort *a, ulong lda, int lines, int used, int stride, local uint *turned,
-                              LINE line[LINES])
+#if DOT
+static inline void convert_line(global const ushort *from, int used, local uint *to)
 {
-    for (int r = 0; r < LINES; r++) {
-        global const ushort *from = a + min(r, lines - 1) * lda;
-        local uint *to = turned + r * stride;
-        int p = 0;
-        for (; p + 2 * VEC <= used; p += 2 * VEC) {
-            const uint16 pairs = (uint16)(as_uint8(vload16(0, from + p)), as_uint8(vload16(1, from + p)));
-            vstore16(rotate(pairs, (uint16)16), 0, to + p / 2);
-        }
-        for (; p < used; p += 2)
-            to[p / 2] = (uint)from[p] << 16 | (p + 1 < used ? from[p + 1] : 0x8000u);
+    int p = 0;
+    for (; p + 2 * VEC <= used; p += 2 * VEC) {
+        const uint16 pairs = (uint16)(as_uint8(vload16(0, from + p)), as_uint8(vload16(1, from + p)));
+        vstore16(rotate(pairs, (uint16)16), 0, to + p / 2);
     }
-    UNROLL for (int r = 0; r < LINES; r++)
-        line[r] = turned + r * stride;
+    for (; p < used; p += 2)
+        to[p / 2] = (uint)from[p] << 16 | (p + 1 < used ? from[p + 1] : 0x8000u);
 }
-#else
-static inline void find_lines(global const float *a, ulong lda, int lines, int used, int stride, local float *turned,
-                              LINE line[LINES])
+#elif BF16
+static inline void convert_line(global const ushort *from, int used, local float *to)
 {
-    UNROLL for (int r = 0; r < LINES; r++)
-        line[r] = a + min(r, lines - 1) * lda;
+    for (int p = 0; p < used; p += VEC)
+        vstore16(load_factor(from + p, used - p), 0, to + p);
 }
 #endif
 
-/* Tells the compiler which loop the registers are for. */
+static inline void find_lines(global const code *a, ulong lda, int lines, int used, int stride, local element *turned,
+                              LINE line[LINES])
+{
+#if BF16
+    for (int r = 0; r < LINES; r++)
+        convert_line(a + min(r, lines - 1) * lda, used, turned + r * stride);
+    UNROLL for (int r = 0; r < LINES; r++)
+        line[r] = turned + r * stride;
+#else
+    UNROLL for (int r = 0; r < LINES; r++)
+        line[r] = a + min(r, lines - 1) * lda;
+#endif
+}
+
+/* The loop over the terms of a tile: tells the compiler that the registers are for it. With AVX2 an instruction is half a
+ * vector, and those that count are a tenth of all. */
 #ifdef __clang__
 #define OFTEN(x) __builtin_expect((x), 1)
 #else
 #define OFTEN(x) (x)
 #endif
+#if defined(__clang__) && !defined(__AVX512F__)
+#define EACH_TERM _Pragma("unroll 4")
+#else
+#define EACH_TERM
+#endif
 
 /* The terms of a tile: numbers of the lines times rows of the panels. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int height, int terms)
 {
-    for (int p = 0; OFTEN(p < terms); p++, row += PACKED) {
+    EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += PACKED) {
         spread term[LINES];
         UNROLL for (int r = 0; r < LINES; r++)
             term[r] = line[r][p];

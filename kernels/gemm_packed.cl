@@ -3,8 +3,8 @@
  * factor whose panels lie in global memory, ready for every product of a step.
  *
  *   packing for   line of the weight   panels                              a term
- *   forward       n                    panel[g, n / C, k, n % C]           w[g,n,k], with BF16 k and k + 1
- *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with BF16 n and n + 1
+ *   forward       n                    panel[g, n / C, k, n % C]           w[g,n,k], with DOT k and k + 1
+ *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with DOT n and n + 1
  *   gated         n, of gates | ups    16 gates, their 16 ups (gemm_glu.h)  as for forward; needs an even WIDTH
  *
  * A panel has C = PACKED * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the

@@ -84,10 +84,12 @@ static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t s
     const moert_part part = moert_part_of(gemm);
     const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
     const size_t rows = part.end_row - part.first_row;
-    const product p = {groups, moert_ceil_div(rows, groups), rows, dgrad ? gemm->k : gemm->n,
-                       moert_ceil_div(dgrad ? gemm->n : gemm->k, moert_per_term(gemm->type))};
+    const moert_device *device = moert_buffer_device(gemm->x);
+    const product p = {
+        groups, moert_ceil_div(rows, groups), rows, dgrad ? gemm->k : gemm->n,
+        moert_ceil_div(dgrad ? gemm->n : gemm->k, moert_per_term(device, gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, operation, start);
-    return choose_share(moert_buffer_device(gemm->x), gemm->type, p,
+    return choose_share(device, gemm->type, p,
                         gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
 
@@ -101,16 +103,20 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
+size_t moert_per_term(const moert_device *device, moert_number type) {
+    const bool pairs = type == MOERT_NUMBER_BF16 && moert_device_describe(device)->has_bf16_dot &&
+                       moert_config_get()->bf16 == MOERT_BF16_AUTO;
+    return pairs ? 2 : 1;
+}
+
 void moert_gemm_program(const moert_device *device, moert_number type, unsigned packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]) {
-    const bool pairs = type == MOERT_NUMBER_BF16;
-    const bool dot = pairs && moert_device_describe(device)->has_bf16_dot &&
-                     moert_config_get()->bf16 == MOERT_BF16_AUTO;
     char family[96];
-    const int length = snprintf(
-        family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-        packed > 0 ? "gemm_packed" : "gemm", pairs, dot, tile->lines, tile->width, coded != NULL);
+    const int length =
+        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+                 packed > 0 ? "gemm_packed" : "gemm", type == MOERT_NUMBER_BF16,
+                 moert_per_term(device, type) > 1, tile->lines, tile->width, coded != NULL);
     if (packed > 0)
         snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u", packed);
     if (coded != NULL)
@@ -139,7 +145,8 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
-        MOERT_ARG((int)moert_panel_height(gemm->type, reduction)), MOERT_ARG(s.panels),
+        MOERT_ARG((int)moert_panel_height(reduction, moert_per_term(device, gemm->type))),
+        MOERT_ARG(s.panels),
         MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes));
 }
 
@@ -197,7 +204,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     if (has_gpu_form(device))
         return moert_portable_gpu_wgrad(gemm, start);
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
-                       moert_ceil_div(groups->rows, moert_per_term(gemm->type))};
+                       moert_ceil_div(groups->rows, moert_per_term(device, gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
@@ -277,7 +284,7 @@ moert_status moert_portable_glu_backward(const moert_glu *glu) {
                      MOERT_ARG((unsigned)split));
 }
 
-/* The share of a product with its GLU: the columns of h, in tiles of an even width. */
+/* The share of a product with its GLU, or with a tile that takes none: the columns of h. */
 static share choose_gated(const moert_gemm *gemm, size_t width) {
     const moert_part part = moert_part_of(gemm);
     const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
@@ -285,12 +292,14 @@ static share choose_gated(const moert_gemm *gemm, size_t width) {
     const bool packed = gemm->packed != NULL;
     const moert_tuning_key key = {packed ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
                                   gemm->type, gemm->n, gemm->k, moert_ceil_div(rows, groups)};
+    const moert_device *device = moert_buffer_device(gemm->y);
     bool measured;
-    moert_choices c = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
-    c.width = packed ? moert_packed_width(gemm->packed, c.width) : moert_gated_width(c.width);
+    moert_choices c = moert_tuning_find(device, &key, &measured);
+    if (packed)
+        c.width = moert_packed_width(gemm->packed, c.width);
     const product p = {groups, key.rows, rows, moert_gated_columns(width, c.width),
-                       moert_ceil_div(gemm->k, moert_per_term(gemm->type))};
-    return choose_share(moert_buffer_device(gemm->y), gemm->type, p,
+                       moert_ceil_div(gemm->k, moert_per_term(device, gemm->type))};
+    return choose_share(device, gemm->type, p,
                         packed ? FORM_PACKED : FORM_ROWS, &c);
 }
 
@@ -298,13 +307,12 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     const moert_gemm *gemm = &fused->gemm;
     const moert_glu *glu = &fused->glu;
     moert_device *device = moert_buffer_device(gemm->y);
-    const bool packed = gemm->packed != NULL;
-    if (has_gpu_form(device) ||
-        (packed && gemm->packed->tile.width % 2 != 0)) { /* not packed for it */
+    const bool packed = gemm->packed != NULL, gpu = has_gpu_form(device);
+    const share s = gpu ? (share){0} : choose_gated(gemm, glu->width);
+    if (gpu || !moert_gates_fit(packed ? gemm->packed->tile.width : s.tile.width)) {
         MOERT_TRY(moert_portable_gemm_forward(gemm));
         return moert_portable_glu_forward(glu);
     }
-    const share s = choose_gated(gemm, glu->width);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, packed ? gemm->packed->tile.width : 0, NULL, &s.tile,
                        spec);
@@ -318,6 +326,7 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
                      MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
                      MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
                      MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
-                     packed ? MOERT_ARG((int)moert_panel_height(gemm->type, gemm->k))
+                     packed ? MOERT_ARG((int)moert_panel_height(
+                                  gemm->k, moert_per_term(device, gemm->type)))
                             : moert_argument_local(s.local_bytes));
 }

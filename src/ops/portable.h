@@ -59,14 +59,12 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/common.h */
 
-/* Numbers of a term in kernels/gemm.h. */
-static inline size_t moert_per_term(moert_number type) {
-    return type == MOERT_NUMBER_BF16 ? 2 : 1;
-}
+/* Numbers of a term in kernels/gemm.h: pairs of bf16 are DOT. */
+size_t moert_per_term(const moert_device *device, moert_number type);
 
 /* Rows of a packed panel. */
-static inline size_t moert_panel_height(moert_number type, size_t reduction) {
-    return moert_round_up(reduction, 16) / moert_per_term(type);
+static inline size_t moert_panel_height(size_t reduction, size_t per_term) {
+    return moert_round_up(reduction, 16) / per_term;
 }
 
 /* The width of a product's tile by packed weights, in whole panels. */
@@ -74,10 +72,10 @@ static inline unsigned moert_packed_width(const moert_packed *packed, unsigned c
     return chosen % packed->tile.width == 0 ? chosen : packed->tile.width;
 }
 
-/* A tile for a GLU has vectors of gates and as many of ups (kernels/gemm_glu.h): its width, and the
- * columns of all panels. */
-static inline unsigned moert_gated_width(unsigned width) {
-    return width + width % 2;
+/* A product's tile takes a GLU behind it by vectors of gates and as many of ups
+ * (kernels/gemm_glu.h): whether it can, and the columns of all panels. */
+static inline bool moert_gates_fit(unsigned width) {
+    return width % 2 == 0;
 }
 static inline size_t moert_gated_columns(size_t width, unsigned tile_width) {
     const size_t columns = tile_width * (size_t)MOERT_VECTOR;
