@@ -273,7 +273,7 @@ INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells, glob
         if (home == 0 || (chain > 1 && (told.w & LATER) != 0))
             continue;
         if (chain > 1 && told.w != 0)
-            sum_piece((chained){cells, rows, count, chain, codes}, r, told.w, home, s.at, stride);
+            sum_piece((chained){cells, rows, count, chain, codes}, r, home, s.at, stride);
         else
             copy_piece(rows + (size_t)r * stride, home, s.at, stride);
     }

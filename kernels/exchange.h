@@ -46,16 +46,10 @@ typedef struct chained {
     bool codes;
 } chained;
 
-/* The row behind one with this word, or `count`. */
-static inline uint next_by(chained c, uint word)
-{
-    return min((word & ~LATER) - 1, c.count);
-}
-
-/* The row behind row r, or `count` too where there is no row r. */
+/* The row behind row r, or `count`. */
 static inline uint next_of(chained c, uint r)
 {
-    return r < c.count ? next_by(c, c.cells[(size_t)r * (CELL / 4)].w) : c.count;
+    return min((c.cells[(size_t)r * (CELL / 4)].w & ~LATER) - 1, c.count);
 }
 
 /* A vector of floats, or of pairs of codes, as sums of either half. */
@@ -71,8 +65,8 @@ INLINED vec whole_part(bool codes, const vec sum[2])
     return codes ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
 }
 
-/* The sum of row r, whose word is given, and those behind it: all of it, or a piece. The next word is on its way with a row. */
-INLINED void sum_piece(chained c, uint r, uint word, global float *to, int at, uint stride)
+/* The sum of row r and those behind it: all of it, or a piece. */
+INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
 {
 #if MOERT_ITEMS == 1
     for (uint i = 0; i < stride; i += VEC) {
@@ -87,9 +81,8 @@ INLINED void sum_piece(chained c, uint r, uint word, global float *to, int at, u
     const int n = (int)stride - at;
     UNROLL for (int i = 0; i < BATCH; i++)
         sum[i][0] = sum[i][1] = 0.0f;
-    for (uint k = 0, next = next_by(c, word), after; k < c.chain && r < c.count; k++, r = next, next = after) {
+    for (uint k = 0; k < c.chain && r < c.count; k++, r = next_of(c, r)) {
         load_batch(part, c.rows + (size_t)r * stride + at, n);
-        after = next_of(c, next);
         UNROLL for (int i = 0; i < BATCH; i++)
             add_part(part[i], c.codes, sum[i]);
     }
