@@ -33,15 +33,21 @@
 #define NV       LANE_VECS
 #define LANES    (NV * VEC)
 #define ROWS     32
-#define ROW_TILE 8 /* rows of a register tile of `products` */
-/* values of a register tile of `gather`: the largest that leaves no rest */
-#if HEAD_SIZE % 16 == 0 && NV == 1
+/* rows of a register tile of `products`; most values of one of `gather`, which takes the largest that leaves no rest */
+#if NARROW
+#define ROW_TILE  (4 / NV)
+#define MOST_TILE (4 / NV)
+#else
+#define ROW_TILE  8
+#define MOST_TILE (16 / NV)
+#endif
+#if HEAD_SIZE % 16 == 0 && MOST_TILE >= 16
 #define HEAD_TILE 16
-#elif HEAD_SIZE % 8 == 0
+#elif HEAD_SIZE % 8 == 0 && MOST_TILE >= 8
 #define HEAD_TILE 8
-#elif HEAD_SIZE % 4 == 0
+#elif HEAD_SIZE % 4 == 0 && MOST_TILE >= 4
 #define HEAD_TILE 4
-#elif HEAD_SIZE % 2 == 0
+#elif HEAD_SIZE % 2 == 0 && MOST_TILE >= 2
 #define HEAD_TILE 2
 #else
 #define HEAD_TILE 1
@@ -112,7 +118,7 @@ static inline void products(global const float *x, size_t stride, int rows, loca
             UNROLL for (int v = 0; v < NV; v++)
                 sum[r][v] = 0.0f;
         }
-        for (int d = 0; d < HEAD_SIZE; d++) {
+        EACH_TERM for (int d = 0; d < HEAD_SIZE; d++) {
             UNROLL for (int r = 0; r < ROW_TILE; r++)
                 UNROLL for (int v = 0; v < NV; v++)
                     sum[r][v] = fma((vec)row[r][d], lanes[d * NV + v], sum[r][v]);
@@ -133,7 +139,7 @@ static inline void gather(global const float *x, size_t stride, int rows, local 
         UNROLL for (int i = 0; i < HEAD_TILE; i++)
             UNROLL for (int v = 0; v < NV; v++)
                 sum[i][v] = keep[v] * sums[(d + i) * NV + v];
-        for (int row = 0; row < rows; row++, at += stride) {
+        EACH_TERM for (int row = 0; row < rows; row++, at += stride) {
             UNROLL for (int i = 0; i < HEAD_TILE; i++)
                 UNROLL for (int v = 0; v < NV; v++)
                     sum[i][v] = fma((vec)at[i], weight[row * NV + v], sum[i][v]);

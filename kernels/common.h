@@ -23,6 +23,14 @@
 #define KERNEL          KERNEL_OF(1)
 #define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
+/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the instructions would be the loop's. */
+#if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
+#define NARROW 1
+#define EACH_TERM _Pragma("unroll 4")
+#else
+#define NARROW 0
+#define EACH_TERM
+#endif
 /* Where what is constant must stay so; and else PoCL's compiler may leave `team` in a function of its own, where all
  * work-groups share it. */
 #define INLINED static inline __attribute__((always_inline))

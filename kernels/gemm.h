@@ -226,17 +226,11 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #endif
 }
 
-/* The loop over the terms of a tile: tells the compiler that the registers are for it. With AVX2 an instruction is half a
- * vector, and those that count are a tenth of all. */
+/* Tells the compiler which loop the registers are for. */
 #ifdef __clang__
 #define OFTEN(x) __builtin_expect((x), 1)
 #else
 #define OFTEN(x) (x)
-#endif
-#if defined(__clang__) && !defined(__AVX512F__)
-#define EACH_TERM _Pragma("unroll 4")
-#else
-#define EACH_TERM
 #endif
 
 /* The terms of a tile: numbers of the lines times rows of the panels. */

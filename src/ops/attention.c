@@ -7,11 +7,13 @@
  * without atomics and without scratch memory.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "device/profile.h"
 #include "moert/quantize.h"
 #include "ops/attention.h"
+#include "ops/tuning.h"
 
 enum {
     MAX_HEAD_SIZE = 512,
@@ -47,8 +49,9 @@ static moert_status check_shape(const moert_attention *attention, launch_shape *
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &width));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &shape->heads));
     MOERT_TRY(moert_to_int(kv_heads, "number of key and value heads", &shape->kv_heads));
-    const bool gpu = moert_device_describe(moert_buffer_device(attention->q))->gpu_form;
-    const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE ? 2 : 1;
+    const moert_device_info *info = moert_device_describe(moert_buffer_device(attention->q));
+    const bool gpu = info->gpu_form, narrow = strcmp(moert_tuning_family(info), "cpu-avx2") == 0;
+    const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE && !narrow ? 2 : 1;
     const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
     shape->blocks = moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES);
     snprintf(shape->program, sizeof shape->program, "attention%s -DHEAD_SIZE=%zu -D%s=%zu",
