@@ -23,7 +23,8 @@
 #define KERNEL          KERNEL_OF(1)
 #define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
 #define UNROLL _Pragma("unroll")
-/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the instructions would be the loop's. */
+/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the instructions would be the
+ * loop's own. */
 #if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
 #define NARROW 1
 #define EACH_TERM _Pragma("unroll 4")

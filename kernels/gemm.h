@@ -11,12 +11,16 @@
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and pays on a CPU with AVX-512
- * BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the registers. A panel has as many columns as
- * a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then reads several, `height` rows apart.
+ * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and, where __AVX512F__ is defined,
+ * a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the
+ * registers. A panel has as many columns as a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then
+ * reads several, `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
 #error "PANEL, BF16, DOT, LINES and WIDTH must be defined"
+#endif
+#if DOT && !BF16
+#error "DOT needs BF16"
 #endif
 #if LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4
 #error "LINES must be 1 to 16 and WIDTH 1 to 4"
@@ -190,8 +194,8 @@ static inline target tile_of(target c, int line, int column)
 }
 
 /*
- * Where to read a tile's lines of the first factor from. Floats lie ready. Codes are widened, or pairs, which have their
- * first code in the low half in memory, turned, once for all panels, which costs less than doing so for every tile.
+ * Where to read a tile's lines of the first factor from. Floats lie ready. Codes are converted once for all panels:
+ * widened, or, as pairs, which have their first code in the low half in memory, turned.
  */
 #if DOT
 static inline void convert_line(global const ushort *from, int used, local uint *to)

@@ -63,6 +63,7 @@ struct moert_packed {
     moert_packed_shape shape;
     const moert_packing *packing;
     moert_choices tile; /* for any number of rows; panels are of its width */
+    size_t per_term;    /* numbers of the panels' terms */
     moert_buffer *panels;
 };
 

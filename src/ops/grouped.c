@@ -220,8 +220,10 @@ static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factor
     const moert_part part = moert_part_of(gemm);
     const double m = (double)(part.end_row - part.first_row);
     const double n = (double)gemm->n, k = (double)gemm->k;
-    const double factor = (double)moert_number_bits(gemm->type) / 8.0;
-    const double weight = gemm->packed != NULL ? factor : sizeof(float);
+    const moert_packed *packed = gemm->packed;
+    const double weight = packed == NULL ? (double)sizeof(float)
+                                         : (double)moert_packed_bytes(packed) /
+                                               ((double)packed->shape.groups * n * k);
     const double x = (double)number_bytes(gemm, (factors & FACTOR_X) != 0);
     const double y = (double)number_bytes(gemm, (factors & FACTOR_Y) != 0);
     moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm", 2.0 * m * n * k,

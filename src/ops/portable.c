@@ -10,7 +10,7 @@
 
 enum {
     COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm.h, per term of the reduction */
-    LINE_BYTES = 4,    /* of a line of pairs there */
+    LINE_BYTES = 4,    /* of a converted line there */
     STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     SMALLEST_SPLIT = 128,
     SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
@@ -30,7 +30,7 @@ typedef struct product {
 /* A work-group's share of a product; see the picture in kernels/gemm.h. */
 typedef struct share {
     int panels, depth, split;
-    size_t local_bytes, turned_bytes; /* of panels; of lines of pairs */
+    size_t local_bytes, turned_bytes; /* of panels; of converted lines */
     moert_grid grid;
     moert_choices tile;
 } share;
@@ -78,19 +78,28 @@ static share choose_share(const moert_device *device, moert_number type, product
         .tile = *c};
 }
 
-/* The share of forward and dgrad, whose lines are the rows. */
-static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
-    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
+/* The groups and rows of forward and dgrad. */
+static product rows_of(const moert_gemm *gemm) {
     const moert_part part = moert_part_of(gemm);
     const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
     const size_t rows = part.end_row - part.first_row;
+    return (product){.groups = groups, .lines = moert_ceil_div(rows, groups), .most_lines = rows};
+}
+
+static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
+    return moert_ceil_div(reduction, gemm->packed != NULL ? gemm->packed->per_term
+                                                          : moert_per_term(device, gemm->type));
+}
+
+/* The share of forward and dgrad, whose lines are the rows. */
+static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
     const moert_device *device = moert_buffer_device(gemm->x);
-    const product p = {
-        groups, moert_ceil_div(rows, groups), rows, dgrad ? gemm->k : gemm->n,
-        moert_ceil_div(dgrad ? gemm->n : gemm->k, moert_per_term(device, gemm->type))};
     const moert_choices c = moert_portable_choices(gemm, operation, start);
-    return choose_share(device, gemm->type, p,
-                        gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
+    product p = rows_of(gemm);
+    p.columns = dgrad ? gemm->k : gemm->n;
+    p.reduction = terms_of(gemm, device, dgrad ? gemm->n : gemm->k);
+    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
 
 /* What the kernels of forward and dgrad call skip, shared and rows. */
@@ -109,16 +118,18 @@ size_t moert_per_term(const moert_device *device, moert_number type) {
     return pairs ? 2 : 1;
 }
 
-void moert_gemm_program(const moert_device *device, moert_number type, unsigned packed,
+void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]) {
+    const size_t per_term = packed != NULL ? packed->per_term : moert_per_term(device, type);
     char family[96];
     const int length =
         snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-                 packed > 0 ? "gemm_packed" : "gemm", type == MOERT_NUMBER_BF16,
-                 moert_per_term(device, type) > 1, tile->lines, tile->width, coded != NULL);
-    if (packed > 0)
-        snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u", packed);
+                 packed != NULL ? "gemm_packed" : "gemm", type == MOERT_NUMBER_BF16, per_term > 1,
+                 tile->lines, tile->width, coded != NULL);
+    if (packed != NULL)
+        snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+                 packed->tile.width);
     if (coded != NULL)
         moert_format_program(family, coded->format, spec);
     else
@@ -137,7 +148,7 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     const share s =
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->packed->tile.width, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
     return MOERT_RUN(
         device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
         MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(a),
@@ -145,8 +156,7 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
-        MOERT_ARG((int)moert_panel_height(reduction, moert_per_term(device, gemm->type))),
-        MOERT_ARG(s.panels),
+        MOERT_ARG((int)moert_panel_height(gemm->packed, reduction)), MOERT_ARG(s.panels),
         MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes));
 }
 
@@ -160,7 +170,7 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias),
@@ -184,7 +194,7 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
     const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, 0, coded, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->y),
                      MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w),
@@ -209,7 +219,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, 0, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, NULL, NULL, &s.tile, spec);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
                      MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
@@ -234,7 +244,7 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
-    moert_gemm_program(device, gemm->type, 0, NULL, &tile, spec);
+    moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
                      MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
@@ -284,38 +294,45 @@ moert_status moert_portable_glu_backward(const moert_glu *glu) {
                      MOERT_ARG((unsigned)split));
 }
 
-/* The share of a product with its GLU, or with a tile that takes none: the columns of h. */
-static share choose_gated(const moert_gemm *gemm, size_t width) {
-    const moert_part part = moert_part_of(gemm);
-    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
-    const size_t rows = part.end_row - part.first_row;
+/* The tile of a product with its GLU. */
+static moert_choices choose_gated_tile(const moert_gemm *gemm) {
     const bool packed = gemm->packed != NULL;
     const moert_tuning_key key = {packed ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
-                                  gemm->type, gemm->n, gemm->k, moert_ceil_div(rows, groups)};
-    const moert_device *device = moert_buffer_device(gemm->y);
+                                  gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
     bool measured;
-    moert_choices c = moert_tuning_find(device, &key, &measured);
+    moert_choices c = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
     if (packed)
         c.width = moert_packed_width(gemm->packed, c.width);
-    const product p = {groups, key.rows, rows, moert_gated_columns(width, c.width),
-                       moert_ceil_div(gemm->k, moert_per_term(device, gemm->type))};
-    return choose_share(device, gemm->type, p,
-                        packed ? FORM_PACKED : FORM_ROWS, &c);
+    return c;
+}
+
+/* Its share: the columns of h. */
+static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choices *tile) {
+    const moert_device *device = moert_buffer_device(gemm->y);
+    product p = rows_of(gemm);
+    p.columns = moert_gated_columns(width, tile->width);
+    p.reduction = terms_of(gemm, device, gemm->k);
+    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS,
+                        tile);
+}
+
+static bool takes_glu(const moert_gemm *gemm, const moert_choices *tile) {
+    return moert_gates_fit(gemm->packed != NULL ? gemm->packed->tile.width : tile->width);
 }
 
 moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     const moert_gemm *gemm = &fused->gemm;
     const moert_glu *glu = &fused->glu;
     moert_device *device = moert_buffer_device(gemm->y);
-    const bool packed = gemm->packed != NULL, gpu = has_gpu_form(device);
-    const share s = gpu ? (share){0} : choose_gated(gemm, glu->width);
-    if (gpu || !moert_gates_fit(packed ? gemm->packed->tile.width : s.tile.width)) {
+    const moert_choices tile = choose_gated_tile(gemm);
+    if (has_gpu_form(device) || !takes_glu(gemm, &tile)) {
         MOERT_TRY(moert_portable_gemm_forward(gemm));
         return moert_portable_glu_forward(glu);
     }
+    const bool packed = gemm->packed != NULL;
+    const share s = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, packed ? gemm->packed->tile.width : 0, NULL, &s.tile,
-                       spec);
+    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
     return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
@@ -326,7 +343,6 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
                      MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
                      MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
                      MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
-                     packed ? MOERT_ARG((int)moert_panel_height(
-                                  gemm->k, moert_per_term(device, gemm->type)))
+                     packed ? MOERT_ARG((int)moert_panel_height(gemm->packed, gemm->k))
                             : moert_argument_local(s.local_bytes));
 }

@@ -47,9 +47,9 @@ static inline moert_weight_source moert_weight_source_of(const moert_buffer *wei
                                  coded->flipped};
 }
 
-/* The program of the products of a type by a tile, by weights in panels of `packed` vectors or, if
- * it is 0, native ones, coded ones unless NULL. */
-void moert_gemm_program(const moert_device *device, moert_number type, unsigned packed,
+/* The program of the products of a type by a tile, by weights in panels or, if `packed` is NULL,
+ * native ones, coded ones unless NULL. */
+void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]);
 
@@ -59,12 +59,12 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/common.h */
 
-/* Numbers of a term in kernels/gemm.h: pairs of bf16 are DOT. */
+/* Numbers of a term in kernels/gemm.h where no panels say it: two with DOT. */
 size_t moert_per_term(const moert_device *device, moert_number type);
 
 /* Rows of a packed panel. */
-static inline size_t moert_panel_height(size_t reduction, size_t per_term) {
-    return moert_round_up(reduction, 16) / per_term;
+static inline size_t moert_panel_height(const moert_packed *packed, size_t reduction) {
+    return moert_round_up(reduction, 16) / packed->per_term;
 }
 
 /* The width of a product's tile by packed weights, in whole panels. */

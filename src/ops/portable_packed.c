@@ -9,16 +9,16 @@ enum {
 };
 
 /* Terms of a panel, of the dimension that is summed over. */
-static size_t height_of(const moert_device *device, const moert_packed_shape *shape) {
-    return moert_panel_height(shape->use == MOERT_PACKED_DGRAD ? shape->n : shape->k,
-                              moert_per_term(device, shape->type));
+static size_t height_of(const moert_packed *packed) {
+    const moert_packed_shape *shape = &packed->shape;
+    return moert_panel_height(packed, shape->use == MOERT_PACKED_DGRAD ? shape->n : shape->k);
 }
 
 /* Tiles that take no GLU find the panels of a plain product. */
 static moert_packed_for layout_of(const moert_packed *packed) {
     const moert_packed_for use = packed->shape.use;
     return use == MOERT_PACKED_GATED && !moert_gates_fit(packed->tile.width) ? MOERT_PACKED_FORWARD
-                                                                            : use;
+                                                                             : use;
 }
 
 /* Columns of a panel, and of all panels together. */
@@ -43,9 +43,10 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
     packed->tile = moert_tuning_find(device, &key, &measured);
+    packed->per_term = moert_per_term(device, shape->type);
     const size_t columns = columns_of(packed);
     return (shape->groups * moert_ceil_div(width_of(packed), columns) + MOST_READ) *
-           height_of(device, shape) * columns * sizeof(float);
+           height_of(packed) * columns * sizeof(float);
 }
 
 static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
@@ -60,10 +61,10 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
     const size_t n = layout == MOERT_PACKED_GATED ? shape->n / 2 : shape->n;
     const moert_weight_source w = moert_weight_source_of(weight, coded);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, packed->tile.width, coded, &packed->tile, spec);
+    moert_gemm_program(device, shape->type, packed, coded, &packed->tile, spec);
     return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(w),
                      MOERT_ARG(packed->panels), MOERT_ARG((int)n), MOERT_ARG((int)shape->k),
-                     MOERT_ARG((int)height_of(device, shape)), MOERT_ARG((int)PANELS));
+                     MOERT_ARG((int)height_of(packed)), MOERT_ARG((int)PANELS));
 }
 
 const moert_packing moert_portable_packing = {.plan = plan, .fill = fill, .pays_at = 2};

@@ -44,7 +44,7 @@ options() { # FAMILY: the options of its programs, one a line
             done
         done <<<"$tiles"
         while read -r format; do # by the default tile
-            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
+            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
         done <<<"$formats"
         ;;
     gemm_gpu)
@@ -62,7 +62,7 @@ options() { # FAMILY: the options of its programs, one a line
     dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE=8/; p; s/8$/4/' <<<"$formats" ;;
     decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
     cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
-    attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
+    attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=1' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     attention_gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention_round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
     norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;

@@ -275,6 +275,7 @@ int main(int count, char **words) {
         BY(taking, test_an_h_of_bf16_is_the_rounded_one),
         BY(taking, test_v_of_the_portable_backend_has_the_bits_of_the_reference),
         BY(taking, test_parts_of_the_groups_give_the_bits_of_the_whole),
+        BY(leaving, test_parts_of_the_groups_give_the_bits_of_the_whole),
         BY(taking, test_a_v_that_is_dropped_is_not_written_behind_a_short_chain),
         cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),
         cmocka_unit_test(test_what_does_not_fit_together_is_refused),
