@@ -51,7 +51,7 @@ moert_status moert_cuda_fail(const moert_cuda *cuda, int code, const char *field
                              const char *function, int line) {
     enum { OUT_OF_MEMORY = 2 };
     const char *name = NULL, *symbol = "";
-#define FIND(wanted, text, parameters) symbol = strcmp(field, #wanted) == 0 ? text : symbol;
+#define FIND(wanted, text, parameters) symbol = strcmp(field, #wanted) == 0 ? (text) : symbol;
     MOERT_CUDA_TABLE(FIND)
 #undef FIND
     if (cuda->name_error != NULL)

@@ -32,7 +32,7 @@ moert_status moert_device_turn(moert_device *device, bool aside) {
         return MOERT_OK;
     if (device->other == NULL)
         MOERT_TRY(make_other(device));
-    const cl_command_queue before = device->queue;
+    cl_command_queue before = device->queue;
     device->queue = device->other;
     device->other = before;
     device->aside = aside;

@@ -195,7 +195,8 @@ static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
     moert_stage *stage = NULL;
     moert_status status = MOERT_NEW(&stage);
     if (status == MOERT_OK) {
-        *stage = (moert_stage){.exchange = exchange, .back = {.back = true}};
+        *stage = (moert_stage){.exchange = exchange};
+        stage->back.back = true;
         status = moert_mail_create(exchange->comm, &stage->mail);
     }
     if (status != MOERT_OK)

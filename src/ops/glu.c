@@ -50,9 +50,9 @@ static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *fu
 static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
     const size_t bits =
         widths * moert_number_bits(glu->from) + results * moert_number_bits(glu->type);
-    moert_profile_work(
-        moert_buffer_device(glu->v), "glu", 0.0,
-        (double)((glu->rows - glu->first_row) * (glu->width * bits / 8 + weights * sizeof(float))));
+    const size_t row = glu->width * bits / 8 + weights * sizeof(float);
+    moert_profile_work(moert_buffer_device(glu->v), "glu", 0.0,
+                       (double)((glu->rows - glu->first_row) * row));
 }
 
 moert_status moert_glu_forward(const moert_glu *glu) {
@@ -79,8 +79,8 @@ moert_status moert_glu_backward(const moert_glu *glu) {
 static void tell_fused(const moert_gemm_glu *fused) {
     const double rows = (double)(fused->glu.rows - fused->glu.first_row),
                  width = (double)fused->glu.width;
-    const double h = width * (double)(moert_number_bits(fused->glu.type) / 8);
-    const double v = 2.0 * width * (double)(moert_number_bits(fused->glu.from) / 8);
+    const double h = width * (double)moert_number_bits(fused->glu.type) / 8.0;
+    const double v = 2.0 * width * (double)moert_number_bits(fused->glu.from) / 8.0;
     moert_profile_work(moert_buffer_device(fused->glu.h), "gemm", 0.0,
                        rows * (h + sizeof(float) - (fused->drop_v ? v : 0.0)));
 }

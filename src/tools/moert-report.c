@@ -43,7 +43,7 @@ static moert_status read_trace(const char *run, moert_trace_step *trace) {
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
                                const moert_verdict *verdict) {
     moert_trace_step trace = {.length = 0.0};
-    char *page;
+    char *page = NULL;
     moert_status status = read_trace(run, &trace);
     if (status == MOERT_OK)
         status = moert_report_page(name_of(run), record, verdict,

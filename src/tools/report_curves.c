@@ -29,9 +29,10 @@ static double speed_of(const moert_run_step *step) {
     return step->tokens_per_s;
 }
 
-/* Round values from `low` up, `gap` apart. */
+/* Round values from `low` up, `gap` apart, and how often. */
 typedef struct scale {
     double low, high, gap;
+    int gaps;
 } scale;
 
 static scale scale_of(double low, double high) {
@@ -41,7 +42,8 @@ static scale scale_of(double low, double high) {
                                 : units <= 2.0 ? 2.0
                                 : units <= 5.0 ? 5.0
                                                : 10.0);
-    return (scale){floor(low / gap) * gap, ceil(high / gap) * gap, gap};
+    const double first = floor(low / gap), last = ceil(high / gap);
+    return (scale){first * gap, last * gap, gap, (int)(last - first)};
 }
 
 static scale bounds_of(const moert_run_record *record, const curve *c) {
@@ -94,7 +96,8 @@ static void put_dots(moert_markup *m, const moert_run_record *record, const curv
 
 static void put_labels(moert_markup *m, const curve *c, const scale *s) {
     moert_markup_open(m, "svg", "class=\"ylabels\" aria-hidden=\"true\"");
-    for (double v = s->low; v <= s->high + s->gap / 2.0; v += s->gap) {
+    for (int i = 0; i <= s->gaps; i++) {
+        const double v = s->low + i * s->gap;
         moert_markup_open(m, "text", "x=\"100%%\" y=\"%.2f%%\" dy=\"4\"",
                           height_of(s, v) * 100.0 / HEIGHT);
         moert_markup_text(m, "%.*f", c->digits, v);
@@ -118,9 +121,9 @@ static void put_curve(moert_markup *m, const moert_run_record *record, const cur
     moert_markup_element(m, "desc", "", "%s, steps %.0f to %.0f: from %.*f to %.*f", c->about,
                          first, last, c->digits + 2, c->of(&record->step[0]), c->digits + 2,
                          c->of(&record->step[record->steps - 1]));
-    for (double v = s.low; v <= s.high + s.gap / 2.0; v += s.gap)
-        moert_markup_leaf(m, "path", "class=\"grid\" d=\"M0 %.1fH%zu\"", height_of(&s, v),
-                          moert_max(record->steps - 1, 1));
+    for (int i = 0; i <= s.gaps; i++)
+        moert_markup_leaf(m, "path", "class=\"grid\" d=\"M0 %.1fH%zu\"",
+                          height_of(&s, s.low + i * s.gap), moert_max(record->steps - 1, 1));
     put_line(m, record, c, &s);
     if (c->dots != NULL)
         put_dots(m, record, c, &s);
