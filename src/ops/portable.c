@@ -294,16 +294,16 @@ moert_status moert_portable_glu_backward(const moert_glu *glu) {
                      MOERT_ARG((unsigned)split));
 }
 
-/* The tile of a product with its GLU. */
-static moert_choices choose_gated_tile(const moert_gemm *gemm) {
-    const bool packed = gemm->packed != NULL;
-    const moert_tuning_key key = {packed ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
+/* Finds the tile of a product with its GLU; false: it takes none. */
+static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
+    const moert_packed *packed = gemm->packed;
+    const moert_tuning_key key = {packed != NULL ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
                                   gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
     bool measured;
-    moert_choices c = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
-    if (packed)
-        c.width = moert_packed_width(gemm->packed, c.width);
-    return c;
+    *tile = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
+    if (packed != NULL)
+        tile->width = moert_packed_width(packed, tile->width);
+    return moert_gates_fit(packed != NULL ? packed->tile.width : tile->width);
 }
 
 /* Its share: the columns of h. */
@@ -316,16 +316,12 @@ static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choi
                         tile);
 }
 
-static bool takes_glu(const moert_gemm *gemm, const moert_choices *tile) {
-    return moert_gates_fit(gemm->packed != NULL ? gemm->packed->tile.width : tile->width);
-}
-
 moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     const moert_gemm *gemm = &fused->gemm;
     const moert_glu *glu = &fused->glu;
     moert_device *device = moert_buffer_device(gemm->y);
-    const moert_choices tile = choose_gated_tile(gemm);
-    if (has_gpu_form(device) || !takes_glu(gemm, &tile)) {
+    moert_choices tile;
+    if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
         MOERT_TRY(moert_portable_gemm_forward(gemm));
         return moert_portable_glu_forward(glu);
     }

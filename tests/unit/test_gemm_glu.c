@@ -270,6 +270,8 @@ int main(int count, char **words) {
 #define BY(tile, test)                                                                             \
     cmocka_unit_test_prestate_setup_teardown(test, force_tile, force_none, (void *)&(tile))
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(
+            test_one_call_has_the_bits_of_two), /* by this CPU's tiles, wide ones too */
         BY(taking, test_one_call_has_the_bits_of_two),
         BY(leaving, test_one_call_has_the_bits_of_two),
         BY(taking, test_an_h_of_bf16_is_the_rounded_one),
