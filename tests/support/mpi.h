@@ -40,4 +40,9 @@ bool on_all(bool mine);
 /* The failure of the lowest rank that failed, on all ranks. Collective. */
 moert_status agreed(moert_status mine);
 
+/* A number that tells who made it, for whom, and its place. */
+static inline uint64_t mpi_value(size_t from, size_t to, size_t index) {
+    return from * 1000003 + to * 1009 + index;
+}
+
 #endif

@@ -1,25 +1,14 @@
 // run: np=1,2,3,4 sanitize=2
-/* Collectives, agreement, tree sums and shared memory, on any number of ranks. */
-#include <dirent.h>
-#include <fcntl.h>
+/* Collectives, agreement and tree sums, on any number of ranks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
 #include "comm/tree_sum.h"
-#include "io/durable.h"
 #include "support/mpi.h"
-
-static uint64_t value(size_t from, size_t to, size_t index) {
-    return from * 1000003 + to * 1009 + index;
-}
 
 static void test_broadcast_reaches_every_rank_from_every_root(void **state) {
     (void)state;
@@ -27,10 +16,10 @@ static void test_broadcast_reaches_every_rank_from_every_root(void **state) {
     for (size_t root = 0; root < test_ranks; root++) {
         uint64_t data[5] = {0};
         for (size_t i = 0; i < 5 && test_rank == root; i++)
-            data[i] = value(root, 0, i);
+            data[i] = mpi_value(root, 0, i);
         right = moert_comm_broadcast(test_comm, root, data, sizeof data) == MOERT_OK && right;
         for (size_t i = 0; i < 5; i++)
-            right = right && data[i] == value(root, 0, i);
+            right = right && data[i] == mpi_value(root, 0, i);
     }
     ASSERT_ON_ALL(right);
 }
@@ -46,11 +35,11 @@ static bool gather_uneven(bool in_place) {
     }
     uint64_t *from = in_place ? all + start : mine;
     for (size_t i = 0; i < test_rank % 3; i++)
-        from[i] = value(test_rank, 0, i);
+        from[i] = mpi_value(test_rank, 0, i);
     bool right = moert_comm_allgatherv(test_comm, from, bytes, all) == MOERT_OK;
     for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < r % 3; i++)
-            right = right && all[at++] == value(r, 0, i);
+            right = right && all[at++] == mpi_value(r, 0, i);
     return right;
 }
 
@@ -76,12 +65,12 @@ static bool exchange_uneven(void) {
     uint64_t *receive = calloc(received + 1, WIDTH * sizeof *receive);
     for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < send_rows[r] * WIDTH; i++)
-            send[at++] = value(test_rank, r, i);
+            send[at++] = mpi_value(test_rank, r, i);
     bool right = moert_comm_alltoallv(test_comm, send, send_rows, receive, receive_rows,
                                       WIDTH * sizeof *send) == MOERT_OK;
     for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < receive_rows[r] * WIDTH; i++)
-            right = right && receive[at++] == value(r, test_rank, i);
+            right = right && receive[at++] == mpi_value(r, test_rank, i);
     free(send);
     free(receive);
     return right;
@@ -96,10 +85,10 @@ static void test_pieces_above_the_limit_travel_in_several_messages(void **state)
     (void)state;
     size_t limit = moert_comm_piece_bytes;
     moert_comm_piece_bytes = 7;
-    uint64_t mine[2] = {value(test_rank, 1, 0), value(test_rank, 1, 1)}, all[2 * 256];
+    uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
     bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
     for (size_t r = 0; r < test_ranks; r++)
-        right = right && all[2 * r] == value(r, 1, 0) && all[2 * r + 1] == value(r, 1, 1);
+        right = right && all[2 * r] == mpi_value(r, 1, 0) && all[2 * r + 1] == mpi_value(r, 1, 1);
     right = gather_uneven(false) && right;
     right = exchange_uneven() && right;
     moert_comm_piece_bytes = limit;
@@ -353,237 +342,9 @@ static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
-/* ---- files ---- */
-
-/* Entries of a folder, such as the open files of this process. */
-static size_t count_files(const char *folder) {
-    size_t count = 0;
-    DIR *opened = opendir(folder);
-    while (opened != NULL && readdir(opened) != NULL)
-        count++;
-    if (opened != NULL)
-        closedir(opened);
-    return count;
-}
-
-/* Files that tell their maker and number. */
-static bool make_files(int *files, size_t count) {
-    bool made = true;
-    for (size_t i = 0; i < count; i++) {
-        const uint64_t word = value(test_rank, count, i);
-        files[i] = memfd_create("moert-test", MFD_CLOEXEC);
-        made = made && write(files[i], &word, sizeof word) == sizeof word;
-    }
-    return made;
-}
-
-static void close_files(const int *files, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        close(files[i]);
-}
-
-static bool hold_what_ranks_wrote(const int *all, size_t count) {
-    bool right = true;
-    for (size_t f = 0; f < test_ranks * count; f++) {
-        uint64_t word = 0;
-        right = right && pread(all[f], &word, sizeof word, 0) == sizeof word;
-        right = right && word == value(f / count, count, f % count);
-        right = right && fcntl(all[f], F_GETFD) == FD_CLOEXEC;
-    }
-    return right;
-}
-
-static void test_open_files_reach_every_rank_of_the_host(void **state) {
-    (void)state;
-    enum { MOST = 255 }; /* more than a message holds */
-    static int mine[MOST], all[MOST * 4];
-    const size_t before = count_files("/proc/self/fd");
-    const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        bool right = make_files(mine, counts[i]);
-        right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
-        ASSERT_ON_ALL(right);
-        right = hold_what_ranks_wrote(all, counts[i]);
-        /* and they are the same files, not copies */
-        const uint64_t news = value(test_rank, 1, 2);
-        const size_t next = (test_rank + 1) % test_ranks;
-        right = on_all(right); /* nobody writes before all have read */
-        right = pwrite(all[next * counts[i]], &news, sizeof news, 0) == sizeof news && right;
-        right = on_all(right);
-        uint64_t seen = 0;
-        right = pread(mine[0], &seen, sizeof seen, 0) == sizeof seen && right;
-        right = right && seen == value((test_rank + test_ranks - 1) % test_ranks, 1, 2);
-        close_files(mine, counts[i]);
-        close_files(all, test_ranks * counts[i]);
-        ASSERT_ON_ALL(right && count_files("/proc/self/fd") == before);
-    }
-}
-
-static void test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks(void **state) {
-    (void)state;
-    enum { COUNT = 9 };
-    int mine[COUNT], all[COUNT * 4];
-    struct rlimit limit, low;
-    const size_t before = count_files("/proc/self/fd");
-    bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
-    low = limit;
-    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and some files */
-    if (test_rank == test_ranks - 1)
-        right = setrlimit(RLIMIT_NOFILE, &low) == 0 && right;
-    moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
-    right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
-    close_files(mine, COUNT);
-    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* all the same */
-                  strstr(moert_last_error(), "(ulimit -n)") != NULL &&
-                  count_files("/proc/self/fd") == before);
-    ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
-}
-
-/* ---- shared memory ---- */
-
-static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state) {
-    (void)state;
-    enum { COUNT = 1500 };
-    moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
-    ASSERT_ON_ALL(right);
-    size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
-    char *first = moert_shared_segment(shared, 0);
-    for (size_t i = 0; i < test_ranks * stride; i++)
-        right = right && first[i] == 0;
-    right = moert_shared_sync(shared) == MOERT_OK && right;
-    for (size_t r = 0; r < test_ranks; r++) {
-        uint64_t *segment = moert_shared_segment(shared, r);
-        right = right && (uintptr_t)segment % 4096 == 0 && (char *)segment == first + r * stride;
-        /* every rank writes its stripe of every segment */
-        for (size_t i = test_rank; i < COUNT; i += test_ranks)
-            segment[i] = value(test_rank, r, i);
-    }
-    right = moert_shared_sync(shared) == MOERT_OK && right;
-    for (size_t r = 0; r < test_ranks; r++)
-        for (size_t i = 0; i < COUNT; i++)
-            right = right &&
-                    ((uint64_t *)moert_shared_segment(shared, r))[i] == value(i % test_ranks, r, i);
-    right = on_all(right);
-    moert_shared_destroy(shared);
-    assert_true(right);
-}
-
-/* How many mappings of this process have this text in their line. */
-static size_t count_mappings(const char *part) {
-    char line[4096];
-    size_t count = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
-        count += strstr(line, part) != NULL;
-    if (maps != NULL)
-        fclose(maps);
-    return count;
-}
-
-static void test_shared_memory_has_no_name_and_keeps_no_file_open(void **state) {
-    (void)state;
-    moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
-    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
-    right = right && count_mappings("memfd:moert (deleted)") == before + 1;
-    right = count_files("/proc/self/fd") == files && right;
-    right = on_all(right);
-    moert_shared_destroy(shared);
-    ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
-}
-
-/* /dev/shm, which MPI windows would need, and the machine's memory are both smaller. */
-static void test_untouched_shared_memory_costs_nothing(void **state) {
-    (void)state;
-    const size_t bytes = (size_t)1 << 40;
-    moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, bytes, &shared) == MOERT_OK;
-    ASSERT_ON_ALL(right);
-    for (size_t r = 0; r < test_ranks; r++)
-        ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - test_rank] = value(r, 1, 0);
-    right = moert_shared_sync(shared) == MOERT_OK;
-    for (size_t r = 0; r < test_ranks; r++)
-        for (size_t from = 0; from < test_ranks; from++)
-            right = right && ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - from] ==
-                                 value(r, 1, 0);
-    right = on_all(right);
-    moert_shared_destroy(shared);
-    assert_true(right);
-}
-
-static void test_memory_out_of_reach_is_an_error_on_all_ranks(void **state) {
-    (void)state;
-    moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
-    const bool last = test_rank == test_ranks - 1;
-    if (test_ranks == 1) /* opens nothing */
-        return;
-    moert_memory_processes = last ? "/nowhere" : "/proc";
-    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
-    right = right && strstr(moert_last_error(), "out of reach: No such file") != NULL;
-    moert_memory_processes = "/proc";
-    right = shared == NULL && count_mappings("memfd:moert") == before && right;
-    ASSERT_ON_ALL(right && count_files("/proc/self/fd") == files);
-}
-
-/* A folder of processes in which any file of process `pid` is one regular file. */
-static bool make_processes(const char *folder, int pid) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%d", folder, pid);
-    bool made = symlink(".", path) == 0;
-    snprintf(path, sizeof path, "%s/fd", folder);
-    made = made && mkdir(path, 0700) == 0;
-    for (int file = 0; file < 256; file++) {
-        snprintf(path, sizeof path, "%s/fd/%d", folder, file);
-        made = made && symlink("/proc/self/exe", path) == 0;
-    }
-    return made;
-}
-
-/* In another container the numbers of a process and of its file may be another's. */
-static void test_another_file_under_the_same_numbers_is_not_taken(void **state) {
-    (void)state;
-    moert_shared *shared = NULL;
-    char folder[] = "/tmp/moert-comm-XXXXXX";
-    int first = (int)getpid();
-    if (test_ranks == 1)
-        return;
-    bool right = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
-    right = mkdtemp(folder) != NULL && make_processes(folder, first) && right;
-    moert_memory_processes = test_rank == test_ranks - 1 ? folder : "/proc";
-    right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED && right;
-    right = right && strstr(moert_last_error(), "another file is in its place") != NULL;
-    moert_memory_processes = "/proc";
-    ASSERT_ON_ALL(moert_remove_tree(folder) == MOERT_OK && right && shared == NULL);
-}
-
-static void test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks(void **state) {
-    (void)state;
-    moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
-    right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
-    ASSERT_ON_ALL(right && shared == NULL);
-}
-
-static void test_a_limit_of_file_sizes_is_named(void **state) {
-    (void)state;
-    moert_shared *shared = NULL;
-    struct rlimit before, low;
-    bool right = getrlimit(RLIMIT_FSIZE, &before) == 0;
-    low = before;
-    low.rlim_cur = 1 << 20;
-    right = setrlimit(RLIMIT_FSIZE, &low) == 0 && right;
-    right = moert_shared_create(test_comm, 1 << 20, &shared) == MOERT_ERROR_MEMORY && right;
-    right = right && strstr(moert_last_error(), "exceed `ulimit -f`, 1048576 bytes") != NULL;
-    right = setrlimit(RLIMIT_FSIZE, &before) == 0 && right;
-    ASSERT_ON_ALL(right && shared == NULL);
-}
-
 static void test_destroy_takes_null(void **state) {
     (void)state;
     moert_comm_destroy(NULL);
-    moert_shared_destroy(NULL);
 }
 
 int main(int count, char **arguments) {
@@ -601,15 +362,6 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_tree_sums_go_on_beside_each_other_and_beside_other_calls),
         cmocka_unit_test(test_tree_sum_without_leaves_is_zero),
         cmocka_unit_test(test_tree_sum_refuses_spans_that_leave_a_gap),
-        cmocka_unit_test(test_open_files_reach_every_rank_of_the_host),
-        cmocka_unit_test(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks),
-        cmocka_unit_test(test_shared_segments_are_zero_aligned_and_seen_by_peers),
-        cmocka_unit_test(test_shared_memory_has_no_name_and_keeps_no_file_open),
-        cmocka_unit_test(test_untouched_shared_memory_costs_nothing),
-        cmocka_unit_test(test_memory_out_of_reach_is_an_error_on_all_ranks),
-        cmocka_unit_test(test_another_file_under_the_same_numbers_is_not_taken),
-        cmocka_unit_test(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks),
-        cmocka_unit_test(test_a_limit_of_file_sizes_is_named),
         cmocka_unit_test(test_destroy_takes_null),
     };
     if (!mpi_tests_begin(count, arguments))

@@ -1,0 +1,267 @@
+// run: np=1,2,3,4 sanitize=2
+/* Open files and shared memory between the ranks of a host, on any number of ranks. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "comm/internal.h"
+#include "io/durable.h"
+#include "support/mpi.h"
+
+/* ---- files ---- */
+
+/* Entries of a folder, such as the open files of this process. */
+static size_t count_files(const char *folder) {
+    size_t count = 0;
+    DIR *opened = opendir(folder);
+    while (opened != NULL && readdir(opened) != NULL)
+        count++;
+    if (opened != NULL)
+        closedir(opened);
+    return count;
+}
+
+/* Files that tell their maker and number. */
+static bool make_files(int *files, size_t count) {
+    bool made = true;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t word = mpi_value(test_rank, count, i);
+        files[i] = memfd_create("moert-test", MFD_CLOEXEC);
+        made = made && write(files[i], &word, sizeof word) == sizeof word;
+    }
+    return made;
+}
+
+static void close_files(const int *files, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        close(files[i]);
+}
+
+static bool hold_what_ranks_wrote(const int *all, size_t count) {
+    bool right = true;
+    for (size_t f = 0; f < test_ranks * count; f++) {
+        uint64_t word = 0;
+        right = right && pread(all[f], &word, sizeof word, 0) == sizeof word;
+        right = right && word == mpi_value(f / count, count, f % count);
+        right = right && fcntl(all[f], F_GETFD) == FD_CLOEXEC;
+    }
+    return right;
+}
+
+static void test_open_files_reach_every_rank_of_the_host(void **state) {
+    (void)state;
+    enum { MOST = 255 }; /* more than a message holds */
+    static int mine[MOST], all[MOST * 4];
+    const size_t before = count_files("/proc/self/fd");
+    const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        bool right = make_files(mine, counts[i]);
+        right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
+        ASSERT_ON_ALL(right);
+        right = hold_what_ranks_wrote(all, counts[i]);
+        /* and they are the same files, not copies */
+        const uint64_t news = mpi_value(test_rank, 1, 2);
+        const size_t next = (test_rank + 1) % test_ranks;
+        right = on_all(right); /* nobody writes before all have read */
+        right = pwrite(all[next * counts[i]], &news, sizeof news, 0) == sizeof news && right;
+        right = on_all(right);
+        uint64_t seen = 0;
+        right = pread(mine[0], &seen, sizeof seen, 0) == sizeof seen && right;
+        right = right && seen == mpi_value((test_rank + test_ranks - 1) % test_ranks, 1, 2);
+        close_files(mine, counts[i]);
+        close_files(all, test_ranks * counts[i]);
+        ASSERT_ON_ALL(right && count_files("/proc/self/fd") == before);
+    }
+}
+
+static void test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks(void **state) {
+    (void)state;
+    enum { COUNT = 9 };
+    int mine[COUNT], all[COUNT * 4];
+    struct rlimit limit, low;
+    const size_t before = count_files("/proc/self/fd");
+    bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    low = limit;
+    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and some files */
+    if (test_rank == test_ranks - 1)
+        right = setrlimit(RLIMIT_NOFILE, &low) == 0 && right;
+    moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
+    right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
+    close_files(mine, COUNT);
+    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* all the same */
+                  strstr(moert_last_error(), "(ulimit -n)") != NULL &&
+                  count_files("/proc/self/fd") == before);
+    ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
+}
+
+/* ---- shared memory ---- */
+
+static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state) {
+    (void)state;
+    enum { COUNT = 1500 };
+    moert_shared *shared = NULL;
+    bool right = moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
+    ASSERT_ON_ALL(right);
+    size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
+    char *first = moert_shared_segment(shared, 0);
+    for (size_t i = 0; i < test_ranks * stride; i++)
+        right = right && first[i] == 0;
+    right = moert_shared_sync(shared) == MOERT_OK && right;
+    for (size_t r = 0; r < test_ranks; r++) {
+        uint64_t *segment = moert_shared_segment(shared, r);
+        right = right && (uintptr_t)segment % 4096 == 0 && (char *)segment == first + r * stride;
+        /* every rank writes its stripe of every segment */
+        for (size_t i = test_rank; i < COUNT; i += test_ranks)
+            segment[i] = mpi_value(test_rank, r, i);
+    }
+    right = moert_shared_sync(shared) == MOERT_OK && right;
+    for (size_t r = 0; r < test_ranks; r++)
+        for (size_t i = 0; i < COUNT; i++)
+            right = right && ((uint64_t *)moert_shared_segment(shared, r))[i] ==
+                                 mpi_value(i % test_ranks, r, i);
+    right = on_all(right);
+    moert_shared_destroy(shared);
+    assert_true(right);
+}
+
+/* How many mappings of this process have this text in their line. */
+static size_t count_mappings(const char *part) {
+    char line[4096];
+    size_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        count += strstr(line, part) != NULL;
+    if (maps != NULL)
+        fclose(maps);
+    return count;
+}
+
+static void test_shared_memory_has_no_name_and_keeps_no_file_open(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
+    right = right && count_mappings("memfd:moert (deleted)") == before + 1;
+    right = count_files("/proc/self/fd") == files && right;
+    right = on_all(right);
+    moert_shared_destroy(shared);
+    ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
+}
+
+/* /dev/shm, which MPI windows would need, and the machine's memory are both smaller. */
+static void test_untouched_shared_memory_costs_nothing(void **state) {
+    (void)state;
+    const size_t bytes = (size_t)1 << 40;
+    moert_shared *shared = NULL;
+    bool right = moert_shared_create(test_comm, bytes, &shared) == MOERT_OK;
+    ASSERT_ON_ALL(right);
+    for (size_t r = 0; r < test_ranks; r++)
+        ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - test_rank] =
+            mpi_value(r, 1, 0);
+    right = moert_shared_sync(shared) == MOERT_OK;
+    for (size_t r = 0; r < test_ranks; r++)
+        for (size_t from = 0; from < test_ranks; from++)
+            right = right && ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - from] ==
+                                 mpi_value(r, 1, 0);
+    right = on_all(right);
+    moert_shared_destroy(shared);
+    assert_true(right);
+}
+
+static void test_memory_out_of_reach_is_an_error_on_all_ranks(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    const bool last = test_rank == test_ranks - 1;
+    if (test_ranks == 1) /* opens nothing */
+        return;
+    moert_memory_processes = last ? "/nowhere" : "/proc";
+    bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
+    right = right && strstr(moert_last_error(), "out of reach: No such file") != NULL;
+    moert_memory_processes = "/proc";
+    right = shared == NULL && count_mappings("memfd:moert") == before && right;
+    ASSERT_ON_ALL(right && count_files("/proc/self/fd") == files);
+}
+
+/* A folder of processes in which any file of process `pid` is one regular file. */
+static bool make_processes(const char *folder, int pid) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%d", folder, pid);
+    bool made = symlink(".", path) == 0;
+    snprintf(path, sizeof path, "%s/fd", folder);
+    made = made && mkdir(path, 0700) == 0;
+    for (int file = 0; file < 256; file++) {
+        snprintf(path, sizeof path, "%s/fd/%d", folder, file);
+        made = made && symlink("/proc/self/exe", path) == 0;
+    }
+    return made;
+}
+
+/* In another container the numbers of a process and of its file may be another's. */
+static void test_another_file_under_the_same_numbers_is_not_taken(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    char folder[] = "/tmp/moert-comm-XXXXXX";
+    int first = (int)getpid();
+    if (test_ranks == 1)
+        return;
+    bool right = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
+    right = mkdtemp(folder) != NULL && make_processes(folder, first) && right;
+    moert_memory_processes = test_rank == test_ranks - 1 ? folder : "/proc";
+    right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED && right;
+    right = right && strstr(moert_last_error(), "another file is in its place") != NULL;
+    moert_memory_processes = "/proc";
+    ASSERT_ON_ALL(moert_remove_tree(folder) == MOERT_OK && right && shared == NULL);
+}
+
+static void test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
+    right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
+    ASSERT_ON_ALL(right && shared == NULL);
+}
+
+static void test_a_limit_of_file_sizes_is_named(void **state) {
+    (void)state;
+    moert_shared *shared = NULL;
+    struct rlimit before, low;
+    bool right = getrlimit(RLIMIT_FSIZE, &before) == 0;
+    low = before;
+    low.rlim_cur = 1 << 20;
+    right = setrlimit(RLIMIT_FSIZE, &low) == 0 && right;
+    right = moert_shared_create(test_comm, 1 << 20, &shared) == MOERT_ERROR_MEMORY && right;
+    right = right && strstr(moert_last_error(), "exceed `ulimit -f`, 1048576 bytes") != NULL;
+    right = setrlimit(RLIMIT_FSIZE, &before) == 0 && right;
+    ASSERT_ON_ALL(right && shared == NULL);
+}
+
+static void test_destroy_takes_null(void **state) {
+    (void)state;
+    moert_shared_destroy(NULL);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open_files_reach_every_rank_of_the_host),
+        cmocka_unit_test(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks),
+        cmocka_unit_test(test_shared_segments_are_zero_aligned_and_seen_by_peers),
+        cmocka_unit_test(test_shared_memory_has_no_name_and_keeps_no_file_open),
+        cmocka_unit_test(test_untouched_shared_memory_costs_nothing),
+        cmocka_unit_test(test_memory_out_of_reach_is_an_error_on_all_ranks),
+        cmocka_unit_test(test_another_file_under_the_same_numbers_is_not_taken),
+        cmocka_unit_test(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks),
+        cmocka_unit_test(test_a_limit_of_file_sizes_is_named),
+        cmocka_unit_test(test_destroy_takes_null),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("shared", tests, NULL, NULL));
+}
