@@ -176,6 +176,7 @@ void bench_run_destroy(bench_run *run) {
     moert_buffer_destroy(run->result);
     moert_buffer_destroy(run->between);
     moert_packed_destroy(run->packed);
+    *run = (bench_run){0};
 }
 
 moert_status bench_run_enqueue(const bench_run *run) {
