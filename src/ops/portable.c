@@ -45,14 +45,15 @@ static share choose_share(const moert_device *device, moert_number type, product
     const moert_device_info *info = moert_device_describe(device);
     const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
     const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
-    const size_t panel_bytes = of != FORM_PACKED ? c->width * COLUMN_BYTES : 0;
+    const size_t panel_bytes = c->width * COLUMN_BYTES;
     const size_t strip_bytes = of == FORM_WGRAD ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
-    /* half of the local memory: on a CPU it is the cache, which serves the other factor too */
+    /* half of the local memory: on a CPU it is the core's cache, through which packed panels pass
+     * too; the other half is for the other factor */
     for (const size_t half = info->local_bytes / 2;;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > half;
-        if (wide && panels > 1 && panel_bytes > 0)
+        if (wide && panels > 1)
             panels--;
         else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > half))
             depth = moert_round_up(depth / 2, 16);
@@ -72,7 +73,7 @@ static share choose_share(const moert_device *device, moert_number type, product
         .panels = (int)panels,
         .depth = (int)depth,
         .split = (int)split,
-        .local_bytes = panels * depth * panel_bytes,
+        .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
         .turned_bytes = turned_bytes(type, depth, c->lines),
         .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)},
         .tile = *c};
