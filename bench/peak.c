@@ -1,7 +1,7 @@
 /*
  * Loops of independent multiply-adds: 12 accumulators are at least latency times issue width of the
  * processors of today. FLOPs: two per lane and accumulator, four for vdpbf16ps, which adds two
- * products to each lane.
+ * products to each lane; tdpbf16ps adds 32 to each of 16 x 16 sums.
  */
 #include "peak.h"
 
@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "device/device.h"
 
 enum { TRIALS = 80 };
 
@@ -27,7 +28,7 @@ enum { TRIALS = 80 };
             TWELVE(STEP) TWELVE(STEP) TWELVE(STEP) TWELVE(STEP)                                    \
         }                                                                                          \
     }
-enum { STEPS = 4 * 12 }; /* in a round */
+enum { STEPS = 4 * 12, TILE_SUMS = 256, TILE_STEPS = 4 }; /* in a round */
 
 #define INSTRUCTION "vfmadd231ps"
 LOOP(fma_512, "avx512f", 64)
@@ -35,6 +36,20 @@ LOOP(fma_256, "fma", 32)
 #undef INSTRUCTION
 #define INSTRUCTION "vdpbf16ps"
 LOOP(bf16_512, "avx512f,avx512bf16", 64)
+
+/* Eight registers of 16 rows of 64 bytes: four of sums, two and two of factors. */
+static void bf16_tiles(size_t rounds) {
+    unsigned char shapes[64] = {1};
+    for (size_t i = 0; i < 8; i++) {
+        shapes[16 + 2 * i] = 64;
+        shapes[48 + i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+    while (rounds-- > 0)
+        __asm__ volatile("tdpbf16ps %tmm6, %tmm4, %tmm0\n\ttdpbf16ps %tmm7, %tmm4, %tmm1\n\t"
+                         "tdpbf16ps %tmm6, %tmm5, %tmm2\n\ttdpbf16ps %tmm7, %tmm5, %tmm3");
+    __asm__ volatile("tilerelease");
+}
 
 static bool has_avx512f(void) {
     return __builtin_cpu_supports("avx512f");
@@ -51,12 +66,13 @@ static const struct {
     moert_number type;
     bool (*available)(void);
     void (*loop)(size_t rounds);
-    double flops; /* of a step */
+    double flops; /* of a round */
     const char *instruction;
 } loops[] = {
-    {MOERT_NUMBER_BF16, has_bf16, bf16_512, 64.0, "vdpbf16ps zmm"},
-    {MOERT_NUMBER_F32, has_avx512f, fma_512, 32.0, "vfmadd231ps zmm"},
-    {MOERT_NUMBER_F32, has_fma, fma_256, 16.0, "vfmadd231ps ymm"},
+    {MOERT_NUMBER_BF16, moert_cpu_has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
+    {MOERT_NUMBER_BF16, has_bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
+    {MOERT_NUMBER_F32, has_avx512f, fma_512, STEPS * 32.0, "vfmadd231ps zmm"},
+    {MOERT_NUMBER_F32, has_fma, fma_256, STEPS * 16.0, "vfmadd231ps ymm"},
 };
 
 typedef struct trial {
@@ -82,7 +98,7 @@ bench_peak bench_peak_measure(bench_team *team, moert_number type) {
             bench_team_run(team, work, &it);
             const double ns = (double)(moert_clock_ns() - start);
             const double rate =
-                loops[i].flops * STEPS * (double)it.rounds * (double)bench_team_size(team) / ns;
+                loops[i].flops * (double)it.rounds * (double)bench_team_size(team) / ns;
             peak.gflops = rate > peak.gflops ? rate : peak.gflops;
         }
         return peak;

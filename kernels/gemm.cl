@@ -32,21 +32,25 @@
  * gemm_wgrad, whose splits are all of one size, (groups, line splits, column blocks). Local
  * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
+ * Required: BF16, DOT, LINES, WIDTH and AMX, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
  */
 #define PANEL local
 #include "gemm.h"
 #include "panels.h"
 #include "gemm_glu.h"
 
-#define TILES (VEC / LINES)                         /* whose lines one vector holds */
-#define STRIP (64 / (TILES * LINES) * TILES * LINES) /* lines that gemm_wgrad packs at a time */
+#if DOT == 2
+#define STRIP 64 /* lines that gemm_wgrad packs at a time */
+#else
+#define TILES (VEC / LINES) /* whose lines one vector holds */
+#define STRIP (64 / (TILES * LINES) * TILES * LINES)
 #if TILES == 2 && defined(__clang__)
 #define EXCESS (VEC / 2 - LINES) /* lanes by which the store of a tile's lines runs into the next term's place */
 #else
 #define EXCESS 0
 #endif
 #define TILE_ROOM(depth) (LINES * (depth) + EXCESS) /* of the strip's at most 64 * depth floats */
+#endif
 
 KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *x,
                          ulong ldx, WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
@@ -134,6 +138,39 @@ static inline vec load_row(rows_of x, int row, int column, int n)
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
+/* Lines i to i + 15 of the terms from number p on: zeros past the end, as -0 in half a pair. */
+static inline vec strip_term(global const code *a, ulong lda, int i, int lines, int p, int used)
+{
+    vec number[PER_TERM];
+    UNROLL for (int q = 0; q < PER_TERM; q++)
+        number[q] = p + q < used ? load_factor(a + (p + q) * lda + i, lines - i) : -0.0f;
+    return term_of(number);
+}
+
+#if DOT == 2
+/* strip[line, p] = a[p * lda + line], p below `used`, in whole steps, at stride `depth`. */
+static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
+{
+    for (int p = 0; p < used; p += STEP * PER_TERM)
+        for (int i = 0; i < lines; i += VEC) {
+            vec block[VEC];
+            UNROLL for (int q = 0; q < STEP; q++)
+                block[q] = strip_term(a, lda, i, lines, p + q * PER_TERM, used);
+            transpose(block);
+            UNROLL for (int r = 0; r < VEC; r++)
+                vstore16(block[r], 0, strip + (i + r) * depth + p / PER_TERM);
+        }
+}
+
+/* The terms of the tile whose lines begin with line i of the strip. */
+static inline void add_strip(accumulators acc, local const element *strip, int i, int depth, local const vec *row, int terms)
+{
+    LINE line[LINES];
+    UNROLL for (int r = 0; r < LINES; r++)
+        line[r] = strip + (i + r) * depth;
+    add_terms(acc, line, row, 0, terms);
+}
+#else
 /* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */
 static inline void store_tiles(vec term, int depth, local float *to)
 {
@@ -154,14 +191,22 @@ static inline void store_tiles(vec term, int depth, local float *to)
 /* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
 static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
 {
-    for (int p = 0; p < used; p += PER_TERM, a += PER_TERM * lda, strip += LINES)
-        for (int i = 0; i < lines; i += TILES * LINES) {
-            vec number[PER_TERM];
-            UNROLL for (int q = 0; q < PER_TERM; q++)
-                number[q] = p + q < used ? load_factor(a + q * lda + i, lines - i) : -0.0f;
-            store_tiles(term_of(number), depth, strip + i / LINES * TILE_ROOM(depth));
-        }
+    for (int p = 0; p < used; p += PER_TERM, strip += LINES)
+        for (int i = 0; i < lines; i += TILES * LINES)
+            store_tiles(strip_term(a, lda, i, lines, p, used), depth, strip + i / LINES * TILE_ROOM(depth));
 }
+
+static inline void add_strip(accumulators acc, local const element *strip, int i, int depth, local const vec *row, int terms)
+{
+    local const element *lines = strip + i / LINES * TILE_ROOM(depth);
+    EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
+        spread term[LINES];
+        UNROLL for (int r = 0; r < LINES; r++)
+            term[r] = lines[p * LINES + r];
+        add_term(acc, term, row, 0);
+    }
+}
+#endif
 
 /* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
 static inline void prefetch_line(global const code *p)
@@ -180,8 +225,8 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
     const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS), share = (used + tiles - 1) / tiles;
+    begin_tiles();
     for (int i = 0, ahead = 0; i < c.lines; i += LINES) {
-        local const element *lines = (local const element *)(strip + i % STRIP / LINES * TILE_ROOM(depth));
         if (i % STRIP == 0) {
             pack_strip(a + i, lda, min(STRIP, c.lines - i), used, depth, strip);
             ahead = i + STRIP < c.lines ? 0 : used;
@@ -191,17 +236,13 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
-                spread term[LINES];
-                UNROLL for (int r = 0; r < LINES; r++)
-                    term[r] = lines[p * LINES + r];
-                add_term(acc, term, row, 0);
-            }
+            add_strip(acc, (local const element *)strip, i % STRIP, depth, row, terms);
             end_tile(acc, tile);
             for (int end = min(ahead + share, used); ahead < end; ahead++)
                 prefetch_line(a + (i / STRIP + 1) * STRIP + ahead * lda);
         }
     }
+    end_tiles();
 }
 
 /* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64 bytes. The lock that

@@ -5,14 +5,15 @@
  * of bf16 codes that follow each other in the reduction, in 32 bits, the first in the high half. Both products of a pair
  * join the chain by a rounding each, the high half's first: that is how vdpbf16ps works, and how two fma on their
  * numbers do, one after the other. A pair without a second code has -0 in one factor and 0 in the other there: adding
- * their product changes nothing, not even a zero's sign.
+ * their product changes nothing, not even a zero's sign. With DOT = 2 terms are the same pairs, but 16 of them make a step
+ * of the chain (tiles.h).
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. The
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
  * past the end repeat the last one and columns past the end hold anything; neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1; 1 needs BF16 and, where __AVX512F__ is defined,
- * a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the
+ * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1, 2; 1 and 2 need BF16 and, 1 where __AVX512F__ is
+ * defined, a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the
  * registers. A panel has as many columns as a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then
  * reads several, `height` rows apart.
  */
@@ -22,7 +23,7 @@
 #if DOT && !BF16
 #error "DOT needs BF16"
 #endif
-#if LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4
+#if DOT != 2 && (LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4)
 #error "LINES must be 1 to 16 and WIDTH 1 to 4"
 #endif
 #ifndef PACKED
@@ -30,6 +31,11 @@
 #endif
 #define COLUMNS (WIDTH * VEC) /* of a tile */
 
+#if DOT == 2
+#define STEP 16 /* terms */
+#else
+#define STEP 1
+#endif
 #if DOT
 #define PER_TERM 2
 typedef uint element;
@@ -39,6 +45,8 @@ typedef uint16 spread; /* an element in all lanes */
 typedef float element;
 typedef vec spread;
 #endif
+/* With the zeros that panels and lines hold after the end of the reduction. */
+#define WHOLE_STEPS(numbers) (((numbers) + STEP * PER_TERM - 1) / (STEP * PER_TERM) * (STEP * PER_TERM))
 #if BF16
 typedef ushort code;
 #define LINE local const element * /* where elements are read */
@@ -103,6 +111,7 @@ static inline vec term_of(const vec number[PER_TERM])
     return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
 }
 
+#if DOT == 1
 static inline vec add_product(vec sum, spread a, vec b)
 {
 #ifdef __AVX512F__
@@ -113,6 +122,7 @@ static inline vec add_product(vec sum, spread a, vec b)
     return fma(as_float16(a << 16), as_float16(as_uint16(b) << 16), sum);
 #endif
 }
+#endif
 #else
 #define term_of(number) ((number)[0])
 
@@ -123,6 +133,21 @@ static inline vec add_product(vec sum, spread a, vec b)
 #endif
 
 /* ---- tiles ---- */
+
+static inline void store_whole(vec x, int v, global float *p, bool past_cache)
+{
+#if MOERT_CPU && defined(__clang__)
+    if (past_cache) {
+        __builtin_nontemporal_store(x, (global vec *)p + v);
+        return;
+    }
+#endif
+    vstore16(x, v, p);
+}
+
+#if DOT != 2
+#define begin_tiles()
+#define end_tiles()
 
 static inline void begin_tile(accumulators acc, target c, bool fresh)
 {
@@ -152,17 +177,6 @@ static inline void add_term(accumulators acc, const spread a[LINES], PANEL const
             acc[r][v] = add_product(acc[r][v], a[r], b[v]);
 }
 
-static inline void store_whole(vec x, int v, global float *p, bool past_cache)
-{
-#if MOERT_CPU && defined(__clang__)
-    if (past_cache) {
-        __builtin_nontemporal_store(x, (global vec *)p + v);
-        return;
-    }
-#endif
-    vstore16(x, v, p);
-}
-
 static inline void end_tile(accumulators acc, target c)
 {
     UNROLL for (int v = 0; v < WIDTH; v++)
@@ -185,6 +199,7 @@ static inline void end_tile(accumulators acc, target c)
                 store_part(edge[r][v], c.at + r * c.line + v * VEC, c.columns - v * VEC);
     }
 }
+#endif
 
 /* The tile of the target that starts at (line, column). */
 static inline target tile_of(target c, int line, int column)
@@ -207,6 +222,8 @@ static inline void convert_line(global const ushort *from, int used, local uint 
     }
     for (; p < used; p += 2)
         to[p / 2] = (uint)from[p] << 16 | (p + 1 < used ? from[p + 1] : 0x8000u);
+    for (; p < WHOLE_STEPS(used); p += 2)
+        to[p / 2] = 0;
 }
 #elif BF16
 static inline void convert_line(global const ushort *from, int used, local float *to)
@@ -220,7 +237,7 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
                               LINE line[LINES])
 {
 #if BF16
-    for (int r = 0; r < LINES; r++)
+    for (int r = 0; r < (DOT == 2 ? min(LINES, lines) : LINES); r++)
         convert_line(a + min(r, lines - 1) * lda, used, turned + r * stride);
     UNROLL for (int r = 0; r < LINES; r++)
         line[r] = turned + r * stride;
@@ -230,6 +247,9 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #endif
 }
 
+#if DOT == 2
+#include "tiles.h"
+#else
 /* Tells the compiler which loop the registers are for. */
 #ifdef __clang__
 #define OFTEN(x) __builtin_expect((x), 1)
@@ -247,6 +267,7 @@ static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL con
         add_term(acc, term, row, (ulong)height * PACKED);
     }
 }
+#endif
 
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
@@ -255,6 +276,7 @@ static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL con
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
                             int height, int depth, target c, bool fresh)
 {
+    begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c.lines - i, used, depth + 16, turned, line);
@@ -267,4 +289,5 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
             end_tile(acc, tile);
         }
     }
+    end_tiles();
 }

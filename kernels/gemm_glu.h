@@ -156,6 +156,7 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
 static inline void multiply_gated(global const code *a, ulong lda, local element *turned, PANEL const vec *panel,
                                   int used, int height, int depth, const gated *c)
 {
+    begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c->lines - i, used, depth + 16, turned, line);
@@ -167,5 +168,6 @@ static inline void multiply_gated(global const code *a, ulong lda, local element
             end_gated(acc, c, i, j);
         }
     }
+    end_tiles();
 }
 #endif

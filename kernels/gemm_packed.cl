@@ -7,13 +7,14 @@
  *   dgrad         k                    panel[g, k / C, n, k % C]           w[g,n,k], with DOT n and n + 1
  *   gated         n, of gates | ups    16 gates, their 16 ups (gemm_glu.h)  as for forward; needs an even WIDTH
  *
- * A panel has C = PACKED * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers; columns past the
- * end are zero. A tile that is wider than a panel may read, for columns past the end, from the next group's, and after
- * the last group there must be room for three panels. Shapes, strides and the shared weight are as in gemm.cl.
+ * A panel has C = PACKED * 16 columns and `height` rows, the terms of the reduction rounded up to 16 numbers, with DOT = 2
+ * to 32; columns past the end are zero. A tile that is wider than a panel may read, for columns past the end, from the
+ * next group's, and after the last group there must be room for three panels. Shapes, strides and the shared weight are
+ * as in gemm.cl.
  *
  * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
- * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
+ * Required: BF16, DOT, LINES, WIDTH, PACKED and AMX, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
  * which there are with WIDTH = PACKED.
  */
 #define PANEL global

@@ -83,11 +83,11 @@ static inline void transpose(vec block[VEC])
     }
 }
 
-/* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in blocks of 16, for 16
- * columns c; those past `columns` are zero. */
+/* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in blocks of 16 and whole steps,
+ * for 16 columns c; those past `columns` are zero. */
 static inline void pack_columns(matrix w, int column, int first, int columns, int used, PANEL vec *panel)
 {
-    for (int p = 0; p < used; p += VEC) {
+    for (int p = 0; p < WHOLE_STEPS(used); p += VEC) {
         vec block[VEC];
         if (used - p >= VEC && columns >= VEC) {
             UNROLL for (int i = 0; i < VEC; i++)
@@ -95,7 +95,7 @@ static inline void pack_columns(matrix w, int column, int first, int columns, in
         } else {
             vec edge[VEC];
             for (int i = 0; i < VEC; i++)
-                edge[i] = i < columns ? load_weight(w, column + i, first + p, used - p) : 0.0f;
+                edge[i] = i < columns && p < used ? load_weight(w, column + i, first + p, used - p) : 0.0f;
             UNROLL for (int i = 0; i < VEC; i++)
                 block[i] = edge[i];
         }
@@ -115,7 +115,7 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
                      panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH);
 }
 
-/* panel[p, c] = source[first + p, column + c], p below `used`, by `load` from a matrix of a type. */
+/* panel[p, c] = source[first + p, column + c], p below `used`, in whole steps, by `load` from a matrix of a type. */
 #define DEFINE_PACK(name, type, load)                                                                                  \
     static inline vec name##_term(type source, int row, int column, int columns, int terms)                            \
     {                                                                                                                  \
@@ -126,7 +126,7 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
     }                                                                                                                  \
     static inline void name(type source, int first, int column, int columns, int used, int height, PANEL vec *panel)   \
     {                                                                                                                  \
-        for (int p = 0; p < used; p += PER_TERM, panel += WIDTH) {                                                     \
+        for (int p = 0; p < WHOLE_STEPS(used); p += PER_TERM, panel += WIDTH) {                                        \
             PANEL vec *to = panel;                                                                                     \
             for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                                           \
                 UNROLL for (int v = 0; v < WIDTH; v++) {                                                               \

@@ -58,9 +58,10 @@
     X(bind, "MOERT_BIND", BOOL, "1", "", "bind each rank to cores near its device")                \
     X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
       "threads of a CPU device per rank; 0 = one per bound core")                                  \
-    X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened",                                          \
-      "how CPU devices multiply bf16: auto (by the CPU's instruction if it has one) or widened "   \
-      "to float32; the results are the same")                                                      \
+    X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened|tiles",                                    \
+      "how CPU devices sum products of bf16: auto (tiles if the CPU has AMX, else one by one, by " \
+      "its instruction if it has one), widened (one by one, as float32) or tiles (as AMX sums "    \
+      "them, on any CPU: other bits, and slow without)")                                           \
     X(form, "MOERT_FORM", CHOICE, "auto", "auto|cpu|gpu",                                          \
       "form of the kernels: auto (the device's), cpu (a work-item a work-group) or gpu (32 "       \
       "work-items share a row); a test of one on the other, slow")                                 \
@@ -95,7 +96,7 @@ enum {
     MOERT_EXCHANGE_STAGED
 };
 enum { MOERT_NODE_SUM_EXACT, MOERT_NODE_SUM_PRESUM };
-enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED };
+enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED, MOERT_BF16_TILES };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
 enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };

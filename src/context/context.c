@@ -138,6 +138,29 @@ static moert_status open_device(moert_context *context, const moert_context_opti
     return origin == ORIGIN_BOUND ? place_and_open(context) : open_unbound(context);
 }
 
+moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) {
+    const moert_device_info *info = moert_device_describe(device);
+    const size_t ranks = moert_comm_size(comm);
+    unsigned char *all, mine = !info->is_cpu || info->gpu_form || info->has_tiles;
+    size_t without = 0, last = 0;
+    MOERT_TRY(moert_alloc(&all, ranks, 1));
+    const moert_status status = moert_comm_allgather(comm, &mine, 1, all);
+    for (size_t r = 0; r < ranks && status == MOERT_OK; r++)
+        if (!all[r]) {
+            without++;
+            last = r;
+        }
+    free(all);
+    if (without == 0 || !info->has_tiles || moert_config_get()->bf16 != MOERT_BF16_AUTO)
+        return status;
+    moert_device_forgo_tiles(device);
+    if (moert_comm_node_rank(comm) == 0)
+        MOERT_WARN("products of bf16 go without AMX: %zu of %zu ranks have none, rank %zu for one; "
+                   "MOERT_BF16=tiles uses it where it is, for the same bits, slow elsewhere",
+                   without, ranks, last);
+    return status;
+}
+
 static moert_status check_options(const moert_context_options *options) {
     if (options != NULL && options->size != sizeof *options)
         return MOERT_FAIL(ERROR_USAGE,
@@ -156,6 +179,7 @@ moert_status moert_context_create(MPI_Comm comm, const moert_context_options *op
     moert_log_set_rank((int)moert_comm_rank(made->comm), (int)moert_comm_size(made->comm));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
+    MOERT_TRY_OR(fail, moert_context_settle_tiles(made->comm, made->device));
     MOERT_TRY_OR(fail,
                  moert_watchdog_start(made->comm, moert_config_get()->timeout_s, &made->watchdog));
     *context = made;

@@ -14,6 +14,10 @@ const char *moert_context_topology(const moert_context *context);
 /* Where this rank was placed; cpu_count 0 when nothing was bound. */
 const moert_placement *moert_context_placement(const moert_context *context);
 
+/* Sums have the same bits on all ranks: where one CPU has no AMX, none uses it, unless
+ * MOERT_BF16=tiles asks for its sums. Collective; part of moert_context_create. */
+moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
+
 /* Whether the watchdog guards this rank. */
 bool moert_context_is_watched(const moert_context *context);
 

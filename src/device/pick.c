@@ -3,7 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -35,6 +39,19 @@ static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
            !__builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+
+/* Linux gives the unit's registers, 8 KiB a thread, to processes that ask for them, and then to
+ * threads that are there already. */
+bool moert_cpu_has_tiles(void) {
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, LEAF = 7, BF16 = 1 << 22, TILE = 1 << 24 };
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(LEAF, 0, &a, &b, &c, &d) != 0 && (d & BF16) != 0 && (d & TILE) != 0 &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
     return false;
 #endif
@@ -81,6 +98,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                          ? moert_config_get()->form == MOERT_FORM_GPU
                          : !info->is_cpu;
     info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
+    info->has_tiles = info->is_cpu && moert_cpu_has_tiles();
     cl_uint major, minor;
     if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&
         clGetDeviceInfo(id, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV, sizeof major, &major, NULL) ==
@@ -284,6 +302,10 @@ void moert_device_close(moert_device *device) {
     clReleaseCommandQueue(device->queue);
     clReleaseContext(device->context);
     free(device);
+}
+
+void moert_device_forgo_tiles(moert_device *device) {
+    device->info.has_tiles = false;
 }
 
 const moert_device_info *moert_device_describe(const moert_device *device) {

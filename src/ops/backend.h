@@ -59,11 +59,16 @@ typedef struct moert_packing {
 } moert_packing;
 extern const moert_packing moert_portable_packing, moert_nvidia_packing;
 
+/* What a step of a product's chains takes: a number, a pair of bf16 codes, both in order, or 16
+ * pairs, as kernels/tiles.h sums them (DOT there). */
+typedef enum moert_term { MOERT_TERM_NUMBER, MOERT_TERM_PAIR, MOERT_TERM_TILE } moert_term;
+moert_term moert_term_of(const moert_device *device, moert_number type);
+
 struct moert_packed {
     moert_packed_shape shape;
     const moert_packing *packing;
     moert_choices tile; /* for any number of rows; panels are of its width */
-    size_t per_term;    /* numbers of the panels' terms */
+    moert_term term;
     moert_buffer *panels;
 };
 

@@ -88,8 +88,7 @@ static product rows_of(const moert_gemm *gemm) {
 }
 
 static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
-    return moert_ceil_div(reduction, gemm->packed != NULL ? gemm->packed->per_term
-                                                          : moert_per_term(device, gemm->type));
+    return moert_ceil_div(reduction, moert_per_term(moert_gemm_term(gemm, device)));
 }
 
 /* The share of forward and dgrad, whose lines are the rows. */
@@ -113,24 +112,35 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-size_t moert_per_term(const moert_device *device, moert_number type) {
-    const bool pairs = type == MOERT_NUMBER_BF16 && moert_device_describe(device)->has_bf16_dot &&
-                       moert_config_get()->bf16 == MOERT_BF16_AUTO;
-    return pairs ? 2 : 1;
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
+    return gemm->packed != NULL ? gemm->packed->term : moert_term_of(device, gemm->type);
+}
+
+moert_term moert_term_of(const moert_device *device, moert_number type) {
+    const moert_device_info *info = moert_device_describe(device);
+    const unsigned how = moert_config_get()->bf16;
+    if (type != MOERT_NUMBER_BF16 || !info->is_cpu || info->gpu_form || how == MOERT_BF16_WIDENED)
+        return MOERT_TERM_NUMBER;
+    if (how == MOERT_BF16_TILES || info->has_tiles)
+        return MOERT_TERM_TILE;
+    return info->has_bf16_dot ? MOERT_TERM_PAIR : MOERT_TERM_NUMBER;
 }
 
 void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
                         const moert_coded *coded, const moert_choices *tile,
                         char spec[MOERT_SPEC_BYTES]) {
-    const size_t per_term = packed != NULL ? packed->per_term : moert_per_term(device, type);
-    char family[96];
-    const int length =
+    const moert_term term = packed != NULL ? packed->term : moert_term_of(device, type);
+    char family[112];
+    int length =
         snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-                 packed != NULL ? "gemm_packed" : "gemm", type == MOERT_NUMBER_BF16, per_term > 1,
+                 packed != NULL ? "gemm_packed" : "gemm", type == MOERT_NUMBER_BF16, (int)term,
                  tile->lines, tile->width, coded != NULL);
     if (packed != NULL)
-        snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
-                 packed->tile.width);
+        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+                           packed->tile.width);
+    if (term == MOERT_TERM_TILE)
+        snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
+                 moert_device_describe(device)->has_tiles);
     if (coded != NULL)
         moert_format_program(family, coded->format, spec);
     else
@@ -215,7 +225,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     if (has_gpu_form(device))
         return moert_portable_gpu_wgrad(gemm, start);
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
-                       moert_ceil_div(groups->rows, moert_per_term(device, gemm->type))};
+                       terms_of(gemm, device, groups->rows)};
     const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
@@ -244,7 +254,8 @@ moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
     bool measured;
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
-    const moert_choices tile = moert_tuning_find(device, &key, &measured); /* of no effect here */
+    const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
+                                               moert_term_of(device, gemm->type)); /* no effect */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
                      MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
@@ -301,9 +312,11 @@ static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_tuning_key key = {packed != NULL ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
                                   gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
     bool measured;
-    *tile = moert_tuning_find(moert_buffer_device(gemm->y), &key, &measured);
+    const moert_device *device = moert_buffer_device(gemm->y);
+    *tile = moert_tuning_find(device, &key, &measured);
     if (packed != NULL)
         tile->width = moert_packed_width(packed, tile->width);
+    *tile = moert_with_tile(*tile, moert_gemm_term(gemm, device));
     return moert_gates_fit(packed != NULL ? packed->tile.width : tile->width);
 }
 

@@ -59,12 +59,29 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/common.h */
 
-/* Numbers of a term in kernels/gemm.h where no panels say it: two with DOT. */
-size_t moert_per_term(const moert_device *device, moert_number type);
+/* By packed weights, as they were packed. */
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
+
+/* The numbers of a term, and those to which panels are filled up. */
+static inline size_t moert_per_term(moert_term term) {
+    return term == MOERT_TERM_NUMBER ? 1 : 2;
+}
+static inline size_t moert_per_step(moert_term term) {
+    return term == MOERT_TERM_TILE ? 32 : 16;
+}
+
+/* The choices of a row, with the tile of sums by tiles, of which there is one. */
+static inline moert_choices moert_with_tile(moert_choices c, moert_term term) {
+    if (term == MOERT_TERM_TILE) {
+        c.lines = 32;
+        c.width = 2;
+    }
+    return c;
+}
 
 /* Rows of a packed panel. */
 static inline size_t moert_panel_height(const moert_packed *packed, size_t reduction) {
-    return moert_round_up(reduction, 16) / packed->per_term;
+    return moert_round_up(reduction, moert_per_step(packed->term)) / moert_per_term(packed->term);
 }
 
 /* The width of a product's tile by packed weights, in whole panels. */

@@ -42,8 +42,8 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
     bool measured;
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
-    packed->tile = moert_tuning_find(device, &key, &measured);
-    packed->per_term = moert_per_term(device, shape->type);
+    packed->term = moert_term_of(device, shape->type);
+    packed->tile = moert_with_tile(moert_tuning_find(device, &key, &measured), packed->term);
     const size_t columns = columns_of(packed);
     return (shape->groups * moert_ceil_div(width_of(packed), columns) + MOST_READ) *
            height_of(packed) * columns * sizeof(float);

@@ -107,5 +107,5 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
         (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
         measure(gemm, start, &key, &choices);
-    return choices;
+    return moert_with_tile(choices, moert_gemm_term(gemm, device));
 }

@@ -38,6 +38,34 @@ static float rounded(float weight, moert_number type) {
     return moert_number_decode(type, moert_number_encode(type, weight));
 }
 
+/* A sum of products: each joins it by a rounding or, in tiles (kernels/tiles.h), joins one of two
+ * halves in turn, whose sum joins after every 16 pairs. */
+typedef struct chain {
+    bool tiled;
+    unsigned pending; /* products in the halves */
+    float sum, half[2];
+} chain;
+
+static chain begin_chain(const moert_gemm *gemm, float start) {
+    const moert_device *device = moert_buffer_device(gemm->weight);
+    return (chain){.tiled = moert_term_of(device, gemm->type) == MOERT_TERM_TILE, .sum = start};
+}
+
+static float chain_sum(const chain *c) {
+    return c->pending > 0 ? c->sum + (c->half[0] + c->half[1]) : c->sum;
+}
+
+static void add_product(chain *c, float a, float b) {
+    if (!c->tiled) {
+        c->sum = fmaf(a, b, c->sum);
+        return;
+    }
+    float *half = &c->half[c->pending % 2];
+    *half = fmaf(a, b, *half);
+    if (++c->pending == 32)
+        *c = (chain){.tiled = true, .sum = chain_sum(c)};
+}
+
 static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_host *host) {
     moert_status status;
     *maps = (moert_mapping){.count = 0};
@@ -70,10 +98,11 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t n = 0; n < gemm->n; n++) {
                 const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
-                float sum = 0.0f;
+                chain c = begin_chain(gemm, 0.0f);
                 for (size_t k = 0; k < gemm->k; k++)
-                    sum = fmaf(factor(at.x, m * gemm->ldx + k, gemm->type),
-                               rounded(at.weight[line * gemm->k + k], gemm->type), sum);
+                    add_product(&c, factor(at.x, m * gemm->ldx + k, gemm->type),
+                                rounded(at.weight[line * gemm->k + k], gemm->type));
+                const float sum = chain_sum(&c);
                 ((float *)at.y)[place(gemm, m, n)] = at.bias != NULL ? sum + at.bias[line] : sum;
             }
     return moert_unmap_all(&maps, MOERT_OK);
@@ -89,11 +118,11 @@ moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t k = 0; k < gemm->k; k++) {
                 float *out = (float *)at.x + m * gemm->ldx + k;
-                float sum = gemm->accumulate ? *out : 0.0f;
+                chain c = begin_chain(gemm, gemm->accumulate ? *out : 0.0f);
                 for (size_t n = 0; n < gemm->n; n++)
-                    sum = fmaf(factor(at.y, place(gemm, m, n), gemm->type),
-                               rounded(weight[n * gemm->k + k], gemm->type), sum);
-                *out = sum;
+                    add_product(&c, factor(at.y, place(gemm, m, n), gemm->type),
+                                rounded(weight[n * gemm->k + k], gemm->type));
+                *out = chain_sum(&c);
             }
     }
     return moert_unmap_all(&maps, MOERT_OK);
@@ -107,11 +136,11 @@ moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
         for (size_t n = 0; n < gemm->n; n++)
             for (size_t k = 0; k < gemm->k; k++) {
                 float *out = &at.weight[(g * gemm->n + n) * gemm->k + k];
-                float sum = gemm->accumulate ? *out : 0.0f;
+                chain c = begin_chain(gemm, gemm->accumulate ? *out : 0.0f);
                 for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                    sum = fmaf(factor(at.y, place(gemm, m, n), gemm->type),
-                               factor(at.x, m * gemm->ldx + k, gemm->type), sum);
-                *out = sum;
+                    add_product(&c, factor(at.y, place(gemm, m, n), gemm->type),
+                                factor(at.x, m * gemm->ldx + k, gemm->type));
+                *out = chain_sum(&c);
             }
     return moert_unmap_all(&maps, MOERT_OK);
 }

@@ -82,7 +82,7 @@ moert_status moert_tuning_remember(const moert_device *device, moert_tuning_leve
  * "off"). */
 char *moert_tuning_file(void);
 
-/* "cpu-avx512", "cpu-avx2", "cpu" or "gpu". */
+/* One of those that kernels/tuning.txt lists. */
 const char *moert_tuning_family(const moert_device_info *info);
 
 /* The rows that a key meets, most telling first: what stands in row number `index` of them and

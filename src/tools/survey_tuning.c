@@ -1,7 +1,7 @@
 /* What moert-info tells of the rows of tuning. */
 #include <stdlib.h>
 
-#include "ops/tuning.h"
+#include "ops/portable.h"
 #include "tools/survey.h"
 
 static json_t *product_row(const moert_device *device, const moert_tuning_key *key) {
@@ -9,7 +9,8 @@ static json_t *product_row(const moert_device *device, const moert_tuning_key *k
     char choices[128], from[256] = "";
     bool measured;
     size_t used = 0;
-    const moert_choices found = moert_tuning_find(device, key, &measured);
+    const moert_choices found = moert_with_tile(moert_tuning_find(device, key, &measured),
+                                                moert_term_of(device, key->type));
     moert_choices_print(&found, choices, sizeof choices);
     for (size_t i = 0; moert_tuning_survey(device, key, i, &report) && used < sizeof from; i++)
         used += (size_t)snprintf(from + used, sizeof from - used, "%s%s", i > 0 ? ", " : "",

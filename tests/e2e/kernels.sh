@@ -33,6 +33,7 @@ formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLA
 -DBLOCK=16 -DELEMENT=$e2m1 -DE4M3=$e4m3 -DELEMENT_BITS=4 -DSCALE=1 -DLARGEST=6.0f -DLARGEST_EXPONENT=2 $exact
 -DBLOCK=128 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=2 -DLARGEST=448.0f -DLARGEST_EXPONENT=8 $exact"
 
+amx='-DBF16=1 -DDOT=2 -DLINES=32 -DWIDTH=2'
 options() { # FAMILY: the options of its programs, one a line
     case $1 in
     gemm | gemm_packed)
@@ -43,8 +44,10 @@ options() { # FAMILY: the options of its programs, one a line
                 [ "$1 ${tile#*WIDTH=}" = "gemm_packed 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
             done
         done <<<"$tiles"
+        printf '%s\n' "$amx -DCODED=0 -DAMX="{1,0}
         while read -r format; do # by the default tile
             for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
+            echo "$amx -DCODED=1 -DAMX=0 $format"
         done <<<"$formats"
         ;;
     gemm_gpu)
@@ -102,6 +105,7 @@ compile() { # FORM FAMILY OPTION...
     esac
     shift 2
     case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # for the GPU form alone
+    case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
     out=$(mktemp -p "$folder")
     what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -include kernels/common.h
         -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")

@@ -9,6 +9,7 @@
 
 #include "base/number.h"
 #include "base/rng.h"
+#include "ops/backend.h"
 
 const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
 static moert_status (*const calls[])(const moert_gemm *) = {moert_gemm_forward, moert_gemm_dgrad,
@@ -39,16 +40,37 @@ const problem gemm_problems[] = {
 const size_t gemm_problem_count = sizeof gemm_problems / sizeof gemm_problems[0];
 
 const way gemm_ways[] = {
-    [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false, false},
-    [PORTABLE_F32] = {"portable", "portable", MOERT_NUMBER_F32, false, false},
-    [PACKED_F32] = {"packed", "portable", MOERT_NUMBER_F32, true, false},
-    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_NUMBER_BF16, false, false},
-    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_NUMBER_BF16, false, false},
-    {"bf16 packed", "portable", MOERT_NUMBER_BF16, true, false},
-    {"bf16 widened", "portable", MOERT_NUMBER_BF16, false, true},
-    {"bf16 widened, packed", "portable", MOERT_NUMBER_BF16, true, true},
+    [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false},
+    [PORTABLE_F32] = {"portable", "portable", MOERT_NUMBER_F32, false},
+    [PACKED_F32] = {"packed", "portable", MOERT_NUMBER_F32, true},
+    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_NUMBER_BF16, false},
+    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_NUMBER_BF16, false},
+    {"bf16 packed", "portable", MOERT_NUMBER_BF16, true},
+    {"bf16 one by one", "reference", MOERT_NUMBER_BF16, false, "widened"},
+    {"bf16 widened", "portable", MOERT_NUMBER_BF16, false, "widened"},
+    {"bf16 widened, packed", "portable", MOERT_NUMBER_BF16, true, "widened"},
+    {"bf16 tiles, reference", "reference", MOERT_NUMBER_BF16, false, "tiles"},
+    {"bf16 tiles", "portable", MOERT_NUMBER_BF16, false, "tiles"},
+    {"bf16 tiles, packed", "portable", MOERT_NUMBER_BF16, true, "tiles"},
 };
 const size_t gemm_way_count = sizeof gemm_ways / sizeof gemm_ways[0];
+
+bool is_reference(const way *by) {
+    return strcmp(by->backend, "reference") == 0;
+}
+
+const way *reference_of(const way *by) {
+    while (!is_reference(by))
+        by--;
+    return by;
+}
+
+bool sums_in_tiles(const way *by) {
+    set_variable("MOERT_BF16", by->bf16);
+    const bool tiled = moert_term_of(test_device, by->type) == MOERT_TERM_TILE;
+    set_variable("MOERT_BF16", NULL);
+    return tiled;
+}
 
 static float *filled(size_t count, bool integers, uint64_t stream) {
     float *data = test_alloc(count * sizeof *data);
@@ -148,7 +170,7 @@ static void gather(const lines *l, float *result) {
 
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
-    set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
+    set_variable("MOERT_BF16", by->bf16);
     const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
     const moert_number y_type = op != FORWARD ? by->type : by->result;
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
@@ -208,7 +230,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
     for (size_t i = 0; i < probs; i++)
         prob[i] = i % how->prob_stride == 0 ? (float)moert_rng_normal(1, 5, i) : NAN;
     set_variable("MOERT_BACKEND", by->backend);
-    set_variable("MOERT_BF16", by->widened ? "widened" : NULL);
+    set_variable("MOERT_BF16", by->bf16);
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_buffer *weights = upload(prob, probs * sizeof *prob);
     moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));

@@ -26,7 +26,7 @@ typedef struct way {
     const char *name, *backend;
     moert_number type;
     bool packed;
-    bool widened;        /* bf16 without the CPU's own instruction */
+    const char *bf16;    /* MOERT_BF16; NULL: as it is */
     bool parts;          /* forward, dgrad and gated: two groups after the other */
     moert_number result; /* of forward and dgrad */
     bool split;          /* into parts of factors, if the device does */
@@ -34,9 +34,13 @@ typedef struct way {
     size_t runs;         /* forward, dgrad: lines go anywhere, in turns; 0: not */
 } way;
 
-/* All ways; those of a type begin with the reference, and its next is the plain portable one. */
+/* All ways: a reference each, then those that have its bits, of which the first is the plain
+ * portable one. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
+const way *reference_of(const way *by);
+bool is_reference(const way *by);
+bool sums_in_tiles(const way *by);
 enum { REFERENCE_F32, PORTABLE_F32, PACKED_F32, REFERENCE_BF16, PORTABLE_BF16 };
 
 /* The host side of a problem; factors of bf16 are rounded on their way to the device. */

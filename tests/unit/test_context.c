@@ -54,6 +54,30 @@ static void test_two_contexts_live_side_by_side(void **state) {
     moert_context_destroy(second);
 }
 
+/* As if all ranks had CPUs, those before `count` with AMX. */
+static bool uses_tiles(size_t count, const char *bf16) {
+    moert_context *context;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
+    moert_device *device = moert_context_device(context);
+    moert_device_info *info = (moert_device_info *)moert_device_describe(device);
+    info->is_cpu = true;
+    info->gpu_form = false;
+    info->has_tiles = test_rank < count;
+    set_variable("MOERT_BF16", bf16);
+    ASSERT_OK_ON_ALL(moert_context_settle_tiles(moert_context_comm(context), device));
+    const bool uses = info->has_tiles;
+    set_variable("MOERT_BF16", NULL);
+    moert_context_destroy(context);
+    return uses;
+}
+
+static void test_ranks_with_amx_and_without_sum_alike(void **state) {
+    (void)state;
+    ASSERT_ON_ALL(uses_tiles(test_ranks, NULL));
+    ASSERT_ON_ALL(!uses_tiles(test_ranks - 1, NULL));
+    ASSERT_ON_ALL(uses_tiles(test_ranks - 1, "tiles") == (test_rank + 1 < test_ranks));
+}
+
 static void test_options_of_another_size_are_refused(void **state) {
     (void)state;
     moert_context *context = NULL;
@@ -186,6 +210,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_bound_rank_finds_the_same_cores_again),
         cmocka_unit_test(test_contexts_follow_each_other),
         cmocka_unit_test(test_two_contexts_live_side_by_side),
+        cmocka_unit_test(test_ranks_with_amx_and_without_sum_alike),
         cmocka_unit_test(test_options_of_another_size_are_refused),
         cmocka_unit_test(test_a_context_works_on_the_queue_of_the_caller),
         cmocka_unit_test(test_ranks_that_differ_in_binding_are_refused),

@@ -128,13 +128,11 @@ static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **
         for (size_t w = 0; w < gemm_way_count; w++) {
             const problem *p = &problems[i];
             const way *by = &gemm_ways[w];
-            const way *reference =
-                &gemm_ways[by->type == MOERT_NUMBER_F32 ? REFERENCE_F32 : REFERENCE_BF16];
             const gated_run one = {.form = forms[i % FORMS].form, .fused = true};
             arrays got = make_arrays(p, false), want = make_arrays(p, false);
             float *h = unset_results(p);
             run_gated(p, &one, by, &got, h);
-            run_gated(p, &one, reference, &want, h);
+            run_gated(p, &one, reference_of(by), &want, h);
             compare_arrays(by->name, &got, &want);
             free_arrays(&got);
             free_arrays(&want);

@@ -253,7 +253,7 @@ static void test_auto_measures_a_new_shape_once_and_keeps_the_bits(void **state)
                     const problem *p = &gemm_problems[problems[i]];
                     const way *by = &gemm_ways[ways[w]];
                     arrays want = make_arrays(p, false), got = make_arrays(p, false);
-                    run_gemm(p, op, &gemm_ways[w < 2 ? REFERENCE_F32 : REFERENCE_BF16], &want);
+                    run_gemm(p, op, reference_of(by), &want);
                     run_gemm(p, op, by, &got);
                     compare_arrays(by->name, &got, &want);
                     free_arrays(&got);
