@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/memory.h"
 #include "device/device.h"
 
@@ -51,6 +52,9 @@ static void bf16_tiles(size_t rounds) {
     __asm__ volatile("tilerelease");
 }
 
+static bool has_tiles(void) {
+    return moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
+}
 static bool has_avx512f(void) {
     return __builtin_cpu_supports("avx512f");
 }
@@ -69,7 +73,7 @@ static const struct {
     double flops; /* of a round */
     const char *instruction;
 } loops[] = {
-    {MOERT_NUMBER_BF16, moert_cpu_has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
+    {MOERT_NUMBER_BF16, has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
     {MOERT_NUMBER_BF16, has_bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
     {MOERT_NUMBER_F32, has_avx512f, fma_512, STEPS * 32.0, "vfmadd231ps zmm"},
     {MOERT_NUMBER_F32, has_fma, fma_256, STEPS * 16.0, "vfmadd231ps ymm"},

@@ -32,7 +32,7 @@
  * gemm_wgrad, whose splits are all of one size, (groups, line splits, column blocks). Local
  * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT, LINES, WIDTH and AMX, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
+ * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
  */
 #define PANEL local
 #include "gemm.h"

@@ -8,14 +8,14 @@
  * their product changes nothing, not even a zero's sign. With DOT = 2 terms are the same pairs, but 16 of them make a step
  * of the chain (tiles.h).
  *
- * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. The
+ * Deterministic: an element is one chain over the reduction in ascending order, from 0 or from the old value. The
  * chain is parked in the result between two blocks, so its bits do not depend on blocks, split or the tile. Lines
- * past the end repeat the last one and columns past the end hold anything; neither is stored.
+ * past the end repeat the last one, or with DOT = 2 hold anything, as columns past the end do; neither is stored.
  *
  * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1, 2; 1 and 2 need BF16 and, 1 where __AVX512F__ is
  * defined, a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1 to 4) vectors, whose sums should fit into the
- * registers. A panel has as many columns as a tile or, with PACKED, that many vectors, which divide WIDTH: a tile then
- * reads several, `height` rows apart.
+ * registers; with DOT = 2 what tiles.h requires. A panel has as many columns as a tile or, with PACKED, that many vectors,
+ * which divide WIDTH: a tile then reads several, `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
 #error "PANEL, BF16, DOT, LINES and WIDTH must be defined"

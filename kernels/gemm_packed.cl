@@ -14,7 +14,7 @@
  *
  * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
- * Required: BF16, DOT, LINES, WIDTH, PACKED and AMX, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
+ * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
  * which there are with WIDTH = PACKED.
  */
 #define PANEL global

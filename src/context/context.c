@@ -117,7 +117,7 @@ static device_origin origin_of(const moert_context_options *options) {
 /* All ranks must take the same way, since it has collective calls. Collective. */
 static moert_status check_origin(moert_comm *comm, device_origin mine) {
     unsigned char origin = (unsigned char)mine, *all;
-    MOERT_TRY(moert_alloc(&all, moert_comm_size(comm), 1));
+    MOERT_TRY(moert_comm_agree(comm, moert_alloc(&all, moert_comm_size(comm), 1)));
     moert_status status = moert_comm_allgather(comm, &origin, 1, all);
     for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
         if (all[r] != all[0])
@@ -138,27 +138,36 @@ static moert_status open_device(moert_context *context, const moert_context_opti
     return origin == ORIGIN_BOUND ? place_and_open(context) : open_unbound(context);
 }
 
+/* How a rank sums products of bf16. */
+typedef enum bf16_sums { SUMS_ONE_BY_ONE, SUMS_IN_TILES, SUMS_IN_TILES_ASKED_FOR } bf16_sums;
+
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) {
-    const moert_device_info *info = moert_device_describe(device);
     const size_t ranks = moert_comm_size(comm);
-    unsigned char *all, mine = !info->is_cpu || info->gpu_form || info->has_tiles;
-    size_t without = 0, last = 0;
-    MOERT_TRY(moert_alloc(&all, ranks, 1));
-    const moert_status status = moert_comm_allgather(comm, &mine, 1, all);
-    for (size_t r = 0; r < ranks && status == MOERT_OK; r++)
-        if (!all[r]) {
-            without++;
-            last = r;
-        }
+    const bool asked = moert_config_get()->bf16 == MOERT_BF16_TILES;
+    const bf16_sums mine = !moert_device_sums_in_tiles(moert_device_describe(device))
+                               ? SUMS_ONE_BY_ONE
+                           : asked ? SUMS_IN_TILES_ASKED_FOR
+                                   : SUMS_IN_TILES;
+    size_t of[] = {ranks, ranks, ranks}; /* the first rank of each kind */
+    unsigned char *all, byte = (unsigned char)mine;
+    MOERT_TRY(moert_comm_agree(comm, moert_alloc(&all, ranks, 1)));
+    moert_status status = moert_comm_allgather(comm, &byte, 1, all);
+    for (size_t r = ranks; r-- > 0 && status == MOERT_OK;)
+        of[all[r]] = r;
     free(all);
-    if (without == 0 || !info->has_tiles || moert_config_get()->bf16 != MOERT_BF16_AUTO)
-        return status;
+    if (status == MOERT_OK && of[SUMS_ONE_BY_ONE] < ranks && of[SUMS_IN_TILES_ASKED_FOR] < ranks)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "rank %zu sums bf16 in tiles, as MOERT_BF16 asks, rank %zu does not; "
+                            "set it for all ranks alike, all on CPUs",
+                            of[SUMS_IN_TILES_ASKED_FOR], of[SUMS_ONE_BY_ONE]);
+    MOERT_TRY(moert_comm_agree(comm, status));
+    if (of[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
+        return MOERT_OK;
     moert_device_forgo_tiles(device);
-    if (moert_comm_node_rank(comm) == 0)
-        MOERT_WARN("products of bf16 go without AMX: %zu of %zu ranks have none, rank %zu for one; "
-                   "MOERT_BF16=tiles uses it where it is, for the same bits, slow elsewhere",
-                   without, ranks, last);
-    return status;
+    if (moert_comm_rank(comm) == of[SUMS_IN_TILES])
+        MOERT_WARN("products of bf16 go without AMX, since rank %zu has none or does not use it",
+                   of[SUMS_ONE_BY_ONE]);
+    return MOERT_OK;
 }
 
 static moert_status check_options(const moert_context_options *options) {

@@ -14,8 +14,9 @@ const char *moert_context_topology(const moert_context *context);
 /* Where this rank was placed; cpu_count 0 when nothing was bound. */
 const moert_placement *moert_context_placement(const moert_context *context);
 
-/* Sums have the same bits on all ranks: where one CPU has no AMX, none uses it, unless
- * MOERT_BF16=tiles asks for its sums. Collective; part of moert_context_create. */
+/* Sums have the same bits on all ranks: where one has no AMX, none uses it. Collective; part of
+ * moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles asks for its sums, but not on all
+ * ranks, or one is no CPU). */
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 
 /* Whether the watchdog guards this rank. */

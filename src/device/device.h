@@ -27,7 +27,7 @@ typedef struct moert_device_info {
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* vdpbf16ps (AVX-512 BF16), by inline assembly, pays */
-    bool has_tiles;     /* AMX with bf16, and the kernel lets this process use it */
+    bool has_tiles;     /* AMX with bf16, which products use unless another form is asked for */
     bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/common.h) */
     unsigned nvidia;    /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
@@ -55,6 +55,9 @@ const moert_device_info *moert_device_describe(const moert_device *device);
 
 /* Whether this process's threads may use AMX with bf16; asks for it. */
 bool moert_cpu_has_tiles(void);
+
+/* Whether the device's products of bf16 are summed in tiles (kernels/tiles.h). */
+bool moert_device_sums_in_tiles(const moert_device_info *info);
 
 /* Products on the device go without AMX from now on, as where ranks' CPUs differ. */
 void moert_device_forgo_tiles(moert_device *device);

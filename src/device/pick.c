@@ -1,4 +1,5 @@
 /* Finds the OpenCL devices of all platforms and opens one. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +51,12 @@ bool moert_cpu_has_tiles(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, LEAF = 7, BF16 = 1 << 22, TILE = 1 << 24 };
     unsigned a, b, c, d = 0;
-    return __get_cpuid_count(LEAF, 0, &a, &b, &c, &d) != 0 && (d & BF16) != 0 && (d & TILE) != 0 &&
-           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    if (__get_cpuid_count(LEAF, 0, &a, &b, &c, &d) == 0 || (d & BF16) == 0 || (d & TILE) == 0)
+        return false;
+    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0)
+        return true;
+    MOERT_DEBUG("the kernel does not let this process use AMX: %s", strerror(errno));
+    return false;
 #else
     return false;
 #endif
@@ -98,7 +103,8 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                          ? moert_config_get()->form == MOERT_FORM_GPU
                          : !info->is_cpu;
     info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
-    info->has_tiles = info->is_cpu && moert_cpu_has_tiles();
+    info->has_tiles = info->is_cpu && !info->gpu_form &&
+                      moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
     cl_uint major, minor;
     if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&
         clGetDeviceInfo(id, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV, sizeof major, &major, NULL) ==
@@ -302,6 +308,12 @@ void moert_device_close(moert_device *device) {
     clReleaseCommandQueue(device->queue);
     clReleaseContext(device->context);
     free(device);
+}
+
+bool moert_device_sums_in_tiles(const moert_device_info *info) {
+    const unsigned how = moert_config_get()->bf16;
+    return info->is_cpu && !info->gpu_form && how != MOERT_BF16_WIDENED &&
+           (how == MOERT_BF16_TILES || info->has_tiles);
 }
 
 void moert_device_forgo_tiles(moert_device *device) {

@@ -9,7 +9,8 @@
  *
  * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
  * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
- * in order. With `accumulate` the chain starts from the old value instead of 0. Reference and
+ * in order. With `accumulate` the chain starts from the old value instead of 0. Of bf16, CPUs with
+ * AMX add 32 products at a time (kernels/tiles.h) unless MOERT_BF16 says otherwise. Reference and
  * portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor cores
  * add bf16 products in an order of their own, which is the same for a row in any company and in
  * every run, and the old value last. So do Hopper's with float32 factors that they may `split`: to
@@ -90,7 +91,7 @@ typedef struct moert_scatter {
  * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
  * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
  * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
- * on the fly. Products of two bf16 numbers are exact in float32, so the chain of fma is that of the
+ * on the fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the
  * rounded values, but numbers below 2^-126 may be flushed to 0.
  */
 typedef struct moert_gemm {

@@ -118,12 +118,12 @@ moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
 
 moert_term moert_term_of(const moert_device *device, moert_number type) {
     const moert_device_info *info = moert_device_describe(device);
-    const unsigned how = moert_config_get()->bf16;
-    if (type != MOERT_NUMBER_BF16 || !info->is_cpu || info->gpu_form || how == MOERT_BF16_WIDENED)
+    if (type != MOERT_NUMBER_BF16)
         return MOERT_TERM_NUMBER;
-    if (how == MOERT_BF16_TILES || info->has_tiles)
+    if (moert_device_sums_in_tiles(info))
         return MOERT_TERM_TILE;
-    return info->has_bf16_dot ? MOERT_TERM_PAIR : MOERT_TERM_NUMBER;
+    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_TERM_PAIR
+                                                                             : MOERT_TERM_NUMBER;
 }
 
 void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,

@@ -1,6 +1,7 @@
 /* The reference backend: the formulas as loops, on mapped buffers. Slow; what the other backends
  * are held to. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -14,6 +15,9 @@ typedef struct gemm_host {
     const uint32_t *ends;
     void *x, *y; /* floats, as factors also codes */
     float *weight, *bias;
+    bool tiled;
+    const float *factor[2]; /* of the product, as it takes them */
+    float *made[2];         /* those of them that are not where they lie */
 } gemm_host;
 
 /* Number i of a row factor of the type. */
@@ -31,13 +35,6 @@ static void put(void *at, size_t i, moert_number type, float x) {
         ((uint16_t *)at)[i] = (uint16_t)moert_number_encode(type, x);
 }
 
-/* A weight as a factor of the type. */
-static float rounded(float weight, moert_number type) {
-    if (type == MOERT_NUMBER_F32)
-        return weight;
-    return moert_number_decode(type, moert_number_encode(type, weight));
-}
-
 /* A sum of products: each joins it by a rounding or, in tiles (kernels/tiles.h), joins one of two
  * halves in turn, whose sum joins after every 16 pairs. */
 typedef struct chain {
@@ -46,9 +43,8 @@ typedef struct chain {
     float sum, half[2];
 } chain;
 
-static chain begin_chain(const moert_gemm *gemm, float start) {
-    const moert_device *device = moert_buffer_device(gemm->weight);
-    return (chain){.tiled = moert_term_of(device, gemm->type) == MOERT_TERM_TILE, .sum = start};
+static chain begin_chain(const gemm_host *host, float start) {
+    return (chain){.tiled = host->tiled, .sum = start};
 }
 
 static float chain_sum(const chain *c) {
@@ -69,14 +65,40 @@ static void add_product(chain *c, float a, float b) {
 static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_host *host) {
     moert_status status;
     *maps = (moert_mapping){.count = 0};
+    *host = (gemm_host){.made = {NULL}};
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->groups.ends, &host->ends));
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->x, &host->x));
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->weight, &host->weight));
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->bias, &host->bias));
     MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->y, &host->y));
     MOERT_TRY_OR(unmap, moert_check_ends(&gemm->groups, host->ends));
+    host->tiled =
+        moert_term_of(moert_buffer_device(gemm->groups.ends), gemm->type) == MOERT_TERM_TILE;
     return MOERT_OK;
 unmap:
+    return moert_unmap_all(maps, status);
+}
+
+/* Factor `i` from rows, or with `rounds` from a weight, which is float32. */
+static moert_status take_factor(const moert_gemm *gemm, const moert_buffer *buffer, const void *at,
+                                bool rounds, size_t i, gemm_host *host) {
+    const moert_number type = gemm->type;
+    host->factor[i] = at;
+    if (type == MOERT_NUMBER_F32 || at == NULL)
+        return MOERT_OK;
+    const size_t count = moert_buffer_bytes(buffer) / (rounds ? sizeof(float) : sizeof(uint16_t));
+    MOERT_TRY(moert_alloc(&host->made[i], count, sizeof(float)));
+    for (size_t j = 0; j < count; j++)
+        host->made[i][j] =
+            moert_number_decode(type, rounds ? moert_number_encode(type, ((const float *)at)[j])
+                                             : ((const uint16_t *)at)[j]);
+    host->factor[i] = host->made[i];
+    return MOERT_OK;
+}
+
+static moert_status unmap_gemm(moert_mapping *maps, gemm_host *host, moert_status status) {
+    for (size_t i = 0; i < 2; i++)
+        free(host->made[i]);
     return moert_unmap_all(maps, status);
 }
 
@@ -93,56 +115,64 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
+    moert_status status = take_factor(gemm, gemm->x, at.x, false, 0, &at);
+    if (status == MOERT_OK)
+        status = take_factor(gemm, gemm->weight, at.weight, true, 1, &at);
     const moert_part part = moert_part_of(gemm);
-    for (size_t g = part.first; g < part.end; g++)
+    for (size_t g = part.first; g < part.end && status == MOERT_OK; g++)
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t n = 0; n < gemm->n; n++) {
                 const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
-                chain c = begin_chain(gemm, 0.0f);
+                chain c = begin_chain(&at, 0.0f);
                 for (size_t k = 0; k < gemm->k; k++)
-                    add_product(&c, factor(at.x, m * gemm->ldx + k, gemm->type),
-                                rounded(at.weight[line * gemm->k + k], gemm->type));
+                    add_product(&c, at.factor[0][m * gemm->ldx + k],
+                                at.factor[1][line * gemm->k + k]);
                 const float sum = chain_sum(&c);
                 ((float *)at.y)[place(gemm, m, n)] = at.bias != NULL ? sum + at.bias[line] : sum;
             }
-    return moert_unmap_all(&maps, MOERT_OK);
+    return unmap_gemm(&maps, &at, status);
 }
 
 moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
+    moert_status status = take_factor(gemm, gemm->y, at.y, false, 0, &at);
+    if (status == MOERT_OK)
+        status = take_factor(gemm, gemm->weight, at.weight, true, 1, &at);
     const moert_part part = moert_part_of(gemm);
-    for (size_t g = part.first; g < part.end; g++) {
-        const float *weight = at.weight + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
+    for (size_t g = part.first; g < part.end && status == MOERT_OK; g++) {
+        const float *weight = at.factor[1] + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
         for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
             for (size_t k = 0; k < gemm->k; k++) {
                 float *out = (float *)at.x + m * gemm->ldx + k;
-                chain c = begin_chain(gemm, gemm->accumulate ? *out : 0.0f);
+                chain c = begin_chain(&at, gemm->accumulate ? *out : 0.0f);
                 for (size_t n = 0; n < gemm->n; n++)
-                    add_product(&c, factor(at.y, place(gemm, m, n), gemm->type),
-                                rounded(weight[n * gemm->k + k], gemm->type));
+                    add_product(&c, at.factor[0][place(gemm, m, n)], weight[n * gemm->k + k]);
                 *out = chain_sum(&c);
             }
     }
-    return moert_unmap_all(&maps, MOERT_OK);
+    return unmap_gemm(&maps, &at, status);
 }
 
 moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
-    for (size_t g = 0; g < gemm->groups.count; g++)
+    moert_status status = take_factor(gemm, gemm->y, at.y, false, 0, &at);
+    if (status == MOERT_OK)
+        status = take_factor(gemm, gemm->x, at.x, false, 1, &at);
+    for (size_t g = 0; g < gemm->groups.count && status == MOERT_OK; g++)
         for (size_t n = 0; n < gemm->n; n++)
             for (size_t k = 0; k < gemm->k; k++) {
                 float *out = &at.weight[(g * gemm->n + n) * gemm->k + k];
-                chain c = begin_chain(gemm, gemm->accumulate ? *out : 0.0f);
+                chain c = begin_chain(&at, gemm->accumulate ? *out : 0.0f);
                 for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                    add_product(&c, factor(at.y, place(gemm, m, n), gemm->type),
-                                factor(at.x, m * gemm->ldx + k, gemm->type));
+                    add_product(&c, at.factor[0][place(gemm, m, n)],
+                                at.factor[1][m * gemm->ldx + k]);
                 *out = chain_sum(&c);
             }
-    return moert_unmap_all(&maps, MOERT_OK);
+    return unmap_gemm(&maps, &at, status);
 }
 
 moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {

@@ -241,10 +241,8 @@ void moert_tuning_print(const moert_tuning_row *row, char *line, size_t bytes) {
 const char *moert_tuning_family(const moert_device_info *info) {
     if (!info->is_cpu)
         return "gpu";
-    if (info->has_tiles)
-        return "cpu-avx512-amx";
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") ? "cpu-avx512"
+    return __builtin_cpu_supports("avx512f") ? info->has_tiles ? "cpu-avx512-amx" : "cpu-avx512"
            : __builtin_cpu_supports("avx2")  ? "cpu-avx2"
                                              : "cpu";
 #elif defined(__aarch64__)

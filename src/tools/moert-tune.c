@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "ops/portable.h"
 #include "tools/program.h"
 #include "tools/table.h"
 #include "tools/tune_product.h"
@@ -144,6 +145,13 @@ static void print_header(const moert_device_info *device) {
 
 /* ---- rows ---- */
 
+/* Sums in tiles (kernels/tiles.h) have one tile. */
+static moert_tune_axis first_axis(const moert_tune_product *p) {
+    return moert_gemm_term(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_TERM_TILE
+               ? MOERT_TUNE_PANELS
+               : MOERT_TUNE_TILE;
+}
+
 /* A packed weight is made for its tile before the rows are known: two rows. */
 static moert_status write_rows(const moert_device *device, const moert_tune_product *p,
                                const moert_tune_result *found) {
@@ -161,10 +169,11 @@ static moert_status write_rows(const moert_device *device, const moert_tune_prod
              moert_device_describe(device)->driver, MOERT_VERSION, MOERT_COMMIT,
              rate(p, found->chosen > 0 ? found->first_ns : first),
              rate(p, found->chosen > 0 ? found->chosen_ns : first));
-    if (p->packed == NULL)
+    if (p->packed == NULL && first_axis(p) == MOERT_TUNE_TILE)
         return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &best, comment);
     any.rows = 0;
-    MOERT_TRY(moert_tuning_remember(device, (moert_tuning_level)level, &any, &tile, comment));
+    if (first_axis(p) == MOERT_TUNE_TILE)
+        MOERT_TRY(moert_tuning_remember(device, (moert_tuning_level)level, &any, &tile, comment));
     return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &share, comment);
 }
 
@@ -188,8 +197,8 @@ static moert_status tune(moert_device *device, moert_tuned operation, moert_numb
            moert_number_name(type), shape->experts, shape->rows, shape->n, shape->k,
            shape->model != NULL ? ", " : "", shape->model != NULL ? shape->model : "");
     const moert_trial trial = moert_tune_product_trial(&p);
-    MOERT_TRY_OR(done, moert_tune_search(&trial, &first, MOERT_TUNE_TILE, (uint64_t)(1e9 * seconds),
-                                         &found));
+    MOERT_TRY_OR(
+        done, moert_tune_search(&trial, &first, first_axis(&p), (uint64_t)(1e9 * seconds), &found));
     MOERT_TRY_OR(done, print_candidates(&p, &found));
     MOERT_TRY_OR(done,
                  moert_tune_product_compare(&p, &first, &found.candidates[found.chosen].choices));

@@ -26,7 +26,7 @@ typedef struct way {
     const char *name, *backend;
     moert_number type;
     bool packed;
-    const char *bf16;    /* MOERT_BF16; NULL: as it is */
+    const char *bf16;    /* MOERT_BF16; NULL: auto */
     bool parts;          /* forward, dgrad and gated: two groups after the other */
     moert_number result; /* of forward and dgrad */
     bool split;          /* into parts of factors, if the device does */
@@ -41,7 +41,16 @@ extern const size_t gemm_way_count;
 const way *reference_of(const way *by);
 bool is_reference(const way *by);
 bool sums_in_tiles(const way *by);
-enum { REFERENCE_F32, PORTABLE_F32, PACKED_F32, REFERENCE_BF16, PORTABLE_BF16 };
+enum {
+    REFERENCE_F32,
+    PORTABLE_F32,
+    PACKED_F32,
+    REFERENCE_BF16,
+    PORTABLE_BF16,
+    PACKED_BF16,
+    REFERENCE_WIDENED,
+    REFERENCE_TILES = REFERENCE_WIDENED + 3
+};
 
 /* The host side of a problem; factors of bf16 are rounded on their way to the device. */
 typedef struct arrays {

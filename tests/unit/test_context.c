@@ -54,28 +54,58 @@ static void test_two_contexts_live_side_by_side(void **state) {
     moert_context_destroy(second);
 }
 
-/* As if all ranks had CPUs, those before `count` with AMX. */
-static bool uses_tiles(size_t count, const char *bf16) {
+/* As if all ranks had CPUs, those before `count` with AMX; the last one, in GPU form or not, with
+ * MOERT_BF16 as `last` and the others as `others`. */
+static moert_status settle(size_t count, const char *others, const char *last, bool gpu_form,
+                           bool *uses) {
+    const bool am_last = test_rank + 1 == test_ranks;
     moert_context *context;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &context));
     moert_device *device = moert_context_device(context);
     moert_device_info *info = (moert_device_info *)moert_device_describe(device);
     info->is_cpu = true;
-    info->gpu_form = false;
-    info->has_tiles = test_rank < count;
-    set_variable("MOERT_BF16", bf16);
-    ASSERT_OK_ON_ALL(moert_context_settle_tiles(moert_context_comm(context), device));
-    const bool uses = info->has_tiles;
+    info->gpu_form = gpu_form && am_last;
+    info->has_tiles = test_rank < count && !info->gpu_form;
+    set_variable("MOERT_BF16", am_last ? last : others);
+    const moert_status status = moert_context_settle_tiles(moert_context_comm(context), device);
+    *uses = moert_device_sums_in_tiles(info);
     set_variable("MOERT_BF16", NULL);
     moert_context_destroy(context);
-    return uses;
+    return status;
 }
 
 static void test_ranks_with_amx_and_without_sum_alike(void **state) {
     (void)state;
-    ASSERT_ON_ALL(uses_tiles(test_ranks, NULL));
-    ASSERT_ON_ALL(!uses_tiles(test_ranks - 1, NULL));
-    ASSERT_ON_ALL(uses_tiles(test_ranks - 1, "tiles") == (test_rank + 1 < test_ranks));
+    const struct {
+        size_t without; /* AMX, of the last ranks */
+        const char *others, *last;
+        bool gpu_form, uses;
+    } rows[] = {
+        {0, NULL, NULL, false, true},
+        {1, NULL, NULL, false, false},
+        {0, NULL, NULL, true, false},
+        {0, NULL, "widened", false, false},
+        {1, "tiles", "tiles", false, true},
+        {0, "tiles", NULL, false, true},
+        {0, "widened", "widened", false, false},
+    };
+    bool uses;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ASSERT_OK_ON_ALL(settle(test_ranks - rows[i].without, rows[i].others, rows[i].last,
+                                rows[i].gpu_form, &uses));
+        ASSERT_ON_ALL(uses == rows[i].uses);
+    }
+}
+
+static void test_sums_in_tiles_for_some_ranks_are_refused(void **state) {
+    (void)state;
+    bool uses;
+    if (test_ranks == 1)
+        return;
+    ASSERT_FAILS_ON_ALL(settle(test_ranks - 1, "tiles", NULL, false, &uses), MOERT_ERROR_USAGE,
+                        "rank 0 sums bf16 in tiles");
+    ASSERT_FAILS_ON_ALL(settle(test_ranks, "tiles", "tiles", true, &uses), MOERT_ERROR_USAGE,
+                        "does not");
 }
 
 static void test_options_of_another_size_are_refused(void **state) {
@@ -211,6 +241,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_contexts_follow_each_other),
         cmocka_unit_test(test_two_contexts_live_side_by_side),
         cmocka_unit_test(test_ranks_with_amx_and_without_sum_alike),
+        cmocka_unit_test(test_sums_in_tiles_for_some_ranks_are_refused),
         cmocka_unit_test(test_options_of_another_size_are_refused),
         cmocka_unit_test(test_a_context_works_on_the_queue_of_the_caller),
         cmocka_unit_test(test_ranks_that_differ_in_binding_are_refused),

@@ -49,9 +49,8 @@ static void check_way(size_t i, operation op, const way *by, const moert_choices
     free_arrays(&got);
 }
 
-/* All problems of a type by forced choices, packed and not, against the reference. */
-static void check_bits(moert_number type, const moert_choices *choices, size_t count) {
-    const size_t first = type == MOERT_NUMBER_F32 ? REFERENCE_F32 : REFERENCE_BF16;
+/* All problems by forced choices, packed and not, against the way `first`, a reference. */
+static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             arrays want = make_arrays(&gemm_problems[i], false);
@@ -68,16 +67,17 @@ static void test_no_tile_shows_in_the_bits(void **state) {
     static const moert_choices tiles[] = {{1, 16, 1, 1, 1},         {3, 48, 7, 5, 3},
                                           {64, 4096, 65536, 16, 4}, {8, 128, 100, 8, 2},
                                           {2, 32, 33, 6, 4},        {3, 48, 7, 7, 3}};
-    check_bits(MOERT_NUMBER_F32, tiles, sizeof tiles / sizeof tiles[0]);
-    check_bits(MOERT_NUMBER_BF16, tiles, 3);
+    check_bits(REFERENCE_F32, tiles, sizeof tiles / sizeof tiles[0]);
+    check_bits(REFERENCE_BF16, tiles, 3);
 }
 
 static void test_no_share_shows_in_the_bits(void **state) {
     (void)state;
     static const moert_choices shares[] = {
         {1, 16, 1, 8, 2}, {64, 4096, 65536, 8, 2}, {1, 4096, 3, 8, 2}, {7, 112, 129, 8, 2}};
-    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
-    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
 }
 
 /* On this device, whatever devices the rows are for. */
@@ -103,8 +103,8 @@ static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
     }
     free(text);
     assert_in_range(count, 1, MOST);
-    check_bits(MOERT_NUMBER_F32, tiles, count);
-    check_bits(MOERT_NUMBER_BF16, tiles, count);
+    check_bits(REFERENCE_F32, tiles, count);
+    check_bits(REFERENCE_BF16, tiles, count);
 }
 
 static void test_any_choice_fits_into_little_local_memory(void **state) {
@@ -115,8 +115,9 @@ static void test_any_choice_fits_into_little_local_memory(void **state) {
     const moert_device_info whole = *info;
     info->local_bytes = 16384; /* the least that OpenCL allows is more */
     info->compute_units = 1;   /* work-groups need not be many */
-    check_bits(MOERT_NUMBER_F32, shares, sizeof shares / sizeof shares[0]);
-    check_bits(MOERT_NUMBER_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
     *info = whole;
 }
 
