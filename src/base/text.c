@@ -26,16 +26,21 @@ size_t moert_text_distance(const char *a, const char *b) {
     return row[length];
 }
 
+char *moert_text_format_list(const char *format, va_list arguments) {
+    va_list again;
+    va_copy(again, arguments);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    char *text = length >= 0 ? malloc((size_t)length + 1) : NULL;
+    if (text != NULL)
+        vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    return text;
+}
+
 char *moert_text_format(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(NULL, 0, format, arguments);
-    va_end(arguments);
-    char *text = length >= 0 ? malloc((size_t)length + 1) : NULL;
-    if (text == NULL)
-        return NULL;
-    va_start(arguments, format);
-    vsnprintf(text, (size_t)length + 1, format, arguments);
+    char *text = moert_text_format_list(format, arguments);
     va_end(arguments);
     return text;
 }

@@ -2,6 +2,7 @@
 #ifndef MOERT_BASE_TEXT_H
 #define MOERT_BASE_TEXT_H
 
+#include <stdarg.h>
 #include <stddef.h>
 
 /* Edit distance of two names (insert, delete, replace), for "did you mean". */
@@ -9,6 +10,8 @@ size_t moert_text_distance(const char *a, const char *b);
 
 /* A new string by printf rules, to be freed; NULL when memory is short. */
 char *moert_text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+char *moert_text_format_list(const char *format, va_list arguments)
+    __attribute__((format(printf, 1, 0)));
 
 /* 1 if `text` ends with `ending`. */
 int moert_text_ends_with(const char *text, const char *ending);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/text.h"
 
 moert_status moert_markup_start(moert_markup *m) {
     *m = (moert_markup){0};
@@ -99,8 +100,8 @@ static void put_escaped(FILE *stream, const char *text) {
 }
 
 static void put_text(moert_markup *m, const char *format, va_list arguments) {
-    char *text = NULL;
-    if (vasprintf(&text, format, arguments) < 0) {
+    char *text = moert_text_format_list(format, arguments);
+    if (text == NULL) {
         m->failed = true;
         return;
     }
