@@ -58,6 +58,23 @@ static double two_to(int exponent) {
     return x;
 }
 
+/* floor(log2(x)) of a normal float64. */
+static int exponent_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (int)(bits >> 52) - 1023;
+}
+
+/* rint() of 0 to 2^51: float64 has no fractions from 2^52 on. */
+static double nearest(double x) {
+    return x + 0x1p52 - 0x1p52;
+}
+
+/* BF16 and F32 are the upper bits of a float32. */
+static int bits_below(const layout *type) {
+    return type->bias == 127 ? 32 - type->bits : -1;
+}
+
 /* The code with the sign of x. */
 static uint32_t with_sign(const layout *to, uint32_t code, float x) {
     return signbit(x) ? code | 1u << (to->bits - 1) : code;
@@ -74,17 +91,24 @@ uint32_t moert_number_encode(moert_number type, float x) {
     int exponent = least;
     if (isnan(x))
         return to->nan;
+    if (bits_below(to) >= 0) {
+        const uint32_t bits = moert_number_bits_of(x), odd = bits >> bits_below(to) & 1;
+        const uint32_t below_half = (1u << bits_below(to)) / 2 - 1 + odd;
+        return bits_below(to) == 0 ? bits : (bits + below_half) >> bits_below(to);
+    }
     if (isinf(x))
         return with_sign(to, to->overflow, x);
     if (magnitude >= two_to(least))
-        exponent = ilogb(magnitude);
-    const double steps = rint(magnitude * two_to(to->mantissa - exponent));
+        exponent = exponent_of(magnitude);
+    const double steps = nearest(magnitude * two_to(to->mantissa - exponent));
     const double code = (exponent - least) * two_to(to->mantissa) + steps;
     return with_sign(to, code < to->overflow ? (uint32_t)code : to->overflow, x);
 }
 
 float moert_number_decode(moert_number type, uint32_t code) {
     const layout *from = &layouts[type];
+    if (bits_below(from) >= 0)
+        return moert_number_quiet(moert_number_of_bits(code << bits_below(from)));
     const uint32_t sign = 1u << (from->bits - 1), magnitude = code & (sign - 1);
     const uint32_t fraction = magnitude & ((1u << from->mantissa) - 1);
     const int exponent = (int)(magnitude >> from->mantissa), least = 1 - from->bias;
