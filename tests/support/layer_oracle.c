@@ -135,27 +135,27 @@ typedef struct expert {
     const double *w1, *b1, *w2, *b2;
 } expert;
 
+/* start + a[n] b[n], term by term */
+static double dot(double start, const double *a, const double *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        start += a[i] * b[i];
+    return start;
+}
+
 /* y[H] += weight * (w2 glu(w1 x + b1) + b2) */
 static void add_expert(const expert *e, const double *x, double weight, double *y) {
     double v[2 * MOST_WIDTH], glu[MOST_WIDTH];
     const double limit = (double)e->form.limit;
-    for (size_t r = 0; r < 2 * e->width; r++) {
-        v[r] = e->b1 != NULL ? e->b1[r] : 0.0;
-        for (size_t h = 0; h < e->hidden; h++)
-            v[r] += e->w1[r * e->hidden + h] * x[h];
-    }
+    for (size_t r = 0; r < 2 * e->width; r++)
+        v[r] = dot(e->b1 != NULL ? e->b1[r] : 0.0, e->w1 + r * e->hidden, x, e->hidden);
     for (size_t i = 0; i < e->width; i++) {
         const double gate = fmin(e->form.interleaved ? v[2 * i] : v[i], limit);
         const double up = e->form.interleaved ? v[2 * i + 1] : v[e->width + i];
         const double factor = fmax(-limit, fmin(up, limit)) + (double)e->form.offset;
         glu[i] = factor * gate / (1.0 + exp(-(double)e->form.alpha * gate));
     }
-    for (size_t h = 0; h < e->hidden; h++) {
-        double sum = e->b2 != NULL ? e->b2[h] : 0.0;
-        for (size_t i = 0; i < e->width; i++)
-            sum += e->w2[h * e->width + i] * glu[i];
-        y[h] += weight * sum;
-    }
+    for (size_t h = 0; h < e->hidden; h++)
+        y[h] += weight * dot(e->b2 != NULL ? e->b2[h] : 0.0, e->w2 + h * e->width, glu, e->width);
 }
 
 /* y += the routed experts of a token */
