@@ -75,8 +75,9 @@ bool sums_in_tiles(const way *by) {
 static float *filled(size_t count, bool integers, uint64_t stream) {
     float *data = test_alloc(count * sizeof *data);
     for (size_t i = 0; i < count; i++)
-        data[i] = integers ? floorf(9.0f * (float)moert_rng_uniform(1, stream, i)) - 4.0f
-                           : ldexpf((float)moert_rng_normal(1, stream, i), (int)(i % 11) - 5);
+        data[i] = integers ? floorf(9.0f * (float)random_once(moert_rng_uniform, 1, stream, i)) - 4
+                           : (float)random_once(moert_rng_normal, 1, stream, i) *
+                                 (float)(1u << i % 11) * 0x1p-5f;
     return data;
 }
 
@@ -228,7 +229,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
     const uint32_t used = p->ends[p->groups - 1];
     float *prob = test_alloc(probs * sizeof *prob);
     for (size_t i = 0; i < probs; i++)
-        prob[i] = i % how->prob_stride == 0 ? (float)moert_rng_normal(1, 5, i) : NAN;
+        prob[i] = i % how->prob_stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);

@@ -65,7 +65,7 @@ moert_operand *ops_first_factor(moert_op_options *o) {
 
 /* -1, 0 or 1 */
 static float sign_of(moert_op_buffer which, size_t i) {
-    return (float)(int)(3.0 * moert_rng_uniform(SEED, which, i)) - 1.0f;
+    return (float)(int)(3.0 * random_once(moert_rng_uniform, SEED, which, i)) - 1.0f;
 }
 
 static float factor(moert_op_buffer which, size_t i) {

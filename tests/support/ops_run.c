@@ -40,11 +40,12 @@ static float value_of(const ops_data *data, moert_op_buffer which, size_t i, boo
     case MOERT_OP_BUFFER_amax:
         return -INFINITY;
     case MOERT_OP_BUFFER_row_weight:
-        return (float)moert_rng_uniform(SEED, which, i);
+        return (float)random_once(moert_rng_uniform, SEED, which, i);
     default:
         if (integers)
-            return floorf(5.0f * (float)moert_rng_uniform(SEED, which, i)) - 2.0f;
-        return ops_round(data->shape.needs[which].type, moert_rng_normal(SEED, which, i));
+            return floorf(5.0f * (float)random_once(moert_rng_uniform, SEED, which, i)) - 2.0f;
+        return ops_round(data->shape.needs[which].type,
+                         random_once(moert_rng_normal, SEED, which, i));
     }
 }
 

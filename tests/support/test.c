@@ -34,6 +34,35 @@ void *test_alloc(size_t bytes) {
     return memory;
 }
 
+/* The first numbers of a stream. */
+typedef struct drawn {
+    random_draw *draw;
+    uint64_t key, stream;
+    size_t count;
+    double *values; /* [count] */
+    struct drawn *next;
+} drawn;
+
+double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i) {
+    static drawn *all;
+    drawn *d = all;
+    while (d != NULL && (d->stream != stream || d->key != key || d->draw != draw))
+        d = d->next;
+    if (d == NULL) {
+        d = test_alloc(sizeof *d);
+        *d = (drawn){draw, key, stream, 0, NULL, all};
+        all = d;
+    }
+    if (i >= d->count) {
+        const size_t count = i < 2 * d->count ? 2 * d->count : i + 64;
+        d->values = realloc(d->values, count * sizeof *d->values);
+        assert_non_null(d->values);
+        for (; d->count < count; d->count++)
+            d->values[d->count] = draw(key, stream, d->count);
+    }
+    return d->values[i];
+}
+
 float *random_floats(size_t n, float scale, uint64_t stream) {
     float *values = test_alloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++)

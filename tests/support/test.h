@@ -86,6 +86,11 @@ void *test_alloc(size_t bytes);
 /* n floats, uniform in [-scale, scale), of stream `stream`; to be freed. */
 float *random_floats(size_t n, float scale, uint64_t stream);
 
+/* draw(key, stream, i), of moert_rng_uniform or moert_rng_normal, drawn once: tests take the same
+ * numbers again and again. */
+typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
+double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
+
 /* n normally distributed numbers of stream `name`, exact in float32; to be freed. */
 double *random_doubles(const char *name, size_t n);
 
