@@ -3,6 +3,8 @@
 # Variables: BUILD (output folder), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX,
 # DESTDIR.
 
+MAKEFLAGS += -r # make would look for its own rules for every header: seconds a call
+
 VERSION  := 0.1.0
 BUILD    ?= build
 PREFIX   ?= /usr/local
@@ -21,7 +23,7 @@ endif
 
 ifeq ($(SANITIZE),1)
 override BUILD := $(BUILD)/sanitize
-CFLAGS   := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+CFLAGS   := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
 
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
