@@ -163,12 +163,13 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
 }
 
 /* The terms of the tile whose lines begin with line i of the strip. */
-static inline void add_strip(accumulators acc, local const element *strip, int i, int depth, local const vec *row, int terms)
+static inline void add_strip(accumulators acc, local const element *strip, int i, int lines, int depth,
+                             local const vec *row, int terms)
 {
     LINE line[LINES];
     UNROLL for (int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
-    add_terms(acc, line, row, 0, terms);
+    add_terms(acc, line, lines, row, 0, terms);
 }
 #else
 /* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */
@@ -196,13 +197,14 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
             store_tiles(strip_term(a, lda, i, lines, p, used), depth, strip + i / LINES * TILE_ROOM(depth));
 }
 
-static inline void add_strip(accumulators acc, local const element *strip, int i, int depth, local const vec *row, int terms)
+static inline void add_strip(accumulators acc, local const element *strip, int i, int lines, int depth,
+                             local const vec *row, int terms)
 {
-    local const element *lines = strip + i / LINES * TILE_ROOM(depth);
+    local const element *tile = strip + i / LINES * TILE_ROOM(depth);
     EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
         spread term[LINES];
         UNROLL for (int r = 0; r < LINES; r++)
-            term[r] = lines[p * LINES + r];
+            term[r] = tile[p * LINES + r];
         add_term(acc, term, row, 0);
     }
 }
@@ -236,7 +238,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_strip(acc, (local const element *)strip, i % STRIP, depth, row, terms);
+            add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, terms);
             end_tile(acc, tile);
             for (int end = min(ahead + share, used); ahead < end; ahead++)
                 prefetch_line(a + (i / STRIP + 1) * STRIP + ahead * lda);

@@ -258,7 +258,8 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #endif
 
 /* The terms of a tile: numbers of the lines times rows of the panels. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int height, int terms)
+static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
+                             int terms)
 {
     EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += PACKED) {
         spread term[LINES];
@@ -285,7 +286,7 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_terms(acc, line, row, height, (used + PER_TERM - 1) / PER_TERM);
+            add_terms(acc, line, tile.lines, row, height, (used + PER_TERM - 1) / PER_TERM);
             end_tile(acc, tile);
         }
     }

@@ -164,7 +164,7 @@ static inline void multiply_gated(global const code *a, ulong lda, local element
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;
             begin_gated(acc, c, i, j);
-            add_terms(acc, line, row, height, (used + PER_TERM - 1) / PER_TERM);
+            add_terms(acc, line, c->lines - i, row, height, (used + PER_TERM - 1) / PER_TERM);
             end_gated(acc, c, i, j);
         }
     }

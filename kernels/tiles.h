@@ -48,7 +48,7 @@ static inline void end_tiles(void)
     __asm__ volatile("tilestored %%tmm" #tile ", (%0, %1, 1)" : : "r"((ulong)(at)), "r"((ulong)(stride)) : "memory")
 #define ADD_TILES(sums, lines, rows) __asm__ volatile("tdpbf16ps %tmm" #rows ", %tmm" #lines ", %tmm" #sums)
 
-static inline void add_steps(accumulators acc, LINE line, int stride, PANEL const vec *row, int steps)
+static inline void add_steps(accumulators acc, LINE line, int lines, int stride, PANEL const vec *row, int steps)
 {
     const ulong next = stride * sizeof(element), width = WIDTH * sizeof(vec);
     LOAD_TILE(0, &acc[0][0], width);
@@ -74,10 +74,10 @@ static inline void add_steps(accumulators acc, LINE line, int stride, PANEL cons
 #define begin_tiles()
 #define end_tiles()
 
-static inline void add_steps(accumulators acc, LINE line, int stride, PANEL const vec *row, int steps)
+static inline void add_steps(accumulators acc, LINE line, int lines, int stride, PANEL const vec *row, int steps)
 {
     for (int s = 0; s < steps; s++, line += STEP, row += STEP * WIDTH)
-        for (int r = 0; r < LINES; r++) {
+        for (int r = 0; r < min(LINES, lines); r++) {
             vec first[WIDTH] = {0.0f, 0.0f}, second[WIDTH] = {0.0f, 0.0f};
             ROLLED for (int p = 0; p < STEP; p++) {
                 const uint a = line[r * stride + p];
@@ -93,10 +93,11 @@ static inline void add_steps(accumulators acc, LINE line, int stride, PANEL cons
 }
 #endif
 
-/* `terms` of the tile, of lines that are equally far apart. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], PANEL const vec *row, int height, int terms)
+/* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be left out. */
+static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
+                             int terms)
 {
-    add_steps(acc, line[0], (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
+    add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
 }
 
 static inline void begin_tile(accumulators acc, target c, bool fresh)
