@@ -61,8 +61,7 @@
     X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened|tiles",                                    \
       "how CPU devices sum products of bf16: auto (in tiles if the CPUs of all ranks have AMX, "   \
       "else one by one, by the CPU's instruction if it has one), widened (one by one, as "         \
-      "float32) "                                                                                  \
-      "or tiles (as AMX does, on any CPU, slow without); tiles give other bits")                   \
+      "float32) or tiles (as AMX does, on any CPU, slow without); tiles give other bits")          \
     X(form, "MOERT_FORM", CHOICE, "auto", "auto|cpu|gpu",                                          \
       "form of the kernels: auto (the device's), cpu (a work-item a work-group) or gpu (32 "       \
       "work-items share a row); a test of one on the other, slow")                                 \
