@@ -18,6 +18,20 @@ struct moert_context {
     char topology[256];
 };
 
+/* What every rank gives, `bytes` long, in rank order; *out is a pointer to it, to be freed. All
+ * ranks fail or none. Collective. */
+static moert_status gather(moert_comm *comm, const void *mine, size_t bytes, void *out) {
+    void *all = NULL;
+    moert_status status = moert_comm_agree(comm, moert_alloc(&all, moert_comm_size(comm), bytes));
+    if (status == MOERT_OK)
+        status = moert_comm_agree(comm, moert_comm_allgather(comm, mine, bytes, all));
+    if (status == MOERT_OK)
+        memcpy(out, &all, sizeof all);
+    else
+        free(all);
+    return status;
+}
+
 /* The binding masks of this host's ranks, in rank order; *masks is to be freed. Collective. */
 static moert_status gather_masks(moert_comm *comm, const moert_topology *topology,
                                  char (**masks)[MOERT_CPUS_BYTES]) {
@@ -25,12 +39,7 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
     char mine[MOERT_CPUS_BYTES] = "", (*all)[MOERT_CPUS_BYTES];
     moert_status local = moert_topology_mask_text(topology, mine, sizeof mine);
     MOERT_TRY(moert_comm_agree(comm, local));
-    MOERT_TRY(moert_alloc(&all, size, sizeof *all));
-    moert_status status = moert_comm_allgather(comm, mine, sizeof mine, all);
-    if (status != MOERT_OK) {
-        free(all);
-        return status;
-    }
+    MOERT_TRY(gather(comm, mine, sizeof mine, &all));
     for (size_t r = 0; r < size; r++)
         if (strcmp(moert_comm_host(comm, r), moert_comm_host(comm, moert_comm_rank(comm))) == 0)
             memmove(all[count++], all[r], sizeof *all);
@@ -117,8 +126,8 @@ static device_origin origin_of(const moert_context_options *options) {
 /* All ranks must take the same way, since it has collective calls. Collective. */
 static moert_status check_origin(moert_comm *comm, device_origin mine) {
     unsigned char origin = (unsigned char)mine, *all;
-    MOERT_TRY(moert_comm_agree(comm, moert_alloc(&all, moert_comm_size(comm), 1)));
-    moert_status status = moert_comm_allgather(comm, &origin, 1, all);
+    moert_status status = MOERT_OK;
+    MOERT_TRY(gather(comm, &origin, 1, &all));
     for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
         if (all[r] != all[0])
             status = MOERT_FAIL(ERROR_USAGE,
@@ -126,7 +135,7 @@ static moert_status check_origin(moert_comm *comm, device_origin mine) {
                                 "of the caller",
                                 r);
     free(all);
-    return moert_comm_agree(comm, status);
+    return status;
 }
 
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
@@ -150,17 +159,15 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
                                    : SUMS_IN_TILES;
     size_t of[] = {ranks, ranks, ranks}; /* the first rank of each kind */
     unsigned char *all, byte = (unsigned char)mine;
-    MOERT_TRY(moert_comm_agree(comm, moert_alloc(&all, ranks, 1)));
-    moert_status status = moert_comm_allgather(comm, &byte, 1, all);
-    for (size_t r = ranks; r-- > 0 && status == MOERT_OK;)
+    MOERT_TRY(gather(comm, &byte, 1, &all));
+    for (size_t r = ranks; r-- > 0;)
         of[all[r]] = r;
     free(all);
-    if (status == MOERT_OK && of[SUMS_ONE_BY_ONE] < ranks && of[SUMS_IN_TILES_ASKED_FOR] < ranks)
-        status = MOERT_FAIL(ERROR_USAGE,
-                            "rank %zu sums bf16 in tiles, as MOERT_BF16 asks, rank %zu does not; "
-                            "set it for all ranks alike, all on CPUs",
-                            of[SUMS_IN_TILES_ASKED_FOR], of[SUMS_ONE_BY_ONE]);
-    MOERT_TRY(moert_comm_agree(comm, status));
+    if (of[SUMS_ONE_BY_ONE] < ranks && of[SUMS_IN_TILES_ASKED_FOR] < ranks)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "rank %zu sums bf16 in tiles, as MOERT_BF16 asks, rank %zu does not; set "
+                          "it for all ranks alike, all on CPUs",
+                          of[SUMS_IN_TILES_ASKED_FOR], of[SUMS_ONE_BY_ONE]);
     if (of[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
         return MOERT_OK;
     moert_device_forgo_tiles(device);
