@@ -69,7 +69,7 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint sh
         bool last = p + used == k && bias != 0;
         pack_forward(weight, flipped, column, p, columns, used, depth, panel);
         target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
-        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0);
+        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0, no_fetch());
     }
 }
 
@@ -89,7 +89,7 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
         int used = min(depth * PER_TERM, n - p);
         pack_dgrad(weight, flipped, column, p, columns, used, depth, panel);
         target c = {x, 0, ldx, part.count, columns, false};
-        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate);
+        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate, no_fetch());
     }
 }
 
@@ -97,12 +97,12 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
 
 #if WIDTH % 2 == 0
 /* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
- * kept, or there is more than one block. Panels hold 16 columns of h. */
+ * kept, or there is more than one block. Panels hold 16 columns of h. The arguments are as many as gemm_packed_glu's. */
 KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, uint rows, global const code *x, ulong ldx,
                              global const float *w, global const float *bias, global float *v, int keep,
                              global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
                              float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
-                             local element *turned, local vec *panel)
+                             local element *turned, local vec *panel, int unused)
 {
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -118,7 +118,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, ui
         pack_gated(weight, column, columns, width, interleaved, p, used, depth, panel);
         c.fresh = p == 0;
         c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c);
+        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c, no_fetch());
     }
 }
 #endif
@@ -169,7 +169,8 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
     LINE line[LINES];
     UNROLL for (int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
-    add_terms(acc, line, lines, row, 0, terms);
+    fetch none = no_fetch();
+    add_terms(acc, line, lines, row, 0, terms, &none);
 }
 #else
 /* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */
@@ -219,6 +220,17 @@ static inline void prefetch_line(global const code *p)
 #endif
 }
 
+#if DOT == 2
+/* Brings the tile after (i, j) to the cache, where it is stored soon: Intel's CPUs store past it at half the rate. */
+static inline void fetch_tile(target c, int i, int j)
+{
+    const bool edge = j + COLUMNS >= c.columns;
+    global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
+    fetch tile = in_turns(fetch_rows((size_t)at, c.line * sizeof(float), LINES, COLUMNS * sizeof(float), FETCH_NEVER), 1);
+    fetch_some(&tile);
+}
+#endif
+
 /* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are packed as well: read
  * where they lie, every term would touch another page, and columns of a power-of-two stride push each other out of the
  * cache. */
@@ -238,6 +250,10 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
+#if DOT == 2
+            if (c.once)
+                fetch_tile(c, i, j);
+#endif
             add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, terms);
             end_tile(acc, tile);
             for (int end = min(ahead + share, used); ahead < end; ahead++)
@@ -262,11 +278,11 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
     w += ((ulong)get_group_id(0) * n + line) * k + column;
     y += part.first * ldy + y_column + line;
     x += part.first * ldx + column;
-    const bool past_cache = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
+    const bool once = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count; p += depth * PER_TERM) { /* a group without rows gets zeros */
         int used = min(depth * PER_TERM, part.count - p);
         pack_rows((rows_of){x, ldx}, p, 0, columns, used, depth, panel);
-        target c = {w, 0, k, lines, columns, past_cache};
+        target c = {w, 0, k, lines, columns, once};
         multiply_transposed(y + p * ldy, ldy, strip, panel, used, depth, c, p == 0 && !accumulate);
     }
 }

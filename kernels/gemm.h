@@ -30,6 +30,7 @@
 #define PACKED WIDTH
 #endif
 #define COLUMNS (WIDTH * VEC) /* of a tile */
+#include "fetch.h"
 
 #if DOT == 2
 #define STEP 16 /* terms */
@@ -61,7 +62,7 @@ typedef struct target {
     global const float *bias; /* of these columns, or null */
     ulong line;
     int lines, columns;
-    bool past_cache; /* whole tiles are stored past the cache: nobody reads them soon. Needs multiples of 64 bytes */
+    bool once; /* whole tiles are stored past the cache: nobody reads them soon. Needs multiples of 64 bytes */
 } target;
 
 /* The accumulators of a tile are only ever indexed by constants, or they would leave the registers. */
@@ -79,6 +80,29 @@ static inline span group_part(global const uint *ends, uint g, uint shared, uint
     uint end = min(ends[shared > 0 ? shared - 1 : g], rows);
     first += part * split;
     return (span){first, first < end ? (int)min(end - first, split) : 0};
+}
+
+/* The work-group that this one's thread does next, where a thread takes neighbours: of the next group that has rows, or of
+ * the next column block. None if it reads the panels that this one does. */
+typedef struct successor {
+    uint group, block;
+    bool any;
+} successor;
+
+static inline successor successor_of(global const uint *ends, uint first, uint shared, uint rows, uint split)
+{
+    successor next = {get_group_id(1), get_group_id(2), false};
+    if (get_group_id(0) + 1 < get_num_groups(0) &&
+        group_part(ends, first + next.group, shared, rows, get_group_id(0) + 1, split).count > 0)
+        return next;
+    do {
+        if (++next.group == get_num_groups(1)) {
+            next.group = 0;
+            next.block++;
+        }
+        next.any = next.block < get_num_groups(2);
+    } while (next.any && group_part(ends, first + next.group, shared, rows, 0, split).count == 0);
+    return next;
 }
 
 /* ---- terms ---- */
@@ -188,7 +212,7 @@ static inline void end_tile(accumulators acc, target c)
     if (c.lines == LINES && c.columns == COLUMNS) {
         UNROLL for (int r = 0; r < LINES; r++)
             UNROLL for (int v = 0; v < WIDTH; v++)
-                store_whole(acc[r][v], v, c.at + r * c.line, c.past_cache);
+                store_whole(acc[r][v], v, c.at + r * c.line, c.once);
     } else {
         accumulators edge;
         UNROLL for (int r = 0; r < LINES; r++)
@@ -205,7 +229,7 @@ static inline void end_tile(accumulators acc, target c)
 static inline target tile_of(target c, int line, int column)
 {
     return (target){c.at + line * c.line + column, c.bias != 0 ? c.bias + column : 0, c.line,
-                    min(LINES, c.lines - line), min(COLUMNS, c.columns - column), c.past_cache};
+                    min(LINES, c.lines - line), min(COLUMNS, c.columns - column), c.once};
 }
 
 /*
@@ -259,24 +283,36 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 
 /* The terms of a tile: numbers of the lines times rows of the panels. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
-                             int terms)
+                             int terms, fetch *coming)
 {
-    EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += PACKED) {
-        spread term[LINES];
-        UNROLL for (int r = 0; r < LINES; r++)
-            term[r] = line[r][p];
-        add_term(acc, term, row, (ulong)height * PACKED);
+    for (int first = 0; first < terms; first += coming->every) {
+        const int end = min(first + coming->every, terms);
+        fetch_some(coming);
+        EACH_TERM for (int p = first; OFTEN(p < end); p++, row += PACKED) {
+            spread term[LINES];
+            UNROLL for (int r = 0; r < LINES; r++)
+                term[r] = line[r][p];
+            add_term(acc, term, row, (ulong)height * PACKED);
+        }
     }
 }
 #endif
 
+/* A fetch in the turns of lines by columns in tiles that are `width` wide, of so many terms. */
+static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, int terms)
+{
+    return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) * ((terms + f.every - 1) / f.every));
+}
+
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
- * room for LINES lines of depth + 16 elements.
+ * room for LINES lines of depth + 16 elements. What is read after them is fetched meanwhile.
  */
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
-                            int height, int depth, target c, bool fresh)
+                            int height, int depth, target c, bool fresh, fetch coming)
 {
+    const int terms = (used + PER_TERM - 1) / PER_TERM;
+    coming = fetch_meanwhile(coming, c.lines, c.columns, COLUMNS, terms);
     begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
@@ -286,7 +322,7 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_terms(acc, line, tile.lines, row, height, (used + PER_TERM - 1) / PER_TERM);
+            add_terms(acc, line, tile.lines, row, height, terms, &coming);
             end_tile(acc, tile);
         }
     }

@@ -154,8 +154,10 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
 
 /* multiply for these tiles. */
 static inline void multiply_gated(global const code *a, ulong lda, local element *turned, PANEL const vec *panel,
-                                  int used, int height, int depth, const gated *c)
+                                  int used, int height, int depth, const gated *c, fetch coming)
 {
+    const int terms = (used + PER_TERM - 1) / PER_TERM;
+    coming = fetch_meanwhile(coming, c->lines, c->columns, PAIR_WIDTH, terms);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
@@ -164,7 +166,7 @@ static inline void multiply_gated(global const code *a, ulong lda, local element
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;
             begin_gated(acc, c, i, j);
-            add_terms(acc, line, c->lines - i, row, height, (used + PER_TERM - 1) / PER_TERM);
+            add_terms(acc, line, c->lines - i, row, height, terms, &coming);
             end_gated(acc, c, i, j);
         }
     }

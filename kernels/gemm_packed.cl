@@ -12,6 +12,9 @@
  * next group's, and after the last group there must be room for three panels. Shapes, strides and the shared weight are
  * as in gemm.cl.
  *
+ * A thread takes neighbours in the grid, so while it computes tiles it brings the panels of the next work-group to the cache, or
+ * of the next block of terms, a turn every `every` terms; never if that is `depth` or more.
+ *
  * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
  * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
@@ -53,11 +56,34 @@ KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, i
 #endif
 
 #if !CODED
+/* A work-group's panels, `count` of them, and those of the work-group that follows, or null. */
+typedef struct shelf {
+    global const vec *own, *after;
+    int count, height;
+} shelf;
+
+/* `blocks` panels are of a group. */
+static inline shelf shelf_of(global const vec *panel, uint skip, ulong blocks, int panels, int height, successor next)
+{
+    const int count = panels * (WIDTH / PACKED);
+    const ulong own = (skip + get_group_id(1)) * blocks + get_group_id(2) * count;
+    const ulong after = (skip + next.group) * blocks + next.block * count;
+    return (shelf){panel + own * height * PACKED, next.any ? panel + after * height * PACKED : 0, count, height};
+}
+
+/* What is read after the first `depth` terms of its own panels, which may be the last ones. */
+static inline fetch fetch_next(shelf s, bool last, int depth, int every)
+{
+    const bool any = every < depth && (!last || s.after != 0);
+    return fetch_rows((size_t)(last ? s.after : s.own + depth * PACKED), s.height * PACKED * sizeof(vec), any ? s.count : 0,
+                      min(depth, s.height) * PACKED * sizeof(vec), every);
+}
+
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
 KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *a,
                         ulong lda, ulong a_column, global const vec *panel, global const float *bias, global float *c,
                         ulong ldc, ulong c_column, int width, int reduction, int accumulate, int height, int panels, int depth,
-                        uint split, local element *turned)
+                        uint split, int every, local element *turned)
 {
     const uint own = skip + get_group_id(1), g = start + own;
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -65,14 +91,16 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint sha
     const ulong blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
     if (part.count == 0)
         return;
-    panel += (own * blocks + column / (PACKED * VEC)) * height * PACKED;
+    const successor next = successor_of(ends, start + skip, shared, rows, split);
+    shelf s = shelf_of(panel, skip, blocks, panels, height, next);
     a += part.first * lda + a_column;
     c += part.first * ldc + c_column + column;
-    for (int p = 0; p < reduction; p += depth * PER_TERM, panel += depth * PACKED) {
+    for (int p = 0; p < reduction; p += depth * PER_TERM, s.own += depth * PACKED) {
         const int used = min(depth * PER_TERM, reduction - p);
-        const bool last = p + used == reduction && bias != 0;
-        const target result = {c, last ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
-        multiply(a + p, lda, turned, panel, used, height, depth, result, p == 0 && !accumulate);
+        const bool last = p + used == reduction;
+        const target result = {c, last && bias != 0 ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
+        multiply(a + p, lda, turned, s.own, used, height, depth, result, p == 0 && !accumulate,
+                 fetch_next(s, last, depth, every));
     }
 }
 
@@ -82,7 +110,7 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
                             global const vec *panel, global const float *bias, global float *v, int keep,
                             global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
                             float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
-                            local element *turned, int height)
+                            local element *turned, int height, int every)
 {
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
@@ -90,15 +118,16 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
     const ulong pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
     if (part.count == 0)
         return;
-    panel += (g * blocks + column / pairs) * height * PACKED;
+    const successor next = successor_of(ends, skip, shared, rows, split);
+    shelf s = shelf_of(panel, skip, blocks, panels, height, next);
     x += part.first * ldx;
     gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM, panel += depth * PACKED) {
+    for (int p = 0; p < k; p += depth * PER_TERM, s.own += depth * PACKED) {
         const int used = min(depth * PER_TERM, k - p);
         c.fresh = p == 0;
         c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, panel, used, height, depth, &c);
+        multiply_gated(x + p, ldx, turned, s.own, used, height, depth, &c, fetch_next(s, c.last, depth, every));
     }
 }
 #endif

@@ -95,7 +95,7 @@ static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
 
 /* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be left out. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
-                             int terms)
+                             int terms, fetch *coming)
 {
     add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
 }
@@ -114,11 +114,7 @@ static inline void end_tile(accumulators acc, target c)
         const vec bias = c.bias != 0 ? load_part(c.bias + v * VEC, columns) : 0.0f;
         for (int r = 0; r < c.lines; r++) {
             const vec x = c.bias != 0 ? acc[r][v] + bias : acc[r][v];
-            global float *to = c.at + r * c.line + v * VEC;
-            if (columns >= VEC)
-                store_whole(x, 0, to, c.past_cache);
-            else
-                store_part(x, to, columns);
+            store_part(x, c.at + r * c.line + v * VEC, columns);
         }
     }
 }

@@ -29,7 +29,7 @@ typedef struct product {
 
 /* A work-group's share of a product; see the picture in kernels/gemm.h. */
 typedef struct share {
-    int panels, depth, split;
+    int panels, depth, split, fetch;
     size_t local_bytes, turned_bytes; /* of panels; of converted lines */
     moert_grid grid;
     moert_choices tile;
@@ -73,6 +73,7 @@ static share choose_share(const moert_device *device, moert_number type, product
         .panels = (int)panels,
         .depth = (int)depth,
         .split = (int)split,
+        .fetch = (int)c->fetch,
         .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
         .turned_bytes = turned_bytes(type, depth, c->lines),
         .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)},
@@ -168,7 +169,8 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
         MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
         MOERT_ARG((int)moert_panel_height(gemm->packed, reduction)), MOERT_ARG(s.panels),
-        MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes));
+        MOERT_ARG(s.depth), MOERT_ARG(s.split), MOERT_ARG(s.fetch),
+        moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
@@ -354,5 +356,6 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
                      MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
                      MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
                      packed ? MOERT_ARG((int)moert_panel_height(gemm->packed, gemm->k))
-                            : moert_argument_local(s.local_bytes));
+                            : moert_argument_local(s.local_bytes),
+                     MOERT_ARG(s.fetch));
 }

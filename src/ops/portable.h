@@ -89,6 +89,11 @@ static inline unsigned moert_packed_width(const moert_packed *packed, unsigned c
     return chosen % packed->tile.width == 0 ? chosen : packed->tile.width;
 }
 
+/* A product by packed weights brings the next panels to the cache, if a row says so. */
+static inline bool moert_fetches(const moert_packed *packed) {
+    return packed != NULL && packed->term != MOERT_TERM_TILE;
+}
+
 /* A product's tile takes a GLU behind it by vectors of gates and as many of ups
  * (kernels/gemm_glu.h): whether it can, and the columns of all panels. */
 static inline bool moert_gates_fit(unsigned width) {

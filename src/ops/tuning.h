@@ -20,7 +20,8 @@
     X(depth, 16, 4096, 16, 1024)                                                                   \
     X(split, 1, 65536, 1, 512)                                                                     \
     X(lines, 1, 16, 1, 8)                                                                          \
-    X(width, 1, 4, 1, 2)
+    X(width, 1, 4, 1, 2)                                                                           \
+    X(fetch, 16, 4096, 16, 4096)
 
 /* In a row: 0 is a choice that it does not name. */
 typedef struct moert_choices {

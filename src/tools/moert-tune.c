@@ -34,7 +34,7 @@ static const moert_option options[] = {
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors"},
     {.help = "How"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
-     "for each of a product's four choices, compilations not counted"},
+     "for each of a product's four or five choices, compilations not counted"},
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
      "file that the rows are added to, and read from; default is MOERT_TUNE_FILE, which every "
      "program reads"},
@@ -157,7 +157,8 @@ static moert_status write_rows(const moert_device *device, const moert_tune_prod
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
     const moert_choices tile = {.lines = best.lines, .width = best.width};
-    const moert_choices share = {.panels = best.panels, .depth = best.depth, .split = best.split};
+    const moert_choices share = {
+        .panels = best.panels, .depth = best.depth, .split = best.split, .fetch = best.fetch};
     const double first = found->candidates[0].ns;
     const time_t now = time(NULL);
     moert_tuning_key any = p->key;

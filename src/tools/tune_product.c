@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
+#include "ops/portable.h"
 
 enum { CHUNK = 1 << 16 };
 
@@ -133,7 +134,8 @@ void moert_tune_product_destroy(moert_tune_product *p) {
 }
 
 moert_trial moert_tune_product_trial(moert_tune_product *p) {
-    return (moert_trial){moert_buffer_device(p->gemm.weight), p, prepare, run};
+    return (moert_trial){moert_buffer_device(p->gemm.weight), p, prepare, run,
+                         moert_fetches(p->packed)};
 }
 
 static moert_status result_of(moert_tune_product *p, const moert_choices *choices, void *memory) {

@@ -41,7 +41,7 @@ static const struct {
 enum { FORMS = sizeof forms / sizeof forms[0] };
 
 /* A tile of an even width takes the GLU, one of an odd width leaves it to a pass of its own. */
-static const moert_choices taking = {4, 1024, 512, 8, 2}, leaving = {4, 1024, 512, 6, 1};
+static const moert_choices taking = {4, 1024, 512, 8, 2, 16}, leaving = {4, 1024, 512, 6, 1, 4096};
 
 static int force_tile(void **choices) {
     return moert_tuning_force(*choices) == MOERT_OK ? 0 : -1;

@@ -10,7 +10,7 @@
 #include "ops/tuning.h"
 #include "support/files.h"
 
-static const moert_choices standard = {4, 1024, 512, 8, 2};
+static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
 
 /* Every test begins with the built-in rows and an empty file of measured ones. */
 static int forget(void **state) {
@@ -189,8 +189,8 @@ static void test_device_comes_before_family_before_vendor_before_default(void **
              "device \"another one\" forward f32 64 64 64 panels=2\n",
              pattern, info->vendor, family, family);
     build_in(text);
-    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 64), (moert_choices){9, 48, 7, 6, 2});
-    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2});
+    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 64), (moert_choices){9, 48, 7, 6, 2, 4096});
+    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
 }
 
 static void test_the_row_that_says_more_of_the_shape_is_taken(void **state) {
@@ -230,7 +230,7 @@ static void test_measured_rows_come_before_built_in_ones_of_a_level(void **state
 static void test_what_is_remembered_is_found_again(void **state) {
     (void)state;
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_BF16, 96, 64, 50};
-    const moert_choices first = {2, 256, 64, 6, 3}, second = {1, 16, 1, 1, 1};
+    const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
@@ -250,7 +250,7 @@ static void test_what_is_remembered_is_found_again(void **state) {
     }
     char *text = read_file(in_folder("rows"), NULL);
     assert_non_null(strstr(text, " dgrad bf16 96 64 32-63 panels=2 depth=256 split=64 lines=6 "
-                                 "width=3 # a test\n"));
+                                 "width=3 fetch=32 # a test\n"));
     free(text);
 }
 
@@ -272,7 +272,7 @@ static void test_rows_of_processes_that_write_at_once_are_whole(void **state) {
     for (unsigned i = 0; i < WRITERS; i++) {
         if ((children[i] = fork()) != 0)
             continue;
-        const moert_choices c = {1 + i, 16, 1, 1, 1};
+        const moert_choices c = {1 + i, 16, 1, 1, 1, 16};
         moert_status status = MOERT_OK;
         for (size_t row = 1; row <= ROWS; row++) {
             const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_F32, row, 1 + i, 1};

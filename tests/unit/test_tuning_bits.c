@@ -11,7 +11,7 @@
 #include "support/files.h"
 #include "support/gemm.h"
 
-static const moert_choices standard = {4, 1024, 512, 8, 2};
+static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
 
 /* Every test begins with the built-in rows and an empty file of measured ones. */
 static int forget(void **state) {
@@ -64,17 +64,19 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
 
 static void test_no_tile_shows_in_the_bits(void **state) {
     (void)state;
-    static const moert_choices tiles[] = {{1, 16, 1, 1, 1},         {3, 48, 7, 5, 3},
-                                          {64, 4096, 65536, 16, 4}, {8, 128, 100, 8, 2},
-                                          {2, 32, 33, 6, 4},        {3, 48, 7, 7, 3}};
+    static const moert_choices tiles[] = {{1, 16, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
+                                          {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
+                                          {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
     check_bits(REFERENCE_F32, tiles, sizeof tiles / sizeof tiles[0]);
     check_bits(REFERENCE_BF16, tiles, 3);
 }
 
 static void test_no_share_shows_in_the_bits(void **state) {
     (void)state;
-    static const moert_choices shares[] = {
-        {1, 16, 1, 8, 2}, {64, 4096, 65536, 8, 2}, {1, 4096, 3, 8, 2}, {7, 112, 129, 8, 2}};
+    static const moert_choices shares[] = {{1, 16, 1, 8, 2, 16},
+                                           {64, 4096, 65536, 8, 2, 16},
+                                           {1, 4096, 3, 8, 2, 4096},
+                                           {7, 112, 129, 8, 2, 80}};
     check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
     check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
     check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
@@ -110,7 +112,7 @@ static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
 static void test_any_choice_fits_into_little_local_memory(void **state) {
     (void)state;
     static const moert_choices shares[] = {
-        {64, 16, 128, 16, 4}, {64, 4096, 65536, 16, 4}, {1, 4096, 1, 16, 4}};
+        {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
     const moert_device_info whole = *info;
     info->local_bytes = 16384; /* the least that OpenCL allows is more */
@@ -124,11 +126,9 @@ static void test_any_choice_fits_into_little_local_memory(void **state) {
 static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
     (void)state;
     const moert_choices before = find();
-    const moert_choices bad[] = {{65, 1024, 512, 8, 2},
-                                 {4, 1000, 512, 8, 2},
-                                 {4, 1024, 0, 8, 2},
-                                 {4, 1024, 512, 17, 2},
-                                 {4, 1024, 512, 8, 5}};
+    const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
+                                 {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
+                                 {4, 1024, 512, 8, 5, 16},  {4, 1024, 512, 8, 2, 8}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no product can be tuned so");
     assert_true(equal(find(), before));
@@ -175,10 +175,10 @@ static void check_panels(const problem *p, const moert_choices *packing,
 static void test_a_packed_weight_keeps_its_panels(void **state) {
     (void)state;
     static const moert_choices pairs[][2] = {
-        {{4, 1024, 512, 8, 2}, {4, 1024, 512, 5, 3}}, /* no multiple */
-        {{4, 1024, 512, 8, 2}, {4, 32, 512, 6, 4}},
-        {{4, 1024, 512, 6, 1}, {1, 1024, 3, 5, 3}},
-        {{4, 1024, 512, 6, 4}, {4, 1024, 512, 8, 2}}};
+        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple */
+        {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
+        {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
+        {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (size_t c = 0; c < sizeof pairs / sizeof pairs[0] && is_plain(&gemm_problems[i]); c++)
             check_panels(&gemm_problems[i], &pairs[c][0], &pairs[c][1]);
@@ -208,7 +208,7 @@ static void test_a_search_finds_what_is_faster_by_far(void **state) {
     (void)state;
     static counted c;
     c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, count_prepare, count_run};
+    const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
     moert_tune_result found;
     ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_DEPTH, 400000000, &found));
     const moert_candidate *chosen = &found.candidates[found.chosen];
@@ -218,11 +218,29 @@ static void test_a_search_finds_what_is_faster_by_far(void **state) {
     assert_in_range(c.prepared, found.count, c.runs);
 }
 
+static size_t count_fetches(bool fetches) {
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, NULL, count_run, fetches};
+    moert_tune_result found;
+    size_t count = 0;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_FETCH, 1, &found));
+    for (size_t i = 0; i < found.count; i++)
+        count += found.candidates[i].choices.fetch != standard.fetch;
+    return count;
+}
+
+static void test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched(void **state) {
+    (void)state;
+    assert_int_equal(count_fetches(true), 2);
+    assert_int_equal(count_fetches(false), 0);
+}
+
 static void test_without_time_a_search_stays_where_it_was(void **state) {
     (void)state;
     static counted c;
     c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, NULL, count_run};
+    const moert_trial trial = {test_device, &c, NULL, count_run, false};
     const moert_choices before = find();
     moert_tune_result found;
     ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_PANELS, 1, &found));
@@ -281,6 +299,7 @@ int main(void) {
         TEST(test_a_packed_weight_keeps_its_panels),
         TEST(test_a_search_finds_what_is_faster_by_far),
         TEST(test_without_time_a_search_stays_where_it_was),
+        TEST(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched),
         TEST(test_auto_measures_a_new_shape_once_and_keeps_the_bits),
     };
 #undef TEST
