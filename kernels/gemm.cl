@@ -193,9 +193,11 @@ static inline void store_tiles(vec term, int depth, local float *to)
 /* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
 static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
 {
-    for (int p = 0; p < used; p += PER_TERM, strip += LINES)
-        for (int i = 0; i < lines; i += TILES * LINES)
-            store_tiles(strip_term(a, lda, i, lines, p, used), depth, strip + i / LINES * TILE_ROOM(depth));
+    for (int p = 0; p < used; p += PER_TERM, strip += LINES) {
+        local float *to = strip;
+        for (int i = 0; i < lines; i += TILES * LINES, to += TILES * TILE_ROOM(depth))
+            store_tiles(strip_term(a, lda, i, lines, p, used), depth, to);
+    }
 }
 
 static inline void add_strip(accumulators acc, local const element *strip, int i, int lines, int depth,
