@@ -223,13 +223,16 @@ static inline void prefetch_line(global const code *p)
 }
 
 #if DOT == 2
-/* Brings the tile after (i, j) to the cache, where it is stored soon: Intel's CPUs store past it at half the rate. */
-static inline void fetch_tile(target c, int i, int j)
+/* Brings the tile after (i, j) to the cache, where Intel's CPUs store it faster than past it. */
+static inline void prefetch_tile(target c, int i, int j)
 {
+#if MOERT_CPU && defined(__clang__)
     const bool edge = j + COLUMNS >= c.columns;
     global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
-    fetch tile = in_turns(fetch_rows((size_t)at, c.line * sizeof(float), LINES, COLUMNS * sizeof(float), FETCH_NEVER), 1);
-    fetch_some(&tile);
+    for (int r = 0; r < LINES; r++)
+        for (int v = 0; v < WIDTH; v++)
+            __builtin_prefetch((const void *)(size_t)(at + r * c.line + v * VEC), 0, 2);
+#endif
 }
 #endif
 
@@ -254,7 +257,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             begin_tile(acc, tile, fresh);
 #if DOT == 2
             if (c.once)
-                fetch_tile(c, i, j);
+                prefetch_tile(c, i, j);
 #endif
             add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, terms);
             end_tile(acc, tile);
@@ -265,8 +268,8 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
     end_tiles();
 }
 
-/* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64 bytes. The lock that
- * ends a work-group makes them visible. */
+/* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64 bytes (but those of
+ * tiles.h). The lock that ends a work-group makes them visible. */
 KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y, ulong ldy, ulong y_column,
                        global const code *x, ulong ldx, global float *w, int n, int k, int accumulate, int panels,
                        int depth, int split, local vec *panel, local float *strip)

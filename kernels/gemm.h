@@ -62,7 +62,7 @@ typedef struct target {
     global const float *bias; /* of these columns, or null */
     ulong line;
     int lines, columns;
-    bool once; /* whole tiles are stored past the cache: nobody reads them soon. Needs multiples of 64 bytes */
+    bool once; /* nobody reads tiles soon: whole ones are stored past the cache. Needs multiples of 64 bytes */
 } target;
 
 /* The accumulators of a tile are only ever indexed by constants, or they would leave the registers. */
@@ -88,6 +88,11 @@ typedef struct successor {
     uint group, block;
     bool any;
 } successor;
+
+static inline successor no_successor(void)
+{
+    return (successor){0, 0, false};
+}
 
 static inline successor successor_of(global const uint *ends, uint first, uint shared, uint rows, uint split)
 {

@@ -56,27 +56,30 @@ KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, i
 #endif
 
 #if !CODED
-/* A work-group's panels, `count` of them, and those of the work-group that follows, or null. */
+/* A work-group's panels, and, unless `more` is 0, so many of the one that follows. */
 typedef struct shelf {
     global const vec *own, *after;
-    int count, height;
+    int count, more, height;
 } shelf;
 
 /* `blocks` panels are of a group. */
-static inline shelf shelf_of(global const vec *panel, uint skip, ulong blocks, int panels, int height, successor next)
+static inline shelf shelf_of(global const vec *panel, uint skip, int blocks, int panels, int height, successor next)
 {
-    const int count = panels * (WIDTH / PACKED);
-    const ulong own = (skip + get_group_id(1)) * blocks + get_group_id(2) * count;
-    const ulong after = (skip + next.group) * blocks + next.block * count;
-    return (shelf){panel + own * height * PACKED, next.any ? panel + after * height * PACKED : 0, count, height};
+    const int count = panels * (WIDTH / PACKED), first = get_group_id(2) * count, other = next.block * count;
+    const ulong own = (skip + get_group_id(1)) * (ulong)blocks + first;
+    const ulong after = (skip + next.group) * (ulong)blocks + other;
+    return (shelf){panel + own * height * PACKED, panel + after * height * PACKED, min(count, blocks - first),
+                   next.any ? min(count, blocks - other) : 0, height};
 }
 
-/* What is read after the first `depth` terms of its own panels, which may be the last ones. */
-static inline fetch fetch_next(shelf s, bool last, int depth, int every)
+/* What is read after the terms below `done`: at most `depth` of its own panels, or in the end of those that follow. */
+static inline fetch fetch_next(shelf s, int done, int depth, int every)
 {
-    const bool any = every < depth && (!last || s.after != 0);
-    return fetch_rows((size_t)(last ? s.after : s.own + depth * PACKED), s.height * PACKED * sizeof(vec), any ? s.count : 0,
-                      min(depth, s.height) * PACKED * sizeof(vec), every);
+    const bool end = done >= s.height;
+    if (every >= depth || (end && s.more == 0))
+        return no_fetch();
+    return fetch_rows((size_t)(end ? s.after : s.own + (ulong)done * PACKED), s.height * PACKED * sizeof(vec),
+                      end ? s.more : s.count, min(depth, end ? s.height : s.height - done) * PACKED * sizeof(vec), every);
 }
 
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a at stride lda. */
@@ -88,19 +91,19 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint sha
     const uint own = skip + get_group_id(1), g = start + own;
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, width - column);
-    const ulong blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
+    const int blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
     if (part.count == 0)
         return;
-    const successor next = successor_of(ends, start + skip, shared, rows, split);
-    shelf s = shelf_of(panel, skip, blocks, panels, height, next);
+    const successor next = every < depth ? successor_of(ends, start + skip, shared, rows, split) : no_successor();
+    const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
     a += part.first * lda + a_column;
     c += part.first * ldc + c_column + column;
-    for (int p = 0; p < reduction; p += depth * PER_TERM, s.own += depth * PACKED) {
+    for (int p = 0, term = 0; p < reduction; p += depth * PER_TERM, term += depth) {
         const int used = min(depth * PER_TERM, reduction - p);
         const bool last = p + used == reduction;
         const target result = {c, last && bias != 0 ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
-        multiply(a + p, lda, turned, s.own, used, height, depth, result, p == 0 && !accumulate,
-                 fetch_next(s, last, depth, every));
+        multiply(a + p, lda, turned, s.own + (ulong)term * PACKED, used, height, depth, result, p == 0 && !accumulate,
+                 fetch_next(s, term + depth, depth, every));
     }
 }
 
@@ -115,19 +118,20 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
-    const ulong pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
+    const int pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
     if (part.count == 0)
         return;
-    const successor next = successor_of(ends, skip, shared, rows, split);
-    shelf s = shelf_of(panel, skip, blocks, panels, height, next);
+    const successor next = every < depth ? successor_of(ends, skip, shared, rows, split) : no_successor();
+    const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
     x += part.first * ldx;
     gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM, s.own += depth * PACKED) {
+    for (int p = 0, term = 0; p < k; p += depth * PER_TERM, term += depth) {
         const int used = min(depth * PER_TERM, k - p);
         c.fresh = p == 0;
         c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, s.own, used, height, depth, &c, fetch_next(s, c.last, depth, every));
+        multiply_gated(x + p, ldx, turned, s.own + (ulong)term * PACKED, used, height, depth, &c,
+                       fetch_next(s, term + depth, depth, every));
     }
 }
 #endif

@@ -50,7 +50,7 @@ static share choose_share(const moert_device *device, moert_number type, product
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* half of the local memory: on a CPU it is the core's cache, through which packed panels pass
-     * too; the other half is for the other factor */
+     * too; the other half is for the other factor and the panels that are fetched */
     for (const size_t half = info->local_bytes / 2;;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > half;
         if (wide && panels > 1)

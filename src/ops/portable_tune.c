@@ -13,7 +13,7 @@
 #include "ops/portable.h"
 #include "ops/tune.h"
 
-enum { BUDGET_NS = 300000000, PARTS = MOERT_TUNE_AXES - MOERT_TUNE_FETCH + 1 };
+enum { BUDGET_NS = 300000000, SHARES = MOERT_TUNE_AXES - MOERT_TUNE_PANELS };
 
 typedef struct attempt {
     moert_gemm gemm;
@@ -79,7 +79,8 @@ static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key
     moert_buffer *spare = NULL;
     moert_status status = spare_result(&a, key->operation, &spare);
     if (status == MOERT_OK)
-        status = moert_tune_search(&trial, choices, MOERT_TUNE_FETCH, BUDGET_NS / PARTS, &found);
+        status = moert_tune_search(&trial, choices, MOERT_TUNE_FETCH,
+                                   BUDGET_NS / (SHARES + trial.fetches + 1), &found);
     moert_buffer_destroy(spare);
     if (status != MOERT_OK) {
         MOERT_DEBUG("%s of [%zu,%zu] is not tuned: %s", moert_tuned_name(key->operation), key->n,

@@ -30,7 +30,7 @@ typedef enum moert_tune_axis {
         MOERT_TUNE_AXES
 } moert_tune_axis;
 
-enum { MOERT_TUNE_CANDIDATES = 24, MOERT_TUNE_SAMPLES = 15 };
+enum { MOERT_TUNE_CANDIDATES = 32, MOERT_TUNE_SAMPLES = 15 };
 
 typedef struct moert_candidate {
     moert_choices choices;

@@ -34,7 +34,7 @@ static const moert_option options[] = {
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors"},
     {.help = "How"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
-     "for each of a product's four or five choices, compilations not counted"},
+     "for each of a product's three to five choices, compilations not counted"},
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
      "file that the rows are added to, and read from; default is MOERT_TUNE_FILE, which every "
      "program reads"},

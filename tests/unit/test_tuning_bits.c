@@ -64,7 +64,7 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
 
 static void test_no_tile_shows_in_the_bits(void **state) {
     (void)state;
-    static const moert_choices tiles[] = {{1, 16, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
+    static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
     check_bits(REFERENCE_F32, tiles, sizeof tiles / sizeof tiles[0]);
