@@ -9,6 +9,13 @@ typedef struct fetch {
     uint share;              /* lines of the cache in a turn */
 } fetch;
 
+/* Brings a line to the first cache (3) or the second (2). */
+#if MOERT_CPU && defined(__clang__)
+#define PREFETCH(address, cache) __builtin_prefetch((const void *)(size_t)(address), 0, cache)
+#else
+#define PREFETCH(address, cache)
+#endif
+
 enum { FETCH_LINE = 64, FETCH_NEVER = 1 << 24 /* terms */ };
 
 /* `rows` rows of `bytes` bytes, a turn every so many terms. */
@@ -33,9 +40,8 @@ static inline fetch in_turns(fetch f, int turns)
 /* A turn. */
 static inline void fetch_some(fetch *f)
 {
-#if MOERT_CPU && defined(__clang__)
     for (uint i = 0; i < f->share && f->rows > 0; i++) {
-        __builtin_prefetch((const void *)(f->at + f->begun), 0, 2);
+        PREFETCH(f->at + f->begun, 2);
         f->begun += FETCH_LINE;
         if (f->begun >= f->bytes) {
             f->at += f->stride;
@@ -43,5 +49,4 @@ static inline void fetch_some(fetch *f)
             f->rows--;
         }
     }
-#endif
 }

@@ -216,23 +216,19 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
 /* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
 static inline void prefetch_line(global const code *p)
 {
-#if MOERT_CPU && defined(__clang__)
-    for (int i = 0; i < STRIP * (int)sizeof(code); i += 64)
-        __builtin_prefetch((const void *)((size_t)p + i));
-#endif
+    for (int i = 0; i < STRIP * (int)sizeof(code); i += FETCH_LINE)
+        PREFETCH((size_t)p + i, 3);
 }
 
 #if DOT == 2
 /* Brings the tile after (i, j) to the cache, where Intel's CPUs store it faster than past it. */
 static inline void prefetch_tile(target c, int i, int j)
 {
-#if MOERT_CPU && defined(__clang__)
     const bool edge = j + COLUMNS >= c.columns;
     global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
     for (int r = 0; r < LINES; r++)
         for (int v = 0; v < WIDTH; v++)
-            __builtin_prefetch((const void *)(size_t)(at + r * c.line + v * VEC), 0, 2);
-#endif
+            PREFETCH(at + r * c.line + v * VEC, 2);
 }
 #endif
 

@@ -98,8 +98,8 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint sha
     const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
     a += part.first * lda + a_column;
     c += part.first * ldc + c_column + column;
-    for (int p = 0, term = 0; p < reduction; p += depth * PER_TERM, term += depth) {
-        const int used = min(depth * PER_TERM, reduction - p);
+    for (int p = 0; p < reduction; p += depth * PER_TERM) {
+        const int used = min(depth * PER_TERM, reduction - p), term = p / PER_TERM;
         const bool last = p + used == reduction;
         const target result = {c, last && bias != 0 ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
         multiply(a + p, lda, turned, s.own + (ulong)term * PACKED, used, height, depth, result, p == 0 && !accumulate,
@@ -126,8 +126,8 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
     x += part.first * ldx;
     gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
                           (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0, term = 0; p < k; p += depth * PER_TERM, term += depth) {
-        const int used = min(depth * PER_TERM, k - p);
+    for (int p = 0; p < k; p += depth * PER_TERM) {
+        const int used = min(depth * PER_TERM, k - p), term = p / PER_TERM;
         c.fresh = p == 0;
         c.last = p + used == k;
         multiply_gated(x + p, ldx, turned, s.own + (ulong)term * PACKED, used, height, depth, &c,
