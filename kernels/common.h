@@ -132,6 +132,19 @@ static inline vec load_part(global const float *p, int n)
 #endif
 }
 
+#if MOERT_ITEMS == 1
+/* Writes 16 floats. PoCL's vstore16 is three stores. */
+static inline void store_vec(vec x, global float *p)
+{
+#if MOERT_CPU && defined(__clang__)
+    typedef vec loose __attribute__((aligned(4)));
+    *(global loose *)p = x;
+#else
+    vstore16(x, 0, p);
+#endif
+}
+#endif
+
 /* Writes the first n lanes of the step. */
 static inline void store_part(vec x, global float *p, int n)
 {
@@ -145,7 +158,7 @@ static inline void store_part(vec x, global float *p, int n)
     float lane[PART];
 #if MOERT_ITEMS == 1
     if (n >= PART) {
-        vstore16(x, 0, p);
+        store_vec(x, p);
         return;
     }
     vstore16(x, 0, lane);

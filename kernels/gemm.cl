@@ -28,8 +28,8 @@
  * split |      |  |   |   |   |
  *       +------+  +---+---+---+
  *
- * Grid: (line splits, groups, column blocks), so that a run of work-groups meets large and empty groups alike; for
- * gemm_wgrad, whose splits are all of one size, (groups, line splits, column blocks). Local
+ * Grid: (line splits, groups, 1 + column blocks), so that a run of work-groups meets large and empty groups alike; for
+ * gemm_wgrad, whose splits are all of one size, (groups, line splits, 1 + column blocks). Local
  * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
  * gemm_wgrad instead another depth * 256. Deterministic.
  * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
@@ -58,8 +58,8 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint sh
 {
     const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
-    if (part.count == 0)
+    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
+    if (column < 0 || part.count == 0)
         return;
     const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
     x += part.first * ldx;
@@ -79,8 +79,8 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
 {
     const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
-    if (part.count == 0)
+    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+    if (column < 0 || part.count == 0)
         return;
     const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
     y += part.first * ldy + y_column;
@@ -106,8 +106,8 @@ KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, ui
 {
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
-    if (part.count == 0)
+    const int column = column_block() * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    if (column < 0 || part.count == 0)
         return;
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * width, k);
     x += part.first * ldx;
@@ -177,10 +177,10 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
 static inline void store_tiles(vec term, int depth, local float *to)
 {
 #if TILES == 2 && defined(__clang__)
-    vstore8(term.lo, 0, to);
-    vstore8(__builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3, LINES + 4, LINES + 5, LINES + 6,
-                                    LINES + 7),
-            0, to + TILE_ROOM(depth));
+    typedef float8 loose __attribute__((aligned(4)));
+    *(local loose *)to = term.lo;
+    *(local loose *)(to + TILE_ROOM(depth)) = __builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3,
+                                                                      LINES + 4, LINES + 5, LINES + 6, LINES + 7);
 #else
     float lane[VEC];
     vstore16(term, 0, lane);
@@ -220,17 +220,15 @@ static inline void prefetch_line(global const code *p)
         PREFETCH((size_t)p + i, 3);
 }
 
-#if DOT == 2
-/* Brings the tile after (i, j) to the cache, where Intel's CPUs store it faster than past it. */
+/* Brings the tile after (i, j) to the cache. */
 static inline void prefetch_tile(target c, int i, int j)
 {
     const bool edge = j + COLUMNS >= c.columns;
     global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
-    for (int r = 0; r < LINES; r++)
-        for (int v = 0; v < WIDTH; v++)
-            PREFETCH(at + r * c.line + v * VEC, 2);
+    UNROLL for (int r = 0; r < LINES; r++)
+        UNROLL for (int v = 0; v < WIDTH; v++)
+            PREFETCH(at + r * c.line + v * VEC, DOT == 2 ? 2 : 3);
 }
-#endif
 
 /* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are packed as well: read
  * where they lie, every term would touch another page, and columns of a power-of-two stride push each other out of the
@@ -251,10 +249,8 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-#if DOT == 2
-            if (c.once)
+            if (DOT == 2 ? c.once : !c.once)
                 prefetch_tile(c, i, j);
-#endif
             add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, terms);
             end_tile(acc, tile);
             for (int end = min(ahead + share, used); ahead < end; ahead++)
@@ -272,9 +268,9 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
 {
     uint g = start + get_group_id(0);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
-    int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
     int line = get_group_id(1) * split, lines = min(split, n - line);
-    if (part.count == 0 && accumulate)
+    if (column < 0 || (part.count == 0 && accumulate))
         return;
     w += ((ulong)get_group_id(0) * n + line) * k + column;
     y += part.first * ldy + y_column + line;

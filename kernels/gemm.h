@@ -82,10 +82,17 @@ static inline span group_part(global const uint *ends, uint g, uint shared, uint
     return (span){first, first < end ? (int)min(end - first, split) : 0};
 }
 
+/* The block of columns that a work-group makes: none in the grid's first layer, IDLE_LAYERS of src/ops/portable.c. */
+static inline int column_block(void)
+{
+    return (int)get_group_id(2) - 1;
+}
+
 /* The work-group that this one's thread does next, where a thread takes neighbours: of the next group that has rows, or of
  * the next column block. None if it reads the panels that this one does. */
 typedef struct successor {
-    uint group, block;
+    uint group;
+    int block;
     bool any;
 } successor;
 
@@ -96,7 +103,7 @@ static inline successor no_successor(void)
 
 static inline successor successor_of(global const uint *ends, uint first, uint shared, uint rows, uint split)
 {
-    successor next = {get_group_id(1), get_group_id(2), false};
+    successor next = {get_group_id(1), column_block(), false};
     if (get_group_id(0) + 1 < get_num_groups(0) &&
         group_part(ends, first + next.group, shared, rows, get_group_id(0) + 1, split).count > 0)
         return next;
@@ -105,7 +112,7 @@ static inline successor successor_of(global const uint *ends, uint first, uint s
             next.group = 0;
             next.block++;
         }
-        next.any = next.block < get_num_groups(2);
+        next.any = next.block + 1 < (int)get_num_groups(2);
     } while (next.any && group_part(ends, first + next.group, shared, rows, 0, split).count == 0);
     return next;
 }
@@ -171,7 +178,7 @@ static inline void store_whole(vec x, int v, global float *p, bool past_cache)
         return;
     }
 #endif
-    vstore16(x, v, p);
+    store_vec(x, p + v * VEC);
 }
 
 #if DOT != 2

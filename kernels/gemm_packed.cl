@@ -15,7 +15,7 @@
  * A thread takes neighbours in the grid, so while it computes tiles it brings the panels of the next work-group to the cache, or
  * of the next block of terms, a turn every `every` terms; never if that is `depth` or more.
  *
- * Grid of the products: (line splits, groups, column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
+ * Grid of the products: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16) * LINES * 4 bytes, else 4.
  * Deterministic.
  * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there are the packers alone,
  * which there are with WIDTH = PACKED.
@@ -65,7 +65,7 @@ typedef struct shelf {
 /* `blocks` panels are of a group. */
 static inline shelf shelf_of(global const vec *panel, uint skip, int blocks, int panels, int height, successor next)
 {
-    const int count = panels * (WIDTH / PACKED), first = get_group_id(2) * count, other = next.block * count;
+    const int count = panels * (WIDTH / PACKED), first = column_block() * count, other = next.block * count;
     const ulong own = (skip + get_group_id(1)) * (ulong)blocks + first;
     const ulong after = (skip + next.group) * (ulong)blocks + other;
     return (shelf){panel + own * height * PACKED, panel + after * height * PACKED, min(count, blocks - first),
@@ -90,9 +90,9 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint sha
 {
     const uint own = skip + get_group_id(1), g = start + own;
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = get_group_id(2) * panels * COLUMNS, columns = min(panels * COLUMNS, width - column);
+    const int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, width - column);
     const int blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
-    if (part.count == 0)
+    if (column < 0 || part.count == 0)
         return;
     const successor next = every < depth ? successor_of(ends, start + skip, shared, rows, split) : no_successor();
     const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
@@ -117,9 +117,9 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
 {
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = get_group_id(2) * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    const int column = column_block() * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
     const int pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
-    if (part.count == 0)
+    if (column < 0 || part.count == 0)
         return;
     const successor next = every < depth ? successor_of(ends, skip, shared, rows, split) : no_successor();
     const shelf s = shelf_of(panel, skip, blocks, panels, height, next);

@@ -11,8 +11,10 @@
 enum {
     COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm.h, per term of the reduction */
     LINE_BYTES = 4,    /* of a converted line there */
-    STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
+    STRIP_LINES = 64,  /* STRIP of kernels/gemm.cl, */
+    STRIP_BYTES = 256, /* per term of the reduction */
     SMALLEST_SPLIT = 128,
+    IDLE_LAYERS = 1,      /* the first of a grid (docs/design.md, "One launch") */
     SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
     GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
     GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
@@ -50,18 +52,22 @@ static share choose_share(const moert_device *device, moert_number type, product
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* half of the local memory: on a CPU it is the core's cache, through which packed panels pass
-     * too; the other half is for the other factor and the panels that are fetched */
-    for (const size_t half = info->local_bytes / 2;;) {
-        const bool wide = depth * (panels * panel_bytes + strip_bytes) > half;
+     * too; the other half is for the other factor, unless it is packed there as well, and the
+     * panels that are fetched */
+    for (const size_t room = info->local_bytes / 4 * (of == FORM_WGRAD ? 3 : 2);;) {
+        const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)
             panels--;
-        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > half))
+        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > room))
             depth = moert_round_up(depth / 2, 16);
         else
             break;
     }
+    split = moert_min(split, moert_round_up(p.most_lines, STRIP_LINES));
     while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
-        if (panels > 1)
+        /* both factors of gradients are packed by every share: the squarer, the less often */
+        const bool wide = of != FORM_WGRAD || panels * c->width * MOERT_VECTOR >= split;
+        if (panels > 1 && (wide || split <= SMALLEST_SPLIT))
             panels--;
         else if (split > SMALLEST_SPLIT)
             split /= 2;
@@ -69,15 +75,18 @@ static share choose_share(const moert_device *device, moert_number type, product
             break;
     }
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
-    return (share){
-        .panels = (int)panels,
-        .depth = (int)depth,
-        .split = (int)split,
-        .fetch = (int)c->fetch,
-        .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
-        .turned_bytes = turned_bytes(type, depth, c->lines),
-        .grid = {moert_ceil_div(p.most_lines, split), p.groups, moert_ceil_div(blocks, panels)},
-        .tile = *c};
+    if (of == FORM_WGRAD)
+        split =
+            moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), STRIP_LINES);
+    return (share){.panels = (int)panels,
+                   .depth = (int)depth,
+                   .split = (int)split,
+                   .fetch = (int)c->fetch,
+                   .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
+                   .turned_bytes = turned_bytes(type, depth, c->lines),
+                   .grid = {moert_ceil_div(p.most_lines, split), p.groups,
+                            IDLE_LAYERS + moert_ceil_div(blocks, panels)},
+                   .tile = *c};
 }
 
 /* The groups and rows of forward and dgrad. */
