@@ -275,6 +275,8 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
     w += ((ulong)get_group_id(0) * n + line) * k + column;
     y += part.first * ldy + y_column + line;
     x += part.first * ldx + column;
+    const int terms = (part.count + PER_TERM - 1) / PER_TERM;
+    depth = clamp((terms + 15) / 16 * 16, 16, depth); /* the less room panels take */
     const bool once = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count; p += depth * PER_TERM) { /* a group without rows gets zeros */
         int used = min(depth * PER_TERM, part.count - p);
