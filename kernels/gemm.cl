@@ -170,7 +170,7 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
     UNROLL for (int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
     fetch none = no_fetch();
-    add_terms(acc, line, lines, row, 0, terms, &none);
+    add_terms(acc, line, lines, row, 0, terms, &none, &none);
 }
 #else
 /* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */

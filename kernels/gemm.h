@@ -293,13 +293,14 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #define OFTEN(x) (x)
 #endif
 
-/* The terms of a tile: numbers of the lines times rows of the panels. */
+/* The terms of a tile: numbers of the lines times rows of the panels. Takes turns of two fetches, as often as `coming` says. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
-                             int terms, fetch *coming)
+                             int terms, fetch *coming, fetch *ahead)
 {
     for (int first = 0; first < terms; first += coming->every) {
         const int end = min(first + coming->every, terms);
         fetch_some(coming);
+        fetch_some(ahead);
         EACH_TERM for (int p = first; OFTEN(p < end); p++, row += PACKED) {
             spread term[LINES];
             UNROLL for (int r = 0; r < LINES; r++)
@@ -316,9 +317,17 @@ static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, 
     return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) * ((terms + f.every - 1) / f.every));
 }
 
+/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are left, with these. */
+static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int used, int columns, int width, int every)
+{
+    const int rows = BF16 ? clamp(lines - LINES, 0, LINES) : 0;
+    return fetch_meanwhile(fetch_rows((size_t)(a + LINES * lda), lda * sizeof(code), rows, used * sizeof(code), every), LINES,
+                           columns, width, (used + PER_TERM - 1) / PER_TERM);
+}
+
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
- * room for LINES lines of depth + 16 elements. What is read after them is fetched meanwhile.
+ * room for LINES lines of depth + 16 elements. `coming`, what is read after them, is fetched meanwhile.
  */
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
                             int height, int depth, target c, bool fresh, fetch coming)
@@ -329,12 +338,13 @@ static inline void multiply(global const code *a, ulong lda, local element *turn
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c.lines - i, used, depth + 16, turned, line);
+        fetch ahead = fetch_lines(a + i * lda, lda, c.lines - i, used, c.columns, COLUMNS, coming.every);
         for (int j = 0; j < c.columns; j += COLUMNS) {
             PANEL const vec *row = panel + (ulong)(j / COLUMNS) * height * WIDTH;
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_terms(acc, line, tile.lines, row, height, terms, &coming);
+            add_terms(acc, line, tile.lines, row, height, terms, &coming, &ahead);
             end_tile(acc, tile);
         }
     }

@@ -162,11 +162,12 @@ static inline void multiply_gated(global const code *a, ulong lda, local element
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c->lines - i, used, depth + 16, turned, line);
+        fetch ahead = fetch_lines(a + i * lda, lda, c->lines - i, used, c->columns, PAIR_WIDTH, coming.every);
         PANEL const vec *row = panel;
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;
             begin_gated(acc, c, i, j);
-            add_terms(acc, line, c->lines - i, row, height, terms, &coming);
+            add_terms(acc, line, c->lines - i, row, height, terms, &coming, &ahead);
             end_gated(acc, c, i, j);
         }
     }
