@@ -69,7 +69,7 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint sh
         bool last = p + used == k && bias != 0;
         pack_forward(weight, flipped, column, p, columns, used, depth, panel);
         target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
-        multiply(x + p, ldx, turned, panel, used, depth, depth, c, p == 0, no_fetch());
+        multiply(x + p, ldx, turned, panel, used, depth, c, p == 0, no_fetch());
     }
 }
 
@@ -89,7 +89,7 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
         int used = min(depth * PER_TERM, n - p);
         pack_dgrad(weight, flipped, column, p, columns, used, depth, panel);
         target c = {x, 0, ldx, part.count, columns, false};
-        multiply(y + p, ldy, turned, panel, used, depth, depth, c, p == 0 && !accumulate, no_fetch());
+        multiply(y + p, ldy, turned, panel, used, depth, c, p == 0 && !accumulate, no_fetch());
     }
 }
 
@@ -118,7 +118,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, ui
         pack_gated(weight, column, columns, width, interleaved, p, used, depth, panel);
         c.fresh = p == 0;
         c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, panel, used, depth, depth, &c, no_fetch());
+        multiply_gated(x + p, ldx, turned, panel, used, depth, &c, no_fetch());
     }
 }
 #endif

@@ -269,10 +269,10 @@ static inline void convert_line(global const ushort *from, int used, local float
 }
 #endif
 
-static inline void find_lines(global const code *a, ulong lda, int lines, int used, int stride, local element *turned,
-                              LINE line[LINES])
+static inline void find_lines(global const code *a, ulong lda, int lines, int used, local element *turned, LINE line[LINES])
 {
 #if BF16
+    const int stride = (used + PER_TERM * VEC - 1) / (PER_TERM * VEC) * VEC + 16; /* not all in one set of the cache */
     for (int r = 0; r < (DOT == 2 ? min(LINES, lines) : LINES); r++)
         convert_line(a + min(r, lines - 1) * lda, used, turned + r * stride);
     UNROLL for (int r = 0; r < LINES; r++)
@@ -330,14 +330,14 @@ static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int 
  * room for LINES lines of depth + 16 elements. `coming`, what is read after them, is fetched meanwhile.
  */
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
-                            int height, int depth, target c, bool fresh, fetch coming)
+                            int height, target c, bool fresh, fetch coming)
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
     coming = fetch_meanwhile(coming, c.lines, c.columns, COLUMNS, terms);
     begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
-        find_lines(a + i * lda, lda, c.lines - i, used, depth + 16, turned, line);
+        find_lines(a + i * lda, lda, c.lines - i, used, turned, line);
         fetch ahead = fetch_lines(a + i * lda, lda, c.lines - i, used, c.columns, COLUMNS, coming.every);
         for (int j = 0; j < c.columns; j += COLUMNS) {
             PANEL const vec *row = panel + (ulong)(j / COLUMNS) * height * WIDTH;

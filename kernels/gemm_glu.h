@@ -154,14 +154,14 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
 
 /* multiply for these tiles. */
 static inline void multiply_gated(global const code *a, ulong lda, local element *turned, PANEL const vec *panel,
-                                  int used, int height, int depth, const gated *c, fetch coming)
+                                  int used, int height, const gated *c, fetch coming)
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
     coming = fetch_meanwhile(coming, c->lines, c->columns, PAIR_WIDTH, terms);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
-        find_lines(a + i * lda, lda, c->lines - i, used, depth + 16, turned, line);
+        find_lines(a + i * lda, lda, c->lines - i, used, turned, line);
         fetch ahead = fetch_lines(a + i * lda, lda, c->lines - i, used, c->columns, PAIR_WIDTH, coming.every);
         PANEL const vec *row = panel;
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {

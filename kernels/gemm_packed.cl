@@ -102,7 +102,7 @@ KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint sha
         const int used = min(depth * PER_TERM, reduction - p), term = p / PER_TERM;
         const bool last = p + used == reduction;
         const target result = {c, last && bias != 0 ? bias + (ulong)g * width + column : 0, ldc, part.count, columns, false};
-        multiply(a + p, lda, turned, s.own + (ulong)term * PACKED, used, height, depth, result, p == 0 && !accumulate,
+        multiply(a + p, lda, turned, s.own + (ulong)term * PACKED, used, height, result, p == 0 && !accumulate,
                  fetch_next(s, term + depth, depth, every));
     }
 }
@@ -130,7 +130,7 @@ KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uin
         const int used = min(depth * PER_TERM, k - p), term = p / PER_TERM;
         c.fresh = p == 0;
         c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, s.own + (ulong)term * PACKED, used, height, depth, &c,
+        multiply_gated(x + p, ldx, turned, s.own + (ulong)term * PACKED, used, height, &c,
                        fetch_next(s, term + depth, depth, every));
     }
 }
