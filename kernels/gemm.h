@@ -82,10 +82,12 @@ static inline span group_part(global const uint *ends, uint g, uint shared, uint
     return (span){first, first < end ? (int)min(end - first, split) : 0};
 }
 
-/* The block of columns that a work-group makes: none in the grid's first layer, IDLE_LAYERS of src/ops/portable.c. */
+#define IDLE_LAYERS 1 /* of a grid, its first, as in src/ops/portable.c */
+
+/* The block of columns that a work-group makes; negative if it makes none. */
 static inline int column_block(void)
 {
-    return (int)get_group_id(2) - 1;
+    return (int)get_group_id(2) - IDLE_LAYERS;
 }
 
 /* The work-group that this one's thread does next, where a thread takes neighbours: of the next group that has rows, or of
@@ -112,7 +114,7 @@ static inline successor successor_of(global const uint *ends, uint first, uint s
             next.group = 0;
             next.block++;
         }
-        next.any = next.block + 1 < (int)get_num_groups(2);
+        next.any = next.block + IDLE_LAYERS < (int)get_num_groups(2);
     } while (next.any && group_part(ends, first + next.group, shared, rows, 0, split).count == 0);
     return next;
 }
@@ -272,7 +274,7 @@ static inline void convert_line(global const ushort *from, int used, local float
 static inline void find_lines(global const code *a, ulong lda, int lines, int used, local element *turned, LINE line[LINES])
 {
 #if BF16
-    const int stride = (used + PER_TERM * VEC - 1) / (PER_TERM * VEC) * VEC + 16; /* not all in one set of the cache */
+    const int stride = (used + PER_TERM * VEC - 1) / (PER_TERM * VEC) * VEC | VEC; /* odd lines of a cache: all its sets */
     for (int r = 0; r < (DOT == 2 ? min(LINES, lines) : LINES); r++)
         convert_line(a + min(r, lines - 1) * lda, used, turned + r * stride);
     UNROLL for (int r = 0; r < LINES; r++)
@@ -311,13 +313,21 @@ static inline void add_terms(accumulators acc, LINE const line[LINES], int lines
 }
 #endif
 
+/* With turns at least every 256 terms where codes are to be fetched as well. */
+static inline fetch often(fetch f)
+{
+    f.every = BF16 ? min(f.every, 256) : f.every;
+    return f;
+}
+
 /* A fetch in the turns of lines by columns in tiles that are `width` wide, of so many terms. */
 static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, int terms)
 {
     return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) * ((terms + f.every - 1) / f.every));
 }
 
-/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are left, with these. */
+/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are left, with these. Tiles of
+ * tiles.h do not take turns. */
 static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int used, int columns, int width, int every)
 {
     const int rows = BF16 ? clamp(lines - LINES, 0, LINES) : 0;
@@ -327,13 +337,13 @@ static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int 
 
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r * lda. `turned` has
- * room for LINES lines of depth + 16 elements. `coming`, what is read after them, is fetched meanwhile.
+ * room for LINES lines of `used` numbers' terms and 32 more. `coming`, what is read after them, is fetched meanwhile.
  */
 static inline void multiply(global const code *a, ulong lda, local element *turned, PANEL const vec *panel, int used,
                             int height, target c, bool fresh, fetch coming)
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
-    coming = fetch_meanwhile(coming, c.lines, c.columns, COLUMNS, terms);
+    coming = fetch_meanwhile(often(coming), c.lines, c.columns, COLUMNS, terms);
     begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];

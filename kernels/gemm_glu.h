@@ -123,7 +123,7 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
         UNROLL for (int i = 0; i < WIDTH; i++) {
             const span part = gated_part(j, i, c->width, c->form.interleaved);
             UNROLL for (int r = 0; r < LINES; r++)
-                vstore16(acc[r][i], 0, gated_at(c, line + r, part));
+                store_vec(acc[r][i], gated_at(c, line + r, part));
         }
         return;
     }
@@ -157,7 +157,7 @@ static inline void multiply_gated(global const code *a, ulong lda, local element
                                   int used, int height, const gated *c, fetch coming)
 {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
-    coming = fetch_meanwhile(coming, c->lines, c->columns, PAIR_WIDTH, terms);
+    coming = fetch_meanwhile(often(coming), c->lines, c->columns, PAIR_WIDTH, terms);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];

@@ -11,10 +11,9 @@
 enum {
     COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm.h, per term of the reduction */
     LINE_BYTES = 4,    /* of a converted line there */
-    STRIP_LINES = 64,  /* STRIP of kernels/gemm.cl, */
-    STRIP_BYTES = 256, /* per term of the reduction */
+    STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm.cl, per term of the reduction */
     SMALLEST_SPLIT = 128,
-    IDLE_LAYERS = 1,      /* the first of a grid (docs/design.md, "One launch") */
+    IDLE_LAYERS = 1, /* of a grid, its first, as in kernels/gemm.h (docs/design.md, "One launch") */
     SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
     GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
     GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
@@ -48,13 +47,15 @@ static share choose_share(const moert_device *device, moert_number type, product
     const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
     const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
     const size_t panel_bytes = c->width * COLUMN_BYTES;
-    const size_t strip_bytes = of == FORM_WGRAD ? STRIP_BYTES : 0;
+    /* both factors of a gradient are packed by every share: the squarer it is, the less often */
+    const bool both = of == FORM_WGRAD;
+    const size_t strip_bytes = both ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
-    /* half of the local memory: on a CPU it is the core's cache, through which packed panels pass
-     * too; the other half is for the other factor, unless it is packed there as well, and the
-     * panels that are fetched */
-    for (const size_t room = info->local_bytes / 4 * (of == FORM_WGRAD ? 3 : 2);;) {
+    /* on a CPU local memory is the core's cache. Packed panels pass through half of it, and the
+     * other half is for the other factor and the panels that are fetched; of gradients both
+     * factors are counted, and a quarter is left for sums */
+    for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)
             panels--;
@@ -63,21 +64,20 @@ static share choose_share(const moert_device *device, moert_number type, product
         else
             break;
     }
-    split = moert_min(split, moert_round_up(p.most_lines, STRIP_LINES));
+    if (both)
+        split = moert_min(split, p.lines);
     while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
-        /* both factors of gradients are packed by every share: the squarer, the less often */
-        const bool wide = of != FORM_WGRAD || panels * c->width * MOERT_VECTOR >= split;
+        const bool wide = !both || panels * c->width * MOERT_VECTOR >= split;
         if (panels > 1 && (wide || split <= SMALLEST_SPLIT))
             panels--;
         else if (split > SMALLEST_SPLIT)
-            split /= 2;
+            split = moert_max(split / 2, SMALLEST_SPLIT);
         else
             break;
     }
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
-    if (of == FORM_WGRAD)
-        split =
-            moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), STRIP_LINES);
+    if (both)
+        split = moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), c->lines);
     return (share){.panels = (int)panels,
                    .depth = (int)depth,
                    .split = (int)split,

@@ -21,8 +21,7 @@ typedef struct moert_trial {
     X(FETCH, {.fetch = 32}, {.fetch = 64}, {.fetch = 4096})                                        \
     X(PANELS, {.panels = 1}, {.panels = 2}, {.panels = 4}, {.panels = 8}, {.panels = 16})          \
     X(DEPTH, {.depth = 128}, {.depth = 256}, {.depth = 512}, {.depth = 1024}, {.depth = 2048})     \
-    X(SPLIT, {.split = 64}, {.split = 128}, {.split = 256}, {.split = 512}, {.split = 1024},       \
-      {.split = 4096})
+    X(SPLIT, {.split = 4096}, {.split = 64}, {.split = 128}, {.split = 256}, {.split = 512})
 
 typedef enum moert_tune_axis {
 #define MOERT_TUNE_AXIS_ENUM(name, ...) MOERT_TUNE_##name,
