@@ -326,13 +326,17 @@ static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, 
     return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) * ((terms + f.every - 1) / f.every));
 }
 
-/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are left, with these. Tiles of
- * tiles.h do not take turns. */
+/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are left, with these. None for
+ * floats, which lie ready, and for tiles.h, whose tiles take no turns. */
 static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int used, int columns, int width, int every)
 {
-    const int rows = BF16 ? clamp(lines - LINES, 0, LINES) : 0;
+#if BF16 && DOT != 2
+    const int rows = clamp(lines - LINES, 0, LINES);
     return fetch_meanwhile(fetch_rows((size_t)(a + LINES * lda), lda * sizeof(code), rows, used * sizeof(code), every), LINES,
                            columns, width, (used + PER_TERM - 1) / PER_TERM);
+#else
+    return no_fetch();
+#endif
 }
 
 /*

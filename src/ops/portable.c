@@ -78,15 +78,17 @@ static share choose_share(const moert_device *device, moert_number type, product
     panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
     if (both)
         split = moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), c->lines);
-    return (share){.panels = (int)panels,
-                   .depth = (int)depth,
-                   .split = (int)split,
-                   .fetch = (int)c->fetch,
-                   .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
-                   .turned_bytes = turned_bytes(type, depth, c->lines),
-                   .grid = {moert_ceil_div(p.most_lines, split), p.groups,
-                            IDLE_LAYERS + moert_ceil_div(blocks, panels)},
-                   .tile = *c};
+    const size_t layers = IDLE_LAYERS + moert_ceil_div(blocks, panels);
+    return (share){
+        .panels = (int)panels,
+        .depth = (int)depth,
+        .split = (int)split,
+        .fetch = (int)c->fetch,
+        .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
+        .turned_bytes = turned_bytes(type, depth, c->lines),
+        .grid = {moert_ceil_div(p.most_lines, split), p.groups, layers},
+        .tile = *c,
+    };
 }
 
 /* The groups and rows of forward and dgrad. */
