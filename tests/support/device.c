@@ -133,3 +133,14 @@ void assert_codes(const char *what, const moert_buffer *codes, const float *floa
             fail_msg("%s %zu is code %04x of %a", what, i, got[i], (double)floats[i]);
     free(got);
 }
+
+moert_status run_twice(moert_buffer *x, size_t n) {
+    moert_buffer *copy;
+    MOERT_TRY(moert_buffer_create(moert_buffer_device(x), n * sizeof(float), &copy));
+    moert_status status = moert_buffer_copy(x, 0, copy, 0, n * sizeof(float));
+    if (status == MOERT_OK)
+        status = MOERT_RUN(moert_buffer_device(x), "elementwise", "add", ((moert_grid){1, 1, 1}),
+                           MOERT_ARG(copy), MOERT_ARG(x), MOERT_ARG(n));
+    moert_buffer_destroy(copy);
+    return status;
+}

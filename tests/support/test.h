@@ -53,6 +53,9 @@ bool has_hopper(const char *otherwise);
 /* The same of NVIDIA's tensor cores from compute capability 8.0 on. */
 bool has_tensor_cores(const char *otherwise);
 
+/* A kernel for buffers to go through: x[n] += x[n]. */
+moert_status run_twice(moert_buffer *x, size_t n);
+
 /* Runs tests on the device, on a Hopper GPU once more with products by mma.sync. */
 #define RUN_TENSOR_FORMS(tests)                                                                    \
     (cmocka_run_group_tests(tests, open_test_device, close_test_device) +                          \

@@ -1,0 +1,259 @@
+// run: np=1 sanitize=1
+/* Buffers: their ranges, copies and fills, views, pieces, and memory of the caller. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/internal.h"
+#include "support/test.h"
+
+static void test_a_buffer_of_no_bytes_is_legal(void **state) {
+    (void)state;
+    moert_buffer *empty, *view;
+    void *memory;
+    ASSERT_OK(moert_buffer_create(test_device, 0, &empty));
+    assert_int_equal(moert_buffer_bytes(empty), 0);
+    assert_ptr_equal(moert_buffer_device(empty), test_device);
+    ASSERT_OK(moert_buffer_write(empty, 0, NULL, 0));
+    ASSERT_OK(moert_buffer_read(empty, 0, NULL, 0));
+    ASSERT_OK(moert_buffer_copy(empty, 0, empty, 0, 0));
+    ASSERT_OK(moert_buffer_clear(empty, 0, 0));
+    ASSERT_OK(moert_buffer_map(empty, &memory));
+    ASSERT_OK(moert_buffer_unmap(empty, memory));
+    ASSERT_OK(moert_buffer_view(empty, 0, 0, &view));
+    moert_buffer_destroy(view);
+    moert_buffer_destroy(empty);
+    moert_buffer_destroy(NULL);
+}
+
+static void test_ranges_outside_a_buffer_are_refused(void **state) {
+    (void)state;
+    static const size_t ranges[][2] = {{0, 101}, {100, 1},       {101, 0},
+                                       {1, 100}, {50, SIZE_MAX}, {SIZE_MAX, 1}};
+    moert_buffer *buffer, *large;
+    unsigned char bytes[128] = {0};
+    ASSERT_OK(moert_buffer_create(test_device, 100, &buffer));
+    ASSERT_OK(moert_buffer_create(test_device, 1000, &large));
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        const size_t offset = ranges[i][0], count = ranges[i][1];
+        const moert_status all[] = {moert_buffer_write(buffer, offset, bytes, count),
+                                    moert_buffer_read(buffer, offset, bytes, count),
+                                    moert_buffer_clear(buffer, offset, count),
+                                    moert_buffer_copy(buffer, offset, large, 0, count),
+                                    moert_buffer_copy(large, 0, buffer, offset, count)};
+        for (size_t call = 0; call < 5; call++)
+            ASSERT_FAILS(all[call], MOERT_ERROR_USAGE, "outside a buffer of");
+    }
+    ASSERT_OK(moert_buffer_write(buffer, 100, bytes, 0));
+    ASSERT_OK(moert_buffer_write(buffer, 0, bytes, 100));
+    moert_buffer_destroy(buffer);
+    moert_buffer_destroy(large);
+}
+
+static void test_a_buffer_above_the_largest_allocation_is_refused(void **state) {
+    (void)state;
+    moert_buffer *buffer = NULL;
+    const size_t largest = moert_device_describe(test_device)->largest_bytes;
+    ASSERT_FAILS(moert_buffer_create(test_device, largest + 1, &buffer), MOERT_ERROR_MEMORY,
+                 "exceeds the largest allocation");
+    ASSERT_FAILS(moert_buffer_create(test_device, SIZE_MAX, &buffer), MOERT_ERROR_MEMORY,
+                 "18446744073709551615 bytes");
+    assert_null(buffer);
+    const moert_status status = moert_buffer_create(test_device, largest, &buffer);
+    assert_true(status == MOERT_OK || status == MOERT_ERROR_MEMORY); /* no larger than it may be */
+    moert_buffer_destroy(buffer);
+}
+
+static void test_copies_and_fills_keep_to_their_range(void **state) {
+    (void)state;
+    unsigned char source[256], got[256];
+    for (size_t i = 0; i < 256; i++)
+        source[i] = (unsigned char)i;
+    moert_buffer *from = upload(source, 256), *to = upload(source, 256);
+    ASSERT_OK(moert_buffer_copy(from, 17, to, 101, 55));
+    ASSERT_OK(moert_buffer_clear(to, 3, 9));
+    download_into(to, got, 256);
+    for (size_t i = 0; i < 256; i++)
+        assert_int_equal(got[i], i >= 3 && i < 12 ? 0 : i >= 101 && i < 156 ? i - 101 + 17 : i);
+    moert_buffer_destroy(from);
+    moert_buffer_destroy(to);
+}
+
+/* Around 2 GiB, where drivers' own commands go wrong; pages that nobody touches cost nothing. */
+static void test_copies_and_fills_of_large_buffers_keep_to_their_range(void **state) {
+    (void)state;
+    enum { N = 70000, EDGE = 3 };
+    const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
+    static uint32_t ones[N + 8], got[N + 8];
+    moert_buffer *buffer, *other;
+    if (moert_device_describe(test_device)->largest_bytes < bytes) {
+        print_message("# skipped: no buffer of %zu bytes\n", bytes);
+        return;
+    }
+    memset(ones, 0xff, sizeof ones);
+    ASSERT_OK(moert_buffer_create(test_device, bytes, &buffer));
+    ASSERT_OK(moert_buffer_create(test_device, sizeof ones, &other));
+    ASSERT_OK(moert_buffer_write(buffer, first, ones, sizeof ones));
+    ASSERT_OK(moert_buffer_clear(buffer, first + 4 * EDGE, 4 * (N - EDGE)));
+    ASSERT_OK(moert_buffer_copy(buffer, first, other, 0, sizeof ones));
+    ASSERT_OK(moert_buffer_read(other, 0, got, sizeof got));
+    for (size_t i = 0; i < N + 8; i++)
+        assert_int_equal(got[i], i >= EDGE && i < N ? 0 : 0xffffffff);
+    ASSERT_OK(moert_buffer_copy(other, 0, buffer, first + 4, sizeof ones - 4));
+    ASSERT_OK(moert_buffer_read(buffer, first, got, sizeof got));
+    for (size_t i = 0; i < N + 8; i++)
+        assert_int_equal(got[i], i > EDGE && i <= N ? 0 : 0xffffffff);
+    moert_buffer_destroy(other);
+    moert_buffer_destroy(buffer);
+}
+
+static void test_a_view_is_a_part_of_its_parent(void **state) {
+    (void)state;
+    unsigned char source[1100], got[88];
+    for (size_t i = 0; i < sizeof source; i++)
+        source[i] = (unsigned char)(i * 7);
+    moert_buffer *parent, *view = NULL;
+    ASSERT_OK(moert_buffer_create(test_device, sizeof source, &parent));
+    ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
+    ASSERT_FAILS(moert_buffer_view(parent, 256, 8, &view), MOERT_ERROR_USAGE, "multiple of 512");
+    ASSERT_FAILS(moert_buffer_view(parent, 1024, 77, &view), MOERT_ERROR_USAGE, "[1024, +77)");
+    ASSERT_FAILS(moert_buffer_view(parent, 1536, 0, &view), MOERT_ERROR_USAGE, "1100 bytes");
+    ASSERT_FAILS(moert_buffer_view(parent, 512, SIZE_MAX, &view), MOERT_ERROR_USAGE, "[512, +");
+    assert_null(view);
+    ASSERT_OK(moert_buffer_view(parent, 1024, 76, &view));
+    assert_int_equal(moert_buffer_bytes(view), 76);
+    ASSERT_OK(moert_buffer_read(view, 0, got, 76));
+    assert_memory_equal(got, source + 1024, 76);
+    ASSERT_OK(moert_buffer_clear(view, 1, 2));
+    ASSERT_OK(moert_buffer_read(parent, 1024, got, 76));
+    assert_true(got[0] == source[1024] && got[1] == 0 && got[2] == 0 && got[3] == source[1027]);
+    ASSERT_FAILS(moert_buffer_write(view, 70, got, 7), MOERT_ERROR_USAGE, "76 bytes");
+    moert_buffer_destroy(view);
+    moert_buffer_destroy(parent);
+}
+
+/* As imported memory is, here of views that lie side by side. */
+enum { PIECE_BYTES = 4096, PIECES = 3 };
+static moert_buffer *join_pieces(const moert_buffer *parent) {
+    moert_buffer *buffer = test_alloc(sizeof *buffer);
+    cl_int code = CL_SUCCESS;
+    *buffer = (moert_buffer){.device = test_device,
+                             .bytes = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES,
+                             .pieces = test_alloc(PIECES * sizeof(cl_mem)),
+                             .piece_count = PIECES,
+                             .piece_bytes = PIECE_BYTES};
+    for (size_t i = 0; i < PIECES; i++) {
+        const cl_buffer_region region = {i * PIECE_BYTES, PIECE_BYTES};
+        buffer->pieces[i] = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
+                                              CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+        assert_int_equal(code, CL_SUCCESS);
+    }
+    buffer->memory = buffer->pieces[0];
+    return buffer;
+}
+
+static void test_a_buffer_of_several_pieces_is_used_as_one(void **state) {
+    (void)state;
+    enum { BYTES = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES, WIDTH = 10, STRIDE = 12 };
+    enum { ROWS = BYTES / 4 / STRIDE };
+    static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
+    moert_buffer *parent, *other, *view = NULL;
+    void *mapped;
+    for (size_t i = 0; i < BYTES / 4; i++)
+        source[i] = (float)i;
+    ASSERT_OK(moert_buffer_create(test_device, PIECES * PIECE_BYTES, &parent));
+    ASSERT_OK(moert_buffer_create(test_device, BYTES, &other));
+    moert_buffer *buffer = join_pieces(parent);
+
+    ASSERT_OK(moert_buffer_write(buffer, 0, source, BYTES));
+    ASSERT_OK(moert_buffer_read(parent, 0, got, BYTES));
+    assert_memory_equal(got, source, BYTES);
+    ASSERT_OK(moert_buffer_read(buffer, PIECE_BYTES - 4, got, PIECE_BYTES + 8));
+    assert_memory_equal(got, source + PIECE_BYTES / 4 - 1, PIECE_BYTES + 8);
+    ASSERT_OK(moert_buffer_copy(buffer, 4, other, 0, BYTES - 4));
+    ASSERT_OK(moert_buffer_read(other, 0, got, BYTES - 4));
+    assert_memory_equal(got, source + 1, BYTES - 4);
+    ASSERT_OK(moert_buffer_copy_rows(buffer, STRIDE * 4, other, WIDTH * 4, ROWS));
+    ASSERT_OK(moert_buffer_read(other, 0, rows, sizeof rows));
+    for (size_t i = 0; i < ROWS * WIDTH; i++)
+        assert_true(rows[i] == source[i / WIDTH * STRIDE + i % WIDTH]);
+    ASSERT_OK(moert_buffer_clear(buffer, PIECE_BYTES - 8, PIECE_BYTES + 16));
+    ASSERT_OK(moert_buffer_read(parent, 0, got, BYTES));
+    for (size_t i = 0; i < BYTES / 4; i++) {
+        const bool kept = i < PIECE_BYTES / 4 - 2 || i >= PIECE_BYTES / 2 + 2;
+        assert_true(got[i] == (kept ? source[i] : 0.0f));
+    }
+    ASSERT_FAILS(moert_buffer_write(buffer, BYTES - 3, got, 4), MOERT_ERROR_USAGE, "outside");
+    ASSERT_FAILS(moert_buffer_view(buffer, 512, 8, &view), MOERT_ERROR_UNSUPPORTED, "3 pieces");
+    ASSERT_FAILS(moert_buffer_map(buffer, &mapped), MOERT_ERROR_UNSUPPORTED, "3 pieces");
+    moert_buffer_destroy(buffer);
+    moert_buffer_destroy(other);
+    moert_buffer_destroy(parent);
+}
+
+static void test_memory_of_cpus_is_not_exported(void **state) {
+    (void)state;
+    if (moert_device_describe(test_device)->nvidia == 0)
+        ASSERT_FAILS(moert_export_ready(test_device), MOERT_ERROR_UNSUPPORTED,
+                     "cl_khr_external_memory_opaque_fd");
+}
+
+static void test_wrapped_memory_is_used_as_it_is(void **state) {
+    (void)state;
+    enum { N = 1024 };
+    float *memory = aligned_alloc(4096, N * sizeof *memory), *mapped;
+    moert_buffer *buffer = NULL, *end;
+    assert_non_null(memory);
+    memset(memory, 0, N * sizeof *memory);
+    ASSERT_FAILS(moert_buffer_wrap(test_device, NULL, 4, &buffer), MOERT_ERROR_USAGE, "wrap");
+    ASSERT_FAILS(moert_buffer_wrap(test_device, memory, 0, &buffer), MOERT_ERROR_USAGE, "wrap");
+    ASSERT_OK(moert_buffer_wrap(test_device, memory, N * sizeof *memory, &buffer));
+    ASSERT_OK(moert_buffer_view(buffer, N * sizeof *memory, 0, &end));
+    moert_buffer_destroy(end);
+    if (moert_device_describe(test_device)->is_cpu)
+        memory[7] = 1.5f; /* no copy: what the host writes now is what the device sees */
+    else
+        ASSERT_OK(moert_buffer_write(buffer, 7 * sizeof *memory, &(float){1.5f}, sizeof(float)));
+    ASSERT_OK(run_twice(buffer, N));
+    ASSERT_OK(moert_buffer_map(buffer, &mapped));
+    assert_ptr_equal(mapped, memory);
+    assert_true(mapped[7] == 3.0f);
+    mapped[8] = 5.0f;
+    ASSERT_OK(moert_buffer_unmap(buffer, mapped));
+    float value = 0;
+    ASSERT_OK(moert_buffer_read(buffer, 8 * sizeof value, &value, sizeof value));
+    assert_true(value == 5.0f);
+    moert_buffer_destroy(buffer);
+    free(memory);
+}
+
+static void test_reserve_keeps_what_is_large_enough(void **state) {
+    (void)state;
+    moert_buffer *buffer = NULL;
+    ASSERT_OK(moert_buffer_reserve(test_device, 100, &buffer));
+    moert_buffer *first = buffer;
+    ASSERT_OK(moert_buffer_reserve(test_device, 100, &buffer));
+    ASSERT_OK(moert_buffer_reserve(test_device, 0, &buffer));
+    assert_ptr_equal(buffer, first);
+    ASSERT_OK(moert_buffer_reserve(test_device, 101, &buffer));
+    assert_true(moert_buffer_bytes(buffer) >= 101);
+    first = buffer;
+    ASSERT_FAILS(moert_buffer_reserve(test_device, SIZE_MAX, &buffer), MOERT_ERROR_MEMORY, "");
+    assert_ptr_equal(buffer, first);
+    moert_buffer_destroy(buffer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_buffer_of_no_bytes_is_legal),
+        cmocka_unit_test(test_ranges_outside_a_buffer_are_refused),
+        cmocka_unit_test(test_a_buffer_above_the_largest_allocation_is_refused),
+        cmocka_unit_test(test_copies_and_fills_keep_to_their_range),
+        cmocka_unit_test(test_copies_and_fills_of_large_buffers_keep_to_their_range),
+        cmocka_unit_test(test_a_view_is_a_part_of_its_parent),
+        cmocka_unit_test(test_a_buffer_of_several_pieces_is_used_as_one),
+        cmocka_unit_test(test_memory_of_cpus_is_not_exported),
+        cmocka_unit_test(test_wrapped_memory_is_used_as_it_is),
+        cmocka_unit_test(test_reserve_keeps_what_is_large_enough),
+    };
+    return cmocka_run_group_tests_name("buffer", tests, open_test_device, close_test_device);
+}
