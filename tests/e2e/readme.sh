@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The README's programs compile against an installed moert through pkg-config, in both linkages, and give the same
-# digits on 1 and 2 ranks, those that the README shows; the header serves C++ as well.
+# The programs of the README and the guide compile against an installed moert through pkg-config, in both linkages, and give the same
+# digits on 1 and 2 ranks, those that are shown; the header serves C++ as well.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,9 +9,9 @@ make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$log"
 verdict $? "make install"
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig
 
-awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' README.md
+awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' README.md docs/guide.md
 [ "$(find "$folder" -maxdepth 1 -name '[0-9].c' -size +1k | wc -l)" -eq 2 ]
-verdict $? "the README holds two programs"
+verdict $? "the README and the guide hold a program each"
 flags="$(pkg-config --cflags --libs moert) -Wl,-rpath,$folder/prefix/lib"
 
 for program in 1 2; do
@@ -33,8 +33,8 @@ for program in 1 2; do
     [ "$(sed 's/.*= //' "$own.out1")" = "$(sort "$own.out2" | head -n 1 | sed 's/.*= //')" ]
     verdict $? "program $program gives the same digits on 1 and 2 ranks"
 done
-[ -s "$folder/2.out1" ] && grep -qxF "$(cat "$folder/2.out1")" README.md
-verdict $? "the quantised product is the README's"
+[ -s "$folder/2.out1" ] && grep -qxF "$(cat "$folder/2.out1")" docs/guide.md
+verdict $? "the quantised product is the guide's"
 
 if command -v g++ >/dev/null; then
     printf '#include <moert/moert.h>\nmoert_quantize op = MOERT_QUANTIZE_INIT;\n' >"$folder/header.cc"
