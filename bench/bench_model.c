@@ -20,7 +20,7 @@ enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
 static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers, length;
-static unsigned model, type, dispatch, engine, skew, operation;
+static unsigned model, type, dispatch, combine, engine, skew, operation;
 static double shared_cores;
 
 static const moert_option options[] = {
@@ -49,8 +49,10 @@ static const moert_option options[] = {
      "model's"},
     {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "of the experts' products"},
     {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "of rows on the way back"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
-     "of the exchange; auto: window on one node, node on several"},
+     "of the exchange; auto: window on one node, on several node or, of GPUs, staged"},
     {"waves", MOERT_OPTION_UINT, &waves, "0", "0..64",
      "in which a layer's rows travel; 0: as many as the exchange takes"},
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
@@ -85,6 +87,7 @@ static bench_work work_of(size_t ranks, size_t group) {
                         .skew = (bench_skew)skew,
                         .type = type == 0 ? "f32" : "bf16",
                         .row_bytes = row_bytes[dispatch],
+                        .result_bytes = combine == MOERT_COMBINE_BF16 ? 2.0 : 4.0,
                         .waves = waves,
                         .micro_batches = micro_batches,
                         .backward = operation > 0};
@@ -108,6 +111,7 @@ static moert_status predict_best(const bench_machine *m, size_t ranks, bench_wor
             continue;
         w.engine = engine > 0                  ? (bench_engine)(engine - 1)
                    : bench_nodes(m, group) < 2 ? BENCH_WINDOW
+                   : m->linked                 ? BENCH_STAGED
                                                : BENCH_NODE;
         if (ep == 0 && w.engine == BENCH_WINDOW && bench_nodes(m, group) > 1)
             continue;

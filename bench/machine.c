@@ -85,6 +85,7 @@ static moert_status read_fields(const char *path, const json_t *root, bench_mach
     MOERT_TRY(read_number(path, root, "attention_backward_gflops", m->f32_gflops, true,
                           &m->attention_backward_gflops));
     m->pipelined = json_is_true(json_object_get(root, "pipelined"));
+    m->linked = json_is_true(json_object_get(root, "linked"));
     if (!json_is_array(rates) || json_array_size(rates) == 0)
         return bad(path, "gemm", "must be an array of rates");
     json_array_foreach(rates, i, rate) {
@@ -107,10 +108,10 @@ moert_status bench_machine_read(const char *path, bench_machine *machine) {
 }
 
 moert_status bench_machine_write(const bench_machine *m, const char *path) {
-    json_t *root =
-        json_pack("{ss ss sf sf sf sf sf sb}", "name", m->name, "source", m->source, "shared_cores",
-                  m->shared_cores, "crowd", m->crowd, "crowd_nodes", m->crowd_nodes, "tile_rows",
-                  m->tile_rows, "f32_gflops", m->f32_gflops, "pipelined", m->pipelined);
+    json_t *root = json_pack("{ss ss sf sf sf sf sf sb sb}", "name", m->name, "source", m->source,
+                             "shared_cores", m->shared_cores, "crowd", m->crowd, "crowd_nodes",
+                             m->crowd_nodes, "tile_rows", m->tile_rows, "f32_gflops", m->f32_gflops,
+                             "pipelined", m->pipelined, "linked", m->linked);
     json_t *rates = json_array();
 #define WRITE_NUMBER(field, help) json_object_set_new(root, #field, json_real(m->field));
     BENCH_MACHINE_NUMBERS(WRITE_NUMBER)

@@ -58,6 +58,8 @@ typedef struct bench_machine {
     double f32_gflops; /* of a large product in f32: the router's */
     double attention_gflops, attention_backward_gflops; /* f32_gflops unless given */
     bool pipelined; /* messages overlap with the copies of staged rows */
+    bool linked; /* GPUs: a node's devices reach each other's memory over links, which `window` is
+                    then the line of, by bytes that leave a rank */
     bench_gemm_rate *gemm;
     size_t gemms;
 } bench_machine;

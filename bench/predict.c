@@ -13,7 +13,8 @@ enum {
     FORWARD_LAUNCHES = 12, /* kernels of a forward pass, about */
     BACKWARD_LAUNCHES = 20,
 };
-#define KERNEL_SHARE 0.8 /* of the copy rate that memory-bound kernels reach */
+#define KERNEL_SHARE 0.8  /* of the copy rate that memory-bound kernels reach */
+#define LEAST_SAVED  0.25 /* of the rows to other ranks, for one to go once to each */
 
 const char *bench_part_name(bench_part part) {
     static const char *const names[] = {
@@ -60,7 +61,8 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
 static size_t waves_of(const bench_work *w) {
     const size_t rows = w->tokens * w->topk / w->ep;
     const double bytes = (double)(rows * w->hidden) * w->row_bytes;
-    const bool plain = w->row_bytes == (strcmp(w->type, "f32") == 0 ? 4.0 : 2.0);
+    const bool plain =
+        w->row_bytes == (strcmp(w->type, "f32") == 0 ? 4.0 : 2.0) && w->result_bytes == 4.0;
     if (w->waves > 0 || w->engine != BENCH_STAGED || !plain)
         return moert_max(1, w->waves);
     return moert_max(1, moert_exchange_good_waves((size_t)bytes, w->experts / w->ep));
@@ -73,6 +75,8 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
         return MOERT_FAIL(ERROR_USAGE, "%zu ranks in groups of %zu", w->ranks, w->ep);
     if (w->engine == BENCH_WINDOW && nodes > 1)
         return MOERT_FAIL(ERROR_USAGE, "windows serve one node, not %zu", nodes);
+    if (w->engine == BENCH_NODE && m->linked)
+        return MOERT_FAIL(ERROR_USAGE, "the node exchange is for CPU devices");
     MOERT_TRY(
         bench_spread_of(w->skew, w->tokens * w->ep, w->topk, w->experts, w->ep, nodes, &s->spread));
     s->m = m;
@@ -93,7 +97,8 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
 /* Seconds of one dispatch or combine, apart from its small messages. */
 typedef struct passage {
     double inside, between;
-    double fixed; /* of these, what every wave pays anew */
+    double memory; /* once rows have come */
+    double fixed;  /* of these, what every wave pays anew */
     double bytes_inside, bytes_between;
 } passage;
 
@@ -118,6 +123,30 @@ static passage pass_windows(const setting *s, double rows_bytes, double crossing
     return p;
 }
 
+/* Whether results are sent as their product makes them. */
+static bool pushes(const setting *s) {
+    return strcmp(s->w->type, "bf16") == 0 && s->w->result_bytes == 2.0;
+}
+
+/* Over the links of a node, beside which a device stores its own rows. */
+static passage pass_links(const setting *s, bool backward, bool dispatch, double width) {
+    const double away = ((double)s->w->ep - 1.0) / (double)s->w->ep;
+    const double uneven = s->spread.largest_rank;
+    const double once = (double)s->w->tokens * s->spread.pairs_rank * uneven;
+    const bool saves = dispatch && once <= (1.0 - LEAST_SAVED) * s->rows;
+    const double sent = away * (saves ? once : s->rows), own = (1.0 - away) * s->rows;
+    const double link = sent * width / (s->m->window.gbps * 1e9);
+    passage p = {.inside = fmax(link, copy_seconds(s, 2.0 * own * width)),
+                 .bytes_inside = sent * width};
+    p.inside += s->m->window.us * 1e-6;
+    p.fixed = s->m->window.us * 1e-6;
+    if (dispatch)
+        p.memory = copy_seconds(s, 2.0 * (s->rows - sent - own) * width);
+    else if (!backward && pushes(s))
+        p.memory = copy_seconds(s, s->rows * width);
+    return p;
+}
+
 /* All rows through host memory; to ranks of the node by messages as well. */
 static passage pass_staged(const setting *s, double rows_bytes) {
     const double ranks = (double)s->w->ep, here = ranks / s->nodes;
@@ -136,28 +165,32 @@ static passage pass_staged(const setting *s, double rows_bytes) {
 }
 
 /* Rows of `bytes` a number; of a dispatch by nodes a token's row crosses once for each. */
-static passage pass(const setting *s, bool dispatch, double bytes) {
+static passage pass(const setting *s, bool backward, bool dispatch, double bytes) {
     const double width = bytes * (double)s->w->hidden, rows = s->rows * width;
     const double away = (s->nodes - 1.0) / s->nodes;
     if (s->w->engine == BENCH_STAGED)
         return pass_staged(s, rows);
+    if (s->m->linked)
+        return pass_links(s, backward, dispatch, width);
     const double pairs = (double)s->w->tokens * s->spread.pairs_node * width;
     return pass_windows(s, rows, (dispatch ? pairs : rows) * away);
 }
 
 /* ---- compute ---- */
 
-/* The experts' products of one wave's rows, forward or backward. */
-static moert_status products(const setting *s, bool backward, double rows, double *seconds) {
+/* The experts' products of one wave's rows, forward or backward; `last`: of these, those beside
+ * which a combine can run over links. */
+static moert_status products(const setting *s, bool backward, double rows, double *seconds,
+                             double *last) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;
     const char *const first[] = {backward ? "dgrad" : "glu", "wgrad"};
     const char *const second[] = {backward ? "dgrad" : "forward", "wgrad"};
-    double sum = 0.0, one;
+    double sum = 0.0, in, out;
     for (int op = 0; op < (backward ? 2 : 1); op++) {
-        MOERT_TRY(bench_machine_product(s->m, first[op], s->w->type, l, rows, 2.0 * i, h, &one));
-        sum += one;
-        MOERT_TRY(bench_machine_product(s->m, second[op], s->w->type, l, rows, h, i, &one));
-        sum += one;
+        MOERT_TRY(bench_machine_product(s->m, first[op], s->w->type, l, rows, 2.0 * i, h, &in));
+        MOERT_TRY(bench_machine_product(s->m, second[op], s->w->type, l, rows, h, i, &out));
+        sum += in + out;
+        *last = s->share * (backward ? in + out : out);
     }
     *seconds = s->share * sum;
     return MOERT_OK;
@@ -192,27 +225,37 @@ static double sums(const setting *s) {
 
 /* ---- a pass ---- */
 
+/* What waves hide of the exchange or, over links, the products beside which it runs. */
+static double beside(const setting *s, bool backward, const passage *c, double exchange,
+                     double work, double last) {
+    const bool links = s->w->engine == BENCH_WINDOW && s->m->linked && s->w->ep > 1;
+    if (links)
+        return backward || pushes(s) ? fmin(last, c->inside) : 0.0;
+    return fmin(work, exchange * (s->waves - 1.0) / s->waves) / s->share;
+}
+
 /* Forward or backward: adds its parts and its time. */
 static moert_status add_pass(const setting *s, bool backward, bench_prediction *p) {
     const double waves = s->waves;
-    const passage d = pass(s, true, s->w->row_bytes), c = pass(s, false, 4.0);
-    double gemm = 0.0;
-    MOERT_TRY(products(s, backward, s->rows / waves, &gemm));
+    const passage d = pass(s, backward, true, s->w->row_bytes);
+    const passage c = pass(s, backward, false, s->w->result_bytes);
+    double gemm = 0.0, last = 0.0;
+    MOERT_TRY(products(s, backward, s->rows / waves, &gemm, &last));
     gemm *= waves;
-    const double bytes = memory(s, backward);
+    const double bytes = memory(s, backward) + d.memory + c.memory;
     const double calls = (double)(PLAN_CALLS + 2 * EXCHANGE_CALLS) * s->message_us * 1e-6;
     const double launches = s->share * s->m->launch_us * 1e-6 *
                             (double)(backward ? BACKWARD_LAUNCHES : FORWARD_LAUNCHES);
     const double latency = calls + waves * launches + (waves - 1.0) * (d.fixed + c.fixed);
-    const double there = d.inside + d.between, back = c.inside + c.between, work = gemm + bytes;
-    const double beside = fmin(work, (there + back) * (waves - 1.0) / waves) / s->share;
+    const double exchange = d.inside + d.between + c.inside + c.between, work = gemm + bytes;
+    const double hidden = beside(s, backward, &c, exchange, work, last);
     p->part[BENCH_PRODUCTS] += gemm;
     p->part[BENCH_MEMORY] += bytes;
     p->part[BENCH_INSIDE] += d.inside + c.inside;
     p->part[BENCH_BETWEEN] += d.between + c.between;
     p->part[BENCH_LATENCY] += latency;
-    p->seconds += work + there + back - beside + latency;
-    p->hidden += beside;
+    p->seconds += work + exchange - hidden + latency;
+    p->hidden += hidden;
     if (!backward) {
         p->bytes_inside = d.bytes_inside + c.bytes_inside;
         p->bytes_between = d.bytes_between + c.bytes_between;

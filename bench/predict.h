@@ -10,8 +10,10 @@
  *
  * The slowest rank counts: that with the most rows (spread.h). Engines, by what crosses a link:
  *
- *   window   rows of a node's ranks go straight to their place
- *   staged   every row through host memory and a message, K times where its experts are
+ *   window   rows of a node's ranks go straight to their place. Between linked devices a token's
+ * row goes once to each, if that saves a quarter of them, and is copied there; results are sent
+ * while their product makes them, if it rounds to bf16, and dx is fetched beside the weights'
+ * gradients staged   every row through host memory and a message, K times where its experts are
  *   node     dispatch crosses once for every (token, node) pair and fans out there through windows;
  *            combine brings back every slot's row, since they are summed in the order of K
  *
@@ -33,8 +35,9 @@ typedef struct bench_work {
     size_t tokens;    /* of a rank */
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
-    const char *type; /* of the experts' products: f32 or bf16 */
-    double row_bytes; /* of a number of a dispatched row: 4, 2 or 33/32 */
+    const char *type;    /* of the experts' products: f32 or bf16 */
+    double row_bytes;    /* of a number of a dispatched row: 4, 2 or 33/32 */
+    double result_bytes; /* ... of a row that comes back: 4 or 2 */
     bench_engine engine;
     size_t waves;         /* 0: as many as the exchange takes */
     size_t micro_batches; /* of a step, which share one sum of gradients */
