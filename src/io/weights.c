@@ -114,6 +114,17 @@ static uint8_t read_code(const moert_weight *w, size_t at) {
     return at % 2 != 0 ? codes[at / 2] >> 4 : codes[at / 2] & 15;
 }
 
+/* Plain ones. */
+static moert_status read_plain(const moert_weight *w, size_t first, size_t count, float *out) {
+    MOERT_TRY(moert_tensor_read_f32(w->values, first, count, out));
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(out[i]))
+            return MOERT_FAIL(
+                ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g; weights must be finite",
+                w->values->file, first + i, w->values->name, (double)moert_number_quiet(out[i]));
+    return MOERT_OK;
+}
+
 static moert_status refuse(const moert_weight *w, size_t at, float value, float scale) {
     const size_t matrix = w->rows * w->columns;
     size_t place[] = {at / matrix, at % matrix / w->columns, at % w->columns};
@@ -130,7 +141,7 @@ moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count
     const moert_number type = w->turned ? MOERT_NUMBER_E2M1 : MOERT_NUMBER_E4M3;
     float value_of[256], scale;
     if (w->scales == NULL)
-        return moert_tensor_read_f32(w->values, first, count, out);
+        return read_plain(w, first, count, out);
     const size_t elements = w->turned ? 2 * w->values->elements : w->values->elements;
     if (first > elements || count > elements - first)
         return MOERT_FAIL(ERROR_USAGE,

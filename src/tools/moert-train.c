@@ -2,6 +2,7 @@
  * ranks. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/memory.h"
 #include "base/text.h"
@@ -35,7 +36,7 @@ static const moert_option options[] = {
     {"heads", MOERT_OPTION_UINT, &sizes.heads, "4", "1..1024", "attention heads"},
     {"kv-heads", MOERT_OPTION_UINT, &sizes.kv_heads, "0", "0..1024",
      "heads of keys and values; 0 = as many"},
-    {"head-size", MOERT_OPTION_UINT, &sizes.head_size, "0", "0..1024", "0 = hidden / heads"},
+    {"head-size", MOERT_OPTION_UINT, &sizes.head_size, "0", "0..512", "0 = hidden / heads"},
     {"experts", MOERT_OPTION_UINT, &sizes.experts, "8", "1..1024", "experts per layer"},
     {"topk", MOERT_OPTION_UINT, &sizes.topk, "2", "1..1024", "experts per token"},
     {.help = "Data"},
@@ -67,7 +68,7 @@ static const moert_option options[] = {
     {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "decay norms too"},
     {"beta1", MOERT_OPTION_FLOAT, &trainer.optimizer.beta1, "0.9", "0..0.9999999", "of AdamW"},
     {"beta2", MOERT_OPTION_FLOAT, &trainer.optimizer.beta2, "0.95", "0..0.9999999", "of AdamW"},
-    {"epsilon", MOERT_OPTION_FLOAT, &trainer.optimizer.epsilon, "1e-8", "0..", "of AdamW"},
+    {"epsilon", MOERT_OPTION_FLOAT, &trainer.optimizer.epsilon, "1e-8", "1e-30..", "of AdamW"},
     {"grad-clip", MOERT_OPTION_FLOAT, &trainer.optimizer.clip, "1", "0..",
      "largest gradient norm; 0 = no clipping"},
     {"aux-coef", MOERT_OPTION_FLOAT, &trainer.losses.aux_coefficient, "0.01", "0..",
@@ -142,13 +143,37 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
+    const bool only_looks = gradients_path != NULL || logits_path != NULL;
+    if (only_looks && trainer.resume != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients are of the weights of --model, "
+                                       "which takes the folder of a checkpoint, too; --resume is "
+                                       "for training");
     if (trainer.metrics == NULL && trainer.out != NULL)
         trainer.metrics = default_metrics = moert_text_format("%s/metrics.jsonl", trainer.out);
     return MOERT_OK;
 }
 
+/* OUT/model is written anew at the end: not over what the run began with. */
+static moert_status check_place(void) {
+    struct stat given, written;
+    if (model_path == NULL || trainer.out == NULL)
+        return MOERT_OK;
+    char *path = moert_text_format("%s/model", trainer.out);
+    if (path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    const bool same = stat(model_path, &given) == 0 && stat(path, &written) == 0 &&
+                      given.st_dev == written.st_dev && given.st_ino == written.st_ino;
+    free(path);
+    return same ? MOERT_FAIL(ERROR_USAGE,
+                             "--model %s is where --out %s has its result, which would replace "
+                             "it; give another --out",
+                             model_path, trainer.out)
+                : MOERT_OK;
+}
+
 /* The model's config and the data, each rank for itself. */
 static moert_status open_inputs(moert_model_config *config, moert_train_data *data) {
+    MOERT_TRY(check_place());
     MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
     moert_data_info info = moert_data_describe(data->data);
     if (trainer.batch == 0)
@@ -221,7 +246,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
         moert_program_say(
             context, "moert-train: %zu ranks, %s, exchange %s\n", moert_context_size(context),
             moert_device_name(moert_context_device(context)), moert_mesh_engine(mesh));
-    bool only_looks = gradients_path != NULL || logits_path != NULL;
+    const bool only_looks = gradients_path != NULL || logits_path != NULL;
     if (status == MOERT_OK && logits_path != NULL)
         status = moert_train_logits(model, data, &trainer, logits_path);
     if (status == MOERT_OK && gradients_path != NULL)

@@ -38,7 +38,7 @@ static moert_status list_steps(const char *folder, uint64_t **steps, size_t *cou
     *steps = NULL;
     *count = 0;
     if (directory == NULL)
-        return errno == ENOENT
+        return errno == ENOENT || errno == ENOTDIR
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
     uint64_t *found = malloc(room * sizeof *found), step;

@@ -29,6 +29,11 @@ moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
 moert_status moert_trainer_prepare(moert_trainer *t);
 void moert_trainer_free(moert_trainer *t);
 
+/* Goes on from the checkpoint that the options name, if any; else the run's folder must have none.
+ * Errors: those of moert_checkpoint_load, ERROR_MISMATCH (another run's), ERROR_USAGE. Collective.
+ */
+moert_status moert_trainer_resume(moert_trainer *t);
+
 /* Runs sequences [first, first + count) of the step, or of the held-out part, forward. Collective.
  */
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);

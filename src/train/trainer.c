@@ -140,73 +140,6 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 
 /* ---- beginning ---- */
 
-static moert_status check_state(const moert_trainer *t, const char *path,
-                                const moert_run_state *s) {
-    const moert_trainer_options *o = t->options;
-    const struct {
-        const char *what;
-        uint64_t saved, given;
-    } rows[] = {{"seed", s->seed, o->seed},
-                {"batch", s->batch, o->batch},
-                {"sequence length", s->length, o->length}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (rows[i].saved != rows[i].given)
-            return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
-                              rows[i].what, (unsigned long long)rows[i].saved,
-                              (unsigned long long)rows[i].given);
-    if (s->data_tokens != t->state.data_tokens && t->first)
-        MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path,
-                   (unsigned long long)s->data_tokens, (unsigned long long)t->state.data_tokens);
-    return MOERT_OK;
-}
-
-/* The checkpoint to start from, to be freed; NULL for a fresh start. Rank 0 looks, all ranks get
- * its answer. */
-static moert_status find_checkpoint(moert_trainer *t, char **path) {
-    const moert_trainer_options *o = t->options;
-    *path = NULL;
-    if (o->resume == NULL)
-        return MOERT_OK;
-    if (strcmp(o->resume, "auto") != 0) {
-        *path = strdup(o->resume);
-        return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    }
-    char *folder = moert_text_format("%s/checkpoints", o->out);
-    moert_status status =
-        folder != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    if (status == MOERT_OK && t->first)
-        status = moert_checkpoint_latest(folder, path);
-    uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
-    free(folder);
-    MOERT_TRY(moert_comm_agree(t->world, status));
-    MOERT_TRY(moert_comm_broadcast(t->world, 0, &length, sizeof length));
-    if (length == 0)
-        return MOERT_OK;
-    if (*path == NULL)
-        MOERT_TRY(moert_alloc(path, length, 1));
-    return moert_comm_broadcast(t->world, 0, *path, length);
-}
-
-static moert_status resume(moert_trainer *t) {
-    char *path;
-    moert_run_state saved;
-    MOERT_TRY(find_checkpoint(t, &path));
-    if (path == NULL)
-        return MOERT_OK;
-    moert_status status = moert_checkpoint_load(t->optimizer, path, &saved);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(t->world, check_state(t, path, &saved));
-    if (status == MOERT_OK) {
-        MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
-        if (saved.step >= t->options->steps && t->first)
-            MOERT_WARN("%s has done %llu steps already; nothing is left of %llu", path,
-                       (unsigned long long)saved.step, (unsigned long long)t->options->steps);
-        t->state = saved;
-    }
-    free(path);
-    return status;
-}
-
 static moert_status open_metrics(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const moert_metrics_options metrics = {.path = o->metrics,
@@ -244,7 +177,7 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(moert_comm_agree(t->world, moert_trainer_prepare(t)));
     MOERT_TRY(
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
-    MOERT_TRY(resume(t));
+    MOERT_TRY(moert_trainer_resume(t));
     if (o->profile)
         MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
                                         o->steps, &t->breakdown));

@@ -333,6 +333,16 @@ bad 1 1 'brace/state\.json: not JSON' train "${go_on[@]}" --resume "$work/brace"
 bad "$both" 1 'step-00000002.*shape .*32.*64' train "${go_on[@]}" --hidden 64 --resume "$last"
 bad "$both" 1 'step-00000002 was made with seed 1, this run has 2' train "${go_on[@]}" --seed 2 --resume "$last"
 bad "$both" 1 'step-00000002 was made with batch 4, this run has 8' train "${go_on[@]}" --batch 8 --resume "$last"
+bad "$both" 1 'step-00000002 was made with num_attention_heads [0-9]+, this run has 8' train "${go_on[@]}" --heads 8 --resume "$last"
+bad 2 1 'step-00000002 was made with num_experts_per_tok 2, this run has 1' train "${go_on[@]}" --topk 1 --resume "$last"
+bad "$both" 2 'step-00000002 is of an older run; --resume auto goes on with it' train "${text[@]}" --out "$work/run"
+bad "$both" 2 '--resume is for training' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
+bad 1 2 '--model .* is where --out .* has its result' train --model "$work/run/model" --data LICENSE --length 64 --out "$work/run"
+bad "$both" 2 'sequences of 1024 tokens exceed .*max_position_embeddings' train --model "$work/run/model" --data LICENSE --length 1024 --batch 4 --out OUT/run
+start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the data: the first tensor begins with NaN
+printf '\0\0\300\177' | dd of="$(copy infinite "$work/run/model")/model.safetensors" bs=1 seek=$start conv=notrunc status=none
+bad "$both" 1 "infinite/model\.safetensors: element 0 of tensor '.*' is nan; weights must be finite" train --model "$work/infinite" --data LICENSE \
+    --length 64 --batch 4 --out OUT/run
 
 # ---- places that cannot be written ----
 
@@ -344,8 +354,11 @@ bad "$both" 1 'nosuch/y\.safetensors.*No such file' layer --model $layer --input
 bad "$both" 1 '/none: .*directory' layer --model $layer --input $layer/input.safetensors --output "$work/none"
 bad "$both" 1 '/none: .*directory' train "${text[@]}" --gradients "$work/none"
 bad "$both" 1 '/none: .*directory' train "${text[@]}" --logits "$work/none"
+ln -s "$work/none/logits" "$work/link"
+bad "$both" 1 '/link: is not a regular file' train "${text[@]}" --logits "$work/link"
 
 wait
+verdict $((number += 1)) "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "the older run keeps its checkpoints" /dev/null
 verdict $((number += 1)) "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left" /dev/null
 
 # full RANKS DIR PATTERN: a disk with room for one checkpoint and a half fills up; the first checkpoint stays whole

@@ -1,0 +1,128 @@
+/* Where a run begins: at a checkpoint, or anew. */
+#include "train/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "base/memory.h"
+
+/* The newest checkpoint of a run's folder, to be freed; NULL if it has none. */
+static moert_status find_latest(const char *out, char **path) {
+    char *folder = moert_text_format("%s/checkpoints", out);
+    moert_status status = folder != NULL ? moert_checkpoint_latest(folder, path)
+                                         : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    free(folder);
+    return status;
+}
+
+/* X(what a message calls it, its value): what a model has beside its tensors' shapes. */
+#define MODEL_TABLE(X, c)                                                                          \
+    X("num_attention_heads", (c)->heads)                                                           \
+    X("num_key_value_heads", (c)->kv_heads)                                                        \
+    X("head_dim", (c)->head_size)                                                                  \
+    X("num_experts_per_tok", (c)->router.topk)                                                     \
+    X("rms_norm_eps", (c)->norm_epsilon)                                                           \
+    X("rope_theta", (c)->rope_theta)                                                               \
+    X("normalised routing weights", (c)->router.renormalise)                                       \
+    X("routing scale", (c)->router.scale)
+
+/* The model of a checkpoint must be the run's. */
+static moert_status check_model(const moert_trainer *t, const char *path) {
+    moert_model_config saved;
+    const moert_model_config *given = moert_model_describe(t->model);
+    MOERT_TRY(moert_model_config_read(path, &saved));
+#define MODEL_NAME(what, value)  what,
+#define MODEL_VALUE(what, value) (double)(value),
+    const char *const names[] = {MODEL_TABLE(MODEL_NAME, given)};
+    const double before[] = {MODEL_TABLE(MODEL_VALUE, &saved)};
+    const double now[] = {MODEL_TABLE(MODEL_VALUE, given)};
+#undef MODEL_VALUE
+#undef MODEL_NAME
+    moert_model_config_free(&saved);
+    for (size_t i = 0; i < sizeof now / sizeof now[0]; i++)
+        if (before[i] != now[i])
+            return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %g, this run has %g", path,
+                              names[i], before[i], now[i]);
+    return MOERT_OK;
+}
+
+static moert_status check_state(const moert_trainer *t, const char *path,
+                                const moert_run_state *s) {
+    const moert_trainer_options *o = t->options;
+    const struct {
+        const char *what;
+        uint64_t saved, given;
+    } rows[] = {{"seed", s->seed, o->seed},
+                {"batch", s->batch, o->batch},
+                {"sequence length", s->length, o->length}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].saved != rows[i].given)
+            return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
+                              rows[i].what, (unsigned long long)rows[i].saved,
+                              (unsigned long long)rows[i].given);
+    MOERT_TRY(check_model(t, path));
+    if (s->data_tokens != t->state.data_tokens && t->first)
+        MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path,
+                   (unsigned long long)s->data_tokens, (unsigned long long)t->state.data_tokens);
+    return MOERT_OK;
+}
+
+/* The checkpoint to start from, to be freed; NULL for a fresh start. Rank 0 looks, all ranks get
+ * its answer. */
+static moert_status find_checkpoint(moert_trainer *t, char **path) {
+    const moert_trainer_options *o = t->options;
+    *path = NULL;
+    if (o->resume == NULL)
+        return MOERT_OK;
+    if (strcmp(o->resume, "auto") != 0) {
+        *path = strdup(o->resume);
+        return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    }
+    MOERT_TRY(moert_comm_agree(t->world, t->first ? find_latest(o->out, path) : MOERT_OK));
+    uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
+    MOERT_TRY(moert_comm_broadcast(t->world, 0, &length, sizeof length));
+    if (length == 0)
+        return MOERT_OK;
+    if (*path == NULL)
+        MOERT_TRY(moert_alloc(path, length, 1));
+    return moert_comm_broadcast(t->world, 0, *path, length);
+}
+
+/* A run that begins anew would remove the checkpoints of an older one, step by step. */
+static moert_status check_anew(const moert_trainer *t) {
+    const char *out = t->options->out;
+    char *path = NULL;
+    if (out == NULL || t->options->steps == 0)
+        return MOERT_OK;
+    MOERT_TRY(find_latest(out, &path));
+    const moert_status status =
+        path == NULL ? MOERT_OK
+                     : MOERT_FAIL(ERROR_USAGE,
+                                  "%s is of an older run; --resume auto goes on with it, another "
+                                  "--out begins anew",
+                                  path);
+    free(path);
+    return status;
+}
+
+moert_status moert_trainer_resume(moert_trainer *t) {
+    char *path;
+    moert_run_state saved;
+    MOERT_TRY(find_checkpoint(t, &path));
+    if (path == NULL)
+        return moert_comm_agree(t->world, t->first ? check_anew(t) : MOERT_OK);
+    moert_status status = moert_checkpoint_load(t->optimizer, path, &saved);
+    if (status == MOERT_OK)
+        status = moert_comm_agree(t->world, check_state(t, path, &saved));
+    if (status == MOERT_OK) {
+        MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
+        if (saved.step >= t->options->steps && t->first)
+            MOERT_WARN("%s has done %llu steps already; nothing is left of %llu", path,
+                       (unsigned long long)saved.step, (unsigned long long)t->options->steps);
+        t->state = saved;
+    }
+    free(path);
+    return status;
+}
