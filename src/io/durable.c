@@ -116,7 +116,17 @@ static moert_status write_flushed(const char *path, const char *text) {
     return MOERT_OK;
 }
 
+/* A device or a link would be lost; of a folder `rename` says it. */
+static moert_status check_target(const char *path) {
+    struct stat info;
+    if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "%s: is not a regular file, which alone is replaced", path);
+}
+
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status) {
+    if (status == MOERT_OK)
+        status = check_target(path);
     if (status == MOERT_OK)
         status = rename_path(temporary, path);
     if (status == MOERT_OK)
@@ -141,6 +151,8 @@ free_path:
 static moert_status swap_folders(const char *temp, const char *final, const char *old) {
     struct stat info;
     bool replaces = lstat(final, &info) == 0;
+    if (replaces && !S_ISDIR(info.st_mode))
+        return MOERT_FAIL(ERROR_IO, "%s: is not a folder, which alone is replaced", final);
     if (replaces) {
         MOERT_TRY(moert_remove_tree(old));
         MOERT_TRY(rename_path(final, old));

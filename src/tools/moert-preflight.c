@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "io/durable.h"
 #include "tools/preflight.h"
 #include "tools/program.h"
 #include "tools/table.h"
@@ -136,6 +137,14 @@ static moert_status print(const moert_preflight *all, const json_t *report, size
 
 /* ---- the run ---- */
 
+static moert_status write_report(const json_t *report) {
+    char *text = json_dumps(report, JSON_INDENT(1));
+    const moert_status status = text != NULL ? moert_durable_write(json_path, text)
+                                             : MOERT_FAIL(ERROR_MEMORY, "no room for a report");
+    free(text);
+    return status;
+}
+
 static moert_status tell(moert_preflight *all) {
     json_t *findings = NULL, *report = NULL;
     size_t wrong = 0;
@@ -143,9 +152,9 @@ static moert_status tell(moert_preflight *all) {
     MOERT_TRY(moert_preflight_judge(all, slow, &findings));
     MOERT_TRY_OR(done, make_report(all, findings, &report));
     MOERT_TRY_OR(done, print(all, report, &wrong));
-    if (json_path != NULL && json_dump_file(report, json_path, JSON_INDENT(1)) != 0)
-        status = MOERT_FAIL(ERROR_IO, "cannot write %s", json_path);
-    else if (fflush(stdout) != 0)
+    if (json_path != NULL)
+        MOERT_TRY_OR(done, write_report(report));
+    if (fflush(stdout) != 0)
         status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
     else if (wrong > 0)
         status = MOERT_FAIL(ERROR_MISMATCH, "%zu finding%s above", wrong, wrong > 1 ? "s" : "");

@@ -1,12 +1,12 @@
 /* The breakdown of a training step. */
 #include "train/breakdown.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "io/durable.h"
 
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
     const uint64_t left = end > first ? end - first : 1;
@@ -210,10 +210,12 @@ static moert_status write_json(const char *path, const totals *t) {
     for (size_t i = 0; i < count; i++)
         json_array_append_new(rows, json_of(&lines[i]));
     json_object_set_new(root, "rows", rows);
-    const int failed = json_dump_file(root, path, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    char *text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(root);
-    return failed == 0 ? MOERT_OK
-                       : MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    const moert_status status = text != NULL ? moert_durable_write(path, text)
+                                             : MOERT_FAIL(ERROR_MEMORY, "no room for a profile");
+    free(text);
+    return status;
 }
 
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -49,8 +50,8 @@ static void copy_lines(FILE *from, FILE *to, uint64_t start) {
     free(line);
 }
 
-/* Replaces the file by its lines below `start`, through a second file so that none can be lost. */
-static moert_status keep_lines(const char *path, uint64_t start) {
+/* Replaces a file by its lines below `start`, through a second file so that none can be lost. */
+static moert_status keep_lines_of(const char *path, uint64_t start) {
     moert_status status = MOERT_OK;
     FILE *from = fopen(path, "r");
     if (from == NULL)
@@ -70,6 +71,17 @@ static moert_status keep_lines(const char *path, uint64_t start) {
     }
     free(name);
     fclose(from);
+    return status;
+}
+
+/* The same of what a link leads to; of what is no file nothing is kept. */
+static moert_status keep_lines(const char *path, uint64_t start) {
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return MOERT_OK;
+    char *file = realpath(path, NULL);
+    const moert_status status = keep_lines_of(file != NULL ? file : path, start);
+    free(file);
     return status;
 }
 

@@ -1,5 +1,7 @@
 /* SVG plots of a run's metrics, drawn by gnuplot from a script that carries its data. */
 #include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -34,8 +36,12 @@ static void put_quoted(FILE *script, const char *text) {
     fputc('\'', script);
 }
 
+/* STEM-KIND.svg, under a temporary name while it is drawn. */
+#define DRAWN   "%s-%s.svg"
+#define DRAWING DRAWN ".tmp"
+
 static void put_output(FILE *script, const char *stem, const char *kind, const char *label) {
-    char *name = moert_text_format("%s-%s.svg", stem, kind);
+    char *name = moert_text_format(DRAWING, stem, kind);
     fputs("set output ", script);
     put_quoted(script, name != NULL ? name : "plot.svg");
     fprintf(script, "\nset ylabel '%s'\n", label);
@@ -77,6 +83,32 @@ static void run_gnuplot(const char *script_path) {
         MOERT_WARN("no plots: gnuplot failed%s%s", said[0] != '\0' ? ": " : "", said);
 }
 
+/* Whether a file ends as a drawing does. */
+static bool is_whole(const char *path) {
+    static const char end[] = "</svg>";
+    char last[16] = "";
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return false;
+    if (fseek(file, -(long)(sizeof last - 1), SEEK_END) == 0)
+        last[fread(last, 1, sizeof last - 1, file)] = '\0';
+    fclose(file);
+    return strstr(last, end) != NULL;
+}
+
+/* Gives a drawing its name; gnuplot does not say when the disk is full. */
+static void settle_plot(const char *stem, const char *kind) {
+    char *drawing = moert_text_format(DRAWING, stem, kind),
+         *drawn = moert_text_format(DRAWN, stem, kind);
+    if (drawing != NULL && drawn != NULL && access(drawing, F_OK) == 0 &&
+        (!is_whole(drawing) || rename(drawing, drawn) != 0)) {
+        MOERT_WARN("no plot %s: it could not be written whole", drawn);
+        unlink(drawing);
+    }
+    free(drawing);
+    free(drawn);
+}
+
 moert_status moert_metrics_plot(const char *path) {
     char script_path[] = "/tmp/moert-plot-XXXXXX";
     moert_status status = MOERT_OK;
@@ -95,6 +127,8 @@ moert_status moert_metrics_plot(const char *path) {
         put_script(script, lines, stem);
         fflush(script);
         run_gnuplot(script_path);
+        settle_plot(stem, "loss");
+        settle_plot(stem, "load");
     }
     if (script != NULL)
         fclose(script);
