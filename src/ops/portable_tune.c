@@ -60,7 +60,8 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
              1e-6 * (faster ? found->chosen_ns : found->candidates[0].ns));
     moert_choices choices = found->candidates[found->chosen].choices;
     choices.lines = choices.width = 0; /* not measured here */
-    moert_tuning_remember(device, MOERT_TUNING_DEVICE, key, &choices, comment);
+    if (moert_tuning_remember(device, MOERT_TUNING_DEVICE, key, &choices, comment) != MOERT_OK)
+        MOERT_WARN("%s", moert_last_error());
 }
 
 /* Never fails: the product that follows reports what is wrong with it. */

@@ -229,17 +229,20 @@ size_t moert_tuning_remembered(void) {
 /* ---- remembering ---- */
 
 /* One write of a whole line, so that lines of several processes do not mix. */
-static void append_line(const char *line) {
+static moert_status append_line(const char *line) {
+    moert_status status = MOERT_OK;
     char *path = moert_tuning_file();
     if (path == NULL)
-        return;
+        return MOERT_OK;
     const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     const size_t bytes = strlen(line);
     if (file < 0 || write(file, line, bytes) != (ssize_t)bytes)
-        MOERT_WARN("cannot add a row of tuning to %s: %s", path, strerror(errno));
+        status =
+            MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path, strerror(errno));
     if (file >= 0)
         close(file);
     free(path);
+    return status;
 }
 
 /* From the power of two below a size to the next one. */
@@ -274,6 +277,5 @@ moert_status moert_tuning_remember(const moert_device *device, moert_tuning_leve
     sort();
     moert_tuning_print(&row, text, sizeof text);
     snprintf(line, sizeof line, "%s # %.180s\n", text, comment);
-    append_line(line);
-    return MOERT_OK;
+    return append_line(line);
 }

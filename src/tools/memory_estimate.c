@@ -27,6 +27,26 @@ static size_t activation_bytes(size_t floats) {
     return with_room(floats * sizeof(float));
 }
 
+/* Counts of bytes are whole numbers of 64 bits. */
+static moert_status check_sizes(const moert_memory_setting *setting) {
+    const moert_model_config *c = setting->config;
+    const double h = (double)c->hidden,
+                 heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
+    const double widest =
+        2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
+    const double slots = (double)(c->router.topk + 1) + (double)c->router.experts;
+    const double layer = 3.0 * widest * h * (double)(c->router.experts + 1) +
+                         (double)setting->batch * (double)setting->length * widest * slots;
+    const double outer =
+        (2.0 * h + (double)setting->batch * (double)setting->length) * (double)c->vocabulary;
+    const double bytes = 64.0 * ((double)(c->layers + 1) * layer + outer);
+    if (bytes >= 9.2e18)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "such a model and batch may take %.1e bytes; 9.2e18 can be counted",
+                          bytes);
+    return MOERT_OK;
+}
+
 static moert_status check(const moert_memory_setting *setting) {
     const moert_model_config *c = setting->config;
     MOERT_TRY(moert_model_config_check_model(c));
@@ -37,7 +57,7 @@ static moert_status check(const moert_memory_setting *setting) {
         return MOERT_FAIL(ERROR_USAGE,
                           "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
                           setting->length, c->max_positions);
-    return MOERT_OK;
+    return check_sizes(setting);
 }
 
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {

@@ -18,7 +18,7 @@ static moert_status parse(const moert_program *program, int argc, char **argv, b
     return *help || program->check == NULL ? MOERT_OK : program->check(argc, argv);
 }
 
-/* Makes the context and runs the body; failures that the other ranks do not know of end them all at
+/* Makes the context and runs the body; failures that other ranks do not know of end them all at
  * once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
@@ -26,7 +26,7 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     moert_status status = moert_context_create(comm, NULL, &context);
     if (status == MOERT_OK)
         status = program->run(context);
-    if (status != MOERT_OK && !moert_comm_failure_is_shared()) {
+    if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
         if (moert_context_claim_report(context))
             complain(name, status);
         moert_comm_abort(world, exit_code(status));

@@ -102,7 +102,8 @@ static void say_speed(const moert_run_record *record, moert_verdict *v) {
     size_t nodes = 0;
     for (size_t r = 0; r < record->ranks; r++)
         nodes = record->rank[r].node >= nodes ? record->rank[r].node + 1 : nodes;
-    int used = snprintf(v->headline, sizeof v->headline, "%.0f tokens/s", p.tokens_per_s);
+    int used =
+        snprintf(v->headline, sizeof v->headline, "%.0f tokens/s", fmin(p.tokens_per_s, 1e15));
     if (record->ranks > 0)
         used += snprintf(v->headline + used, sizeof v->headline - (size_t)used, " on %zu rank%s",
                          record->ranks, record->ranks > 1 ? "s" : "");
@@ -135,7 +136,7 @@ static void say_parts(const moert_run_record *record, moert_verdict *v) {
                          : n == 1 ? ", "
                                   : " and ",
                          moert_time_text((moert_time)most),
-                         100.0 * moert_mean_time(record, (moert_time)most) / step);
+                         fmin(100.0, 100.0 * moert_mean_time(record, (moert_time)most) / step));
     }
     say(v, false, "Of a mean step of %.*f ms, %s.", step < 10.0 ? 2 : 1, step, text);
 }

@@ -113,6 +113,25 @@ static void test_a_hot_expert_is_named_with_its_owner(void **state) {
     moert_run_record_free(&record);
 }
 
+static void test_numbers_of_any_size_are_said(void **state) {
+    (void)state;
+    moert_run_record record = make_record(2, 1, 8);
+    moert_verdict verdict;
+    for (size_t i = 0; i < STEPS; i++)
+        record.step[i].tokens_per_s = 1e300;
+    for (size_t r = 0; r < 2; r++) {
+        record.rank[r].step_ms = 1e-3;
+        for (size_t i = 0; i < MOERT_TIMES; i++)
+            record.rank[r].ms[i] = 1e300;
+    }
+    moert_verdict_make(&record, &verdict);
+    assert_string_equal(verdict.headline, "1000000000000000 tokens/s on 2 ranks of 1 host");
+    assert_says(&record, false,
+                "Of a mean step of 0.00 ms, products of matrices 100 %, other kernels 100 % and "
+                "dispatch and combine 100 %.");
+    moert_run_record_free(&record);
+}
+
 static void test_speed_parts_and_loss_are_said(void **state) {
     (void)state;
     moert_run_record record = make_record(8, 1, 8);
@@ -236,6 +255,7 @@ int main(void) {
         cmocka_unit_test(test_ranks_that_wait_in_turn_and_ranks_that_keep_pace),
         cmocka_unit_test(test_a_hot_expert_is_named_with_its_owner),
         cmocka_unit_test(test_speed_parts_and_loss_are_said),
+        cmocka_unit_test(test_numbers_of_any_size_are_said),
         cmocka_unit_test(test_pages_of_any_size_are_well_formed),
         cmocka_unit_test(test_what_comes_from_outside_is_escaped),
         cmocka_unit_test(test_the_late_rank_and_hot_experts_are_marked),

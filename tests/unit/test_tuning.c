@@ -254,11 +254,12 @@ static void test_what_is_remembered_is_found_again(void **state) {
     free(text);
 }
 
-static void test_a_file_that_cannot_be_written_is_no_failure(void **state) {
+static void test_a_file_that_cannot_be_written_is_said_and_the_row_serves(void **state) {
     (void)state;
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
     set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
-    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"));
+    ASSERT_FAILS(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"),
+                 MOERT_ERROR_IO, "cannot add a row of tuning");
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
     assert_true(measured);
@@ -304,7 +305,7 @@ int main(void) {
         TEST(test_the_row_that_says_more_of_the_shape_is_taken),
         TEST(test_measured_rows_come_before_built_in_ones_of_a_level),
         TEST(test_what_is_remembered_is_found_again),
-        TEST(test_a_file_that_cannot_be_written_is_no_failure),
+        TEST(test_a_file_that_cannot_be_written_is_said_and_the_row_serves),
         TEST(test_rows_of_processes_that_write_at_once_are_whole),
     };
 #undef TEST
