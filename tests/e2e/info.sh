@@ -82,6 +82,11 @@ verdict $? "ranks that cannot form groups are bad usage"
 info 2 --model "$folder/nothing"
 [ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ]
 verdict $? "a model that is not there fails with one message"
+mkdir "$folder/huge"
+sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 1000000/' "$model/config.json" >"$folder/huge/config.json"
+info 1 --model "$folder/huge"
+[ $status -eq 1 ] && grep -q 'may take [0-9.]*e+[0-9]* bytes; 9.2e18 can be counted' "$log"
+verdict $? "bytes beyond 64 bits are not counted"
 
 if [ "$(nproc)" -ge 2 ]; then
     timeout -k 5 120 mpirun --quiet --bind-to core -n 2 "$program" >"$out" 2>"$log" &&
