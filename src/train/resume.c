@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/text.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 /* The newest checkpoint of a run's folder, to be freed; NULL if it has none. */
 static moert_status find_latest(const char *out, char **path) {
