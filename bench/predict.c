@@ -242,6 +242,7 @@ static moert_status add_pass(const setting *s, bool backward, bench_prediction *
     double gemm = 0.0, last = 0.0;
     MOERT_TRY(products(s, backward, s->rows / waves, &gemm, &last));
     gemm *= waves;
+    last *= waves;
     const double bytes = memory(s, backward) + d.memory + c.memory;
     const double calls = (double)(PLAN_CALLS + 2 * EXCHANGE_CALLS) * s->message_us * 1e-6;
     const double launches = s->share * s->m->launch_us * 1e-6 *

@@ -10,12 +10,14 @@
  *
  * The slowest rank counts: that with the most rows (spread.h). Engines, by what crosses a link:
  *
- *   window   rows of a node's ranks go straight to their place. Between linked devices a token's
- * row goes once to each, if that saves a quarter of them, and is copied there; results are sent
- * while their product makes them, if it rounds to bf16, and dx is fetched beside the weights'
- * gradients staged   every row through host memory and a message, K times where its experts are
+ *   window   rows of a node's ranks go straight to their place
+ *   staged   every row through host memory and a message, K times where its experts are
  *   node     dispatch crosses once for every (token, node) pair and fans out there through windows;
  *            combine brings back every slot's row, since they are summed in the order of K
+ *
+ * Between linked devices of a window a token's row goes once to each, if that saves a quarter of
+ * them, and is copied there; results are sent while their product makes them, if it rounds to bf16,
+ * and dx is fetched beside the weights' gradients.
  *
  * With W waves the experts of one part of the tokens compute while rows of others travel:
  * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every wave costs anew W times. Where N ranks

@@ -116,9 +116,8 @@ static moert_status write_flushed(const char *path, const char *text) {
     return MOERT_OK;
 }
 
-/* A device or a link would be lost; of a folder `rename` says it. */
-static moert_status check_target(const char *path) {
-    struct stat info;
+moert_status moert_durable_check(const char *path) {
+    struct stat info; /* of a folder `rename` says it */
     if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
         return MOERT_OK;
     return MOERT_FAIL(ERROR_IO, "%s: is not a regular file, which alone is replaced", path);
@@ -126,7 +125,7 @@ static moert_status check_target(const char *path) {
 
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status) {
     if (status == MOERT_OK)
-        status = check_target(path);
+        status = moert_durable_check(path);
     if (status == MOERT_OK)
         status = rename_path(temporary, path);
     if (status == MOERT_OK)
@@ -135,8 +134,21 @@ moert_status moert_durable_settle(const char *temporary, const char *path, moert
     return status;
 }
 
+static moert_status write_through(const char *path, const char *text) {
+    FILE *file = fopen(path, "we");
+    const bool written = file != NULL && fputs(text, file) >= 0 && fflush(file) == 0;
+    const int reason = errno;
+    if (file != NULL)
+        fclose(file);
+    return written ? MOERT_OK
+                   : MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s", path, strerror(reason));
+}
+
 moert_status moert_durable_write(const char *path, const char *text) {
     moert_status status = MOERT_OK;
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+        return write_through(path, text);
     char *temporary = moert_text_format("%s.tmp", path);
     if (temporary == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
@@ -151,7 +163,7 @@ free_path:
 static moert_status swap_folders(const char *temp, const char *final, const char *old) {
     struct stat info;
     bool replaces = lstat(final, &info) == 0;
-    if (replaces && !S_ISDIR(info.st_mode))
+    if (replaces && !S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode))
         return MOERT_FAIL(ERROR_IO, "%s: is not a folder, which alone is replaced", final);
     if (replaces) {
         MOERT_TRY(moert_remove_tree(old));

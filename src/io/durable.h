@@ -17,21 +17,25 @@
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 
 /* Makes `path` hold exactly `text`: writes PATH.tmp, flushes it, renames it over path and flushes
- * the folder. On failure an older `path` is untouched. ERROR_IO. */
+ * the folder. On failure an older `path` is untouched. A device or pipe is written to as it is.
+ * ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
 
 /*
  * Gives the finished directory `temp_dir` its name `final_dir` (on the same file system, its files
  * flushed by their writers) and flushes the parent. An existing final_dir is renamed to
  * FINAL_DIR.old first and removed last; a crash between leaves it whole under that name. On failure
- * it is put back. ERROR_IO.
+ * it is put back. ERROR_IO, also for a final_dir that is a file.
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 
+/* ERROR_IO for what a file cannot replace without a loss: a link, a device, a pipe. */
+moert_status moert_durable_check(const char *path);
+
 /*
  * Ends the writing of one file under a temporary name, flushed by its writer: renames it to `path`
- * when `status` is MOERT_OK, else removes it. Returns `status`, or the failure of the renaming
- * (ERROR_IO).
+ * when `status` is MOERT_OK, else removes it. Returns `status`, or the failure of the check
+ * above or of the renaming (ERROR_IO).
  */
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 

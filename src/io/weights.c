@@ -120,7 +120,7 @@ static moert_status read_plain(const moert_weight *w, size_t first, size_t count
     for (size_t i = 0; i < count; i++)
         if (!isfinite(out[i]))
             return MOERT_FAIL(
-                ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g; weights must be finite",
+                ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g; values must be finite",
                 w->values->file, first + i, w->values->name, (double)moert_number_quiet(out[i]));
     return MOERT_OK;
 }

@@ -9,7 +9,7 @@
  *          in the low half, and NAME_scales[E,N,K/32] of E8M0 bytes: a value is its code times
  *          2^(scale-127) (gpt-oss); the matrices lie the other way round than in the plain tensor
  *
- * Values that are not finite are refused where they were quantised. Nothing here is collective.
+ * Values that are not finite are refused. Nothing here is collective.
  */
 #ifndef MOERT_IO_WEIGHTS_H
 #define MOERT_IO_WEIGHTS_H

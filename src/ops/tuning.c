@@ -235,12 +235,15 @@ static moert_status append_line(const char *line) {
     if (path == NULL)
         return MOERT_OK;
     const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    const size_t bytes = strlen(line);
-    if (file < 0 || write(file, line, bytes) != (ssize_t)bytes)
-        status =
-            MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path, strerror(errno));
-    if (file >= 0)
-        close(file);
+    const ssize_t bytes = (ssize_t)strlen(line);
+    const ssize_t written = file >= 0 ? write(file, line, (size_t)bytes) : -1;
+    const int reason = errno;
+    const bool kept = file < 0 || close(file) == 0;
+    if (written < bytes || !kept)
+        status = MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path,
+                            written < 0 ? strerror(reason)
+                            : !kept     ? strerror(errno)
+                                        : "is there room?");
     free(path);
     return status;
 }

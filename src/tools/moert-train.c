@@ -144,7 +144,7 @@ static moert_status check(int argc, char **argv) {
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
     const bool only_looks = gradients_path != NULL || logits_path != NULL;
-    if (only_looks && trainer.resume != NULL)
+    if (only_looks && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
         return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients are of the weights of --model, "
                                        "which takes the folder of a checkpoint, too; --resume is "
                                        "for training");
@@ -153,17 +153,21 @@ static moert_status check(int argc, char **argv) {
     return MOERT_OK;
 }
 
-/* OUT/model is written anew at the end: not over what the run began with. */
+/* OUT/model is written anew at the end: not over what the run began with, nor over a file. */
 static moert_status check_place(void) {
     struct stat given, written;
-    if (model_path == NULL || trainer.out == NULL)
+    if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
         return MOERT_OK;
     char *path = moert_text_format("%s/model", trainer.out);
     if (path == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    const bool same = stat(model_path, &given) == 0 && stat(path, &written) == 0 &&
+    const bool there = stat(path, &written) == 0;
+    const bool same = there && model_path != NULL && stat(model_path, &given) == 0 &&
                       given.st_dev == written.st_dev && given.st_ino == written.st_ino;
     free(path);
+    if (there && !S_ISDIR(written.st_mode))
+        return MOERT_FAIL(ERROR_USAGE, "--out %s: model in it is no folder, where the result goes",
+                          trainer.out);
     return same ? MOERT_FAIL(ERROR_USAGE,
                              "--model %s is where --out %s has its result, which would replace "
                              "it; give another --out",

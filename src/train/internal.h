@@ -29,8 +29,9 @@ moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
 moert_status moert_trainer_prepare(moert_trainer *t);
 void moert_trainer_free(moert_trainer *t);
 
-/* Goes on from the checkpoint that the options name, if any; else the run's folder must have none.
- * Errors: those of moert_checkpoint_load, ERROR_MISMATCH (another run's), ERROR_USAGE. Collective.
+/* Goes on from the checkpoint that the options name, if any; which must be one of the run's folder
+ * if that has any, unless no step is to be done. Errors: those of moert_checkpoint_load,
+ * ERROR_MISMATCH (another run's), ERROR_USAGE. Collective.
  */
 moert_status moert_trainer_resume(moert_trainer *t);
 

@@ -35,8 +35,8 @@ typedef struct moert_metrics_row {
 } moert_metrics_row;
 
 /*
- * Opens the file. With start > 0 it keeps the whole lines of earlier steps (it need not exist),
- * else it begins anew. Errors: ERROR_IO, ERROR_MEMORY.
+ * Opens the file. With start > 0 it keeps the whole lines of earlier steps (it need not exist; a
+ * device or pipe keeps nothing), else it begins anew. Errors: ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics);
 

@@ -4,11 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/text.h"
+#include "io/durable.h"
 #include "train/metrics.h"
 
 /* $name << the steps and values of `field`; returns their number. */
@@ -100,10 +102,12 @@ static bool is_whole(const char *path) {
 static void settle_plot(const char *stem, const char *kind) {
     char *drawing = moert_text_format(DRAWING, stem, kind),
          *drawn = moert_text_format(DRAWN, stem, kind);
-    if (drawing != NULL && drawn != NULL && access(drawing, F_OK) == 0 &&
-        (!is_whole(drawing) || rename(drawing, drawn) != 0)) {
-        MOERT_WARN("no plot %s: it could not be written whole", drawn);
-        unlink(drawing);
+    if (drawing != NULL && drawn != NULL && access(drawing, F_OK) == 0) {
+        const moert_status whole =
+            is_whole(drawing) ? MOERT_OK
+                              : MOERT_FAIL(ERROR_IO, "%s could not be written whole", drawn);
+        if (moert_durable_settle(drawing, drawn, whole) != MOERT_OK)
+            MOERT_WARN("no plot: %s", moert_last_error());
     }
     free(drawing);
     free(drawn);
@@ -112,6 +116,9 @@ static void settle_plot(const char *stem, const char *kind) {
 moert_status moert_metrics_plot(const char *path) {
     char script_path[] = "/tmp/moert-plot-XXXXXX";
     moert_status status = MOERT_OK;
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return MOERT_OK; /* what cannot be read again */
     FILE *lines = fopen(path, "r");
     if (lines == NULL)
         return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));

@@ -17,8 +17,10 @@ static moert_status find_latest(const char *out, char **path) {
     return status;
 }
 
-/* X(what a message calls it, its value): what a model has beside its tensors' shapes. */
+/* X(what a message calls it, its value): what the shapes of its tensors do not say. */
 #define MODEL_TABLE(X, c)                                                                          \
+    X("num_hidden_layers", (c)->layers)                                                            \
+    X("tied embeddings", (c)->tied_embeddings)                                                     \
     X("num_attention_heads", (c)->heads)                                                           \
     X("num_key_value_heads", (c)->kv_heads)                                                        \
     X("head_dim", (c)->head_size)                                                                  \
@@ -90,19 +92,33 @@ static moert_status find_checkpoint(moert_trainer *t, char **path) {
     return moert_comm_broadcast(t->world, 0, *path, length);
 }
 
-/* A run that begins anew would remove the checkpoints of an older one, step by step. */
-static moert_status check_anew(const moert_trainer *t) {
+/* Whether two checkpoints that are there lie in one folder. */
+static bool are_beside(const char *one, const char *other) {
+    char *a = realpath(one, NULL), *b = realpath(other, NULL);
+    const char *end_a = a != NULL ? strrchr(a, '/') : NULL;
+    const char *end_b = b != NULL ? strrchr(b, '/') : NULL;
+    const bool beside = end_a != NULL && end_b != NULL && end_a - a == end_b - b &&
+                        strncmp(a, b, (size_t)(end_a - a)) == 0;
+    free(a);
+    free(b);
+    return beside;
+}
+
+/* A run would remove the checkpoints of another one in its folder step by step: `from`, where it
+ * begins, must be one of them, or NULL and none be there. */
+static moert_status check_folder(const moert_trainer *t, const char *from) {
     const char *out = t->options->out;
     char *path = NULL;
     if (out == NULL || t->options->steps == 0)
         return MOERT_OK;
     MOERT_TRY(find_latest(out, &path));
     const moert_status status =
-        path == NULL ? MOERT_OK
-                     : MOERT_FAIL(ERROR_USAGE,
-                                  "%s is of an older run; --resume auto goes on with it, another "
-                                  "--out begins anew",
-                                  path);
+        path == NULL || (from != NULL && are_beside(from, path))
+            ? MOERT_OK
+            : MOERT_FAIL(ERROR_USAGE,
+                         "%s is of an older run; --resume auto goes on with it, another "
+                         "--out begins anew",
+                         path);
     free(path);
     return status;
 }
@@ -111,9 +127,11 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     char *path;
     moert_run_state saved;
     MOERT_TRY(find_checkpoint(t, &path));
+    moert_status status = moert_comm_agree(t->world, t->first ? check_folder(t, path) : MOERT_OK);
     if (path == NULL)
-        return moert_comm_agree(t->world, t->first ? check_anew(t) : MOERT_OK);
-    moert_status status = moert_checkpoint_load(t->optimizer, path, &saved);
+        return status;
+    if (status == MOERT_OK)
+        status = moert_checkpoint_load(t->optimizer, path, &saved);
     if (status == MOERT_OK)
         status = moert_comm_agree(t->world, check_state(t, path, &saved));
     if (status == MOERT_OK) {

@@ -334,14 +334,17 @@ bad "$both" 1 'step-00000002.*shape .*32.*64' train "${go_on[@]}" --hidden 64 --
 bad "$both" 1 'step-00000002 was made with seed 1, this run has 2' train "${go_on[@]}" --seed 2 --resume "$last"
 bad "$both" 1 'step-00000002 was made with batch 4, this run has 8' train "${go_on[@]}" --batch 8 --resume "$last"
 bad "$both" 1 'step-00000002 was made with num_attention_heads [0-9]+, this run has 8' train "${go_on[@]}" --heads 8 --resume "$last"
+bad 2 1 'step-00000002 was made with num_hidden_layers 2, this run has 1' train "${go_on[@]}" --layers 1 --resume "$last"
 bad 2 1 'step-00000002 was made with num_experts_per_tok 2, this run has 1' train "${go_on[@]}" --topk 1 --resume "$last"
 bad "$both" 2 'step-00000002 is of an older run; --resume auto goes on with it' train "${text[@]}" --out "$work/run"
+cp -r "$work/run/checkpoints" "$work/elsewhere"
+bad "$both" 2 'run/checkpoints/step-00000002 is of an older run' train "${text[@]}" --out "$work/run" --resume "$work/elsewhere/step-00000001"
 bad "$both" 2 '--resume is for training' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
 bad 1 2 '--model .* is where --out .* has its result' train --model "$work/run/model" --data LICENSE --length 64 --out "$work/run"
 bad "$both" 2 'sequences of 1024 tokens exceed .*max_position_embeddings' train --model "$work/run/model" --data LICENSE --length 1024 --batch 4 --out OUT/run
 start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the data: the first tensor begins with NaN
 printf '\0\0\300\177' | dd of="$(copy infinite "$work/run/model")/model.safetensors" bs=1 seek=$start conv=notrunc status=none
-bad "$both" 1 "infinite/model\.safetensors: element 0 of tensor '.*' is nan; weights must be finite" train --model "$work/infinite" --data LICENSE \
+bad "$both" 1 "infinite/model\.safetensors: element 0 of tensor '.*' is nan; values must be finite" train --model "$work/infinite" --data LICENSE \
     --length 64 --batch 4 --out OUT/run
 
 # ---- places that cannot be written ----
