@@ -354,11 +354,15 @@ bad "$both" 1 '/empty: .*File exists' train "${text[@]}" --out "$work/empty/run"
 bad "$both" 1 'nosuch/m\.jsonl: No such file' train "${text[@]}" --metrics "$work/nosuch/m.jsonl"
 bad "$both" 1 'nosuch/y\.safetensors.*No such file' layer --model $layer --input $layer/input.safetensors \
     --output "$work/nosuch/y.safetensors"
-bad "$both" 1 '/none: .*directory' layer --model $layer --input $layer/input.safetensors --output "$work/none"
-bad "$both" 1 '/none: .*directory' train "${text[@]}" --gradients "$work/none"
-bad "$both" 1 '/none: .*directory' train "${text[@]}" --logits "$work/none"
-ln -s "$work/none/logits" "$work/link"
-bad "$both" 1 '/link: is not a regular file' train "${text[@]}" --logits "$work/link"
+for ranks in $both; do # each with a temporary file of its own
+    places=$work/places-$ranks
+    mkdir -p "$places"/{layer,gradients,logits}
+    ln -s "$places/elsewhere" "$places/link"
+    bad $ranks 1 '/layer: .*directory' layer --model $layer --input $layer/input.safetensors --output "$places/layer"
+    bad $ranks 1 '/gradients: .*directory' train "${text[@]}" --gradients "$places/gradients"
+    bad $ranks 1 '/logits: .*directory' train "${text[@]}" --logits "$places/logits"
+    bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --logits "$places/link"
+done
 
 wait
 verdict $((number += 1)) "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "the older run keeps its checkpoints" /dev/null
