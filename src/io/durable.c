@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,20 @@ moert_status moert_durable_write(const char *path, const char *text) {
 free_path:
     free(temporary);
     return status;
+}
+
+moert_status moert_durable_write_json(const char *path, const json_t *root, size_t flags) {
+    char *text = json_dumps(root, flags);
+    const moert_status status = text != NULL ? moert_durable_write(path, text)
+                                             : MOERT_FAIL(ERROR_MEMORY, "no room for %s", path);
+    free(text);
+    return status;
+}
+
+bool moert_same_place(const char *one, const char *other) {
+    struct stat a, b;
+    return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 /* The renames of a commit: final -> old if there is one, temp -> final, or all as before. */

@@ -8,9 +8,12 @@
 #ifndef MOERT_IO_DURABLE_H
 #define MOERT_IO_DURABLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/error.h"
+
+struct json_t;
 
 /* The whole file as a NUL-terminated string, to be freed; ERROR_FORMAT above `limit_bytes` or with
  * a NUL inside, ERROR_IO, ERROR_MEMORY. */
@@ -20,6 +23,8 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
  * the folder. On failure an older `path` is untouched. A device or pipe is written to as it is.
  * ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
+/* The same of JSON, by jansson's flags. ERROR_IO, ERROR_MEMORY (also for a root that is NULL). */
+moert_status moert_durable_write_json(const char *path, const struct json_t *root, size_t flags);
 
 /*
  * Gives the finished directory `temp_dir` its name `final_dir` (on the same file system, its files
@@ -38,6 +43,9 @@ moert_status moert_durable_check(const char *path);
  * above or of the renaming (ERROR_IO).
  */
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
+
+/* Whether both are there, and are one file or folder. */
+bool moert_same_place(const char *one, const char *other);
 
 /* Removes a file or a directory with all it holds; links are removed, not followed. An absent path
  * is fine. ERROR_IO. */

@@ -66,6 +66,8 @@ void moert_model_config_free(moert_model_config *config);
  * decoder_sparse_step > 1); ERROR_FORMAT for sizes that contradict.
  */
 moert_status moert_model_config_check_model(const moert_model_config *config);
+/* ERROR_USAGE for sequences longer than its positions. */
+moert_status moert_model_config_check_length(const moert_model_config *config, size_t length);
 
 /*
  * Names of a layer's expert tensors. Separate: one [out, in] tensor per expert and projection;

@@ -27,6 +27,14 @@ static moert_status check_sizes(const moert_model_config *config) {
     return MOERT_OK;
 }
 
+moert_status moert_model_config_check_length(const moert_model_config *config, size_t length) {
+    if (length <= config->max_positions)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE,
+                      "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
+                      length, config->max_positions);
+}
+
 moert_status moert_model_config_check_model(const moert_model_config *config) {
     if (!is_model_family(config))
         return MOERT_FAIL(

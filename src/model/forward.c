@@ -29,10 +29,7 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
                       moert_comm_size(model->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
     uint32_t *ends;
-    if (length > model->config.max_positions)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
-                          length, model->config.max_positions);
+    MOERT_TRY(moert_model_config_check_length(&model->config, length));
     MOERT_TRY(moert_alloc(&ends, count, sizeof *ends));
     for (size_t i = 0; i < count; i++)
         ends[i] = (uint32_t)((i + 1) * length);

@@ -74,8 +74,8 @@ typedef enum moert_tuning_level {
 
 /* Adds a row for a device, or all of its family or vendor, and, if there is a file to remember it,
  * appends it there, with `comment` (where it comes from). Rows measured with a tile packed before
- * should not name the tile. Errors: ERROR_MEMORY, ERROR_IO (the row is
- * there, but not in the file). */
+ * should not name the tile. Errors: ERROR_MEMORY, ERROR_IO (the row serves, but is not in the
+ * file). */
 moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
                                    const moert_tuning_key *key, const moert_choices *choices,
                                    const char *comment);

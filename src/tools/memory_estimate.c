@@ -53,10 +53,7 @@ static moert_status check(const moert_memory_setting *setting) {
     if (c->router.experts < setting->ep)
         return MOERT_FAIL(ERROR_USAGE, "%zu experts cannot be spread over %zu ranks",
                           c->router.experts, setting->ep);
-    if (setting->length > c->max_positions)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
-                          setting->length, c->max_positions);
+    MOERT_TRY(moert_model_config_check_length(c, setting->length));
     return check_sizes(setting);
 }
 

@@ -137,14 +137,6 @@ static moert_status print(const moert_preflight *all, const json_t *report, size
 
 /* ---- the run ---- */
 
-static moert_status write_report(const json_t *report) {
-    char *text = json_dumps(report, JSON_INDENT(1));
-    const moert_status status = text != NULL ? moert_durable_write(json_path, text)
-                                             : MOERT_FAIL(ERROR_MEMORY, "no room for a report");
-    free(text);
-    return status;
-}
-
 static moert_status tell(moert_preflight *all) {
     json_t *findings = NULL, *report = NULL;
     size_t wrong = 0;
@@ -153,7 +145,7 @@ static moert_status tell(moert_preflight *all) {
     MOERT_TRY_OR(done, make_report(all, findings, &report));
     MOERT_TRY_OR(done, print(all, report, &wrong));
     if (json_path != NULL)
-        MOERT_TRY_OR(done, write_report(report));
+        MOERT_TRY_OR(done, moert_durable_write_json(json_path, report, JSON_INDENT(1)));
     if (fflush(stdout) != 0)
         status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
     else if (wrong > 0)

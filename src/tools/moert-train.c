@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/durable.h"
 #include "tools/program.h"
 #include "tools/train_inputs.h"
 #include "train/trainer.h"
@@ -155,17 +156,16 @@ static moert_status check(int argc, char **argv) {
 
 /* OUT/model is written anew at the end: not over what the run began with, nor over a file. */
 static moert_status check_place(void) {
-    struct stat given, written;
+    struct stat there;
     if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
         return MOERT_OK;
     char *path = moert_text_format("%s/model", trainer.out);
     if (path == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    const bool there = stat(path, &written) == 0;
-    const bool same = there && model_path != NULL && stat(model_path, &given) == 0 &&
-                      given.st_dev == written.st_dev && given.st_ino == written.st_ino;
+    const bool same = model_path != NULL && moert_same_place(model_path, path);
+    const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
     free(path);
-    if (there && !S_ISDIR(written.st_mode))
+    if (is_file)
         return MOERT_FAIL(ERROR_USAGE, "--out %s: model in it is no folder, where the result goes",
                           trainer.out);
     return same ? MOERT_FAIL(ERROR_USAGE,

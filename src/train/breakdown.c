@@ -210,11 +210,9 @@ static moert_status write_json(const char *path, const totals *t) {
     for (size_t i = 0; i < count; i++)
         json_array_append_new(rows, json_of(&lines[i]));
     json_object_set_new(root, "rows", rows);
-    char *text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    const moert_status status =
+        moert_durable_write_json(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(root);
-    const moert_status status = text != NULL ? moert_durable_write(path, text)
-                                             : MOERT_FAIL(ERROR_MEMORY, "no room for a profile");
-    free(text);
     return status;
 }
 

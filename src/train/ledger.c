@@ -285,12 +285,8 @@ static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
         "dispatched_bytes", matrix(l, all, offsetof(dealing, dispatched_bytes), 1.0),
         "combined_bytes", matrix(l, all, offsetof(dealing, combined_bytes), 1.0), "expert_rows",
         expert_rows(l));
-    char *text = root != NULL ? json_dumps(root, FLAGS) : NULL;
+    const moert_status status = moert_durable_write_json(l->ranks_path, root, FLAGS);
     json_decref(root);
-    const moert_status status = text != NULL
-                                    ? moert_durable_write(l->ranks_path, text)
-                                    : MOERT_FAIL(ERROR_MEMORY, "no room for %s", l->ranks_path);
-    free(text);
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/durable.h"
 
 /* The newest checkpoint of a run's folder, to be freed; NULL if it has none. */
 static moert_status find_latest(const char *out, char **path) {
@@ -92,13 +93,10 @@ static moert_status find_checkpoint(moert_trainer *t, char **path) {
     return moert_comm_broadcast(t->world, 0, *path, length);
 }
 
-/* Whether two checkpoints that are there lie in one folder. */
+/* Whether two checkpoints lie in one folder. */
 static bool are_beside(const char *one, const char *other) {
-    char *a = realpath(one, NULL), *b = realpath(other, NULL);
-    const char *end_a = a != NULL ? strrchr(a, '/') : NULL;
-    const char *end_b = b != NULL ? strrchr(b, '/') : NULL;
-    const bool beside = end_a != NULL && end_b != NULL && end_a - a == end_b - b &&
-                        strncmp(a, b, (size_t)(end_a - a)) == 0;
+    char *a = moert_text_format("%s/..", one), *b = moert_text_format("%s/..", other);
+    const bool beside = a != NULL && b != NULL && moert_same_place(a, b);
     free(a);
     free(b);
     return beside;

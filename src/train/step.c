@@ -45,12 +45,8 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
 
 moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    const size_t longest = moert_model_describe(t->model)->max_positions;
     MOERT_TRY(check_options(o, t->data));
-    if (o->length > longest)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "sequences of %zu tokens exceed the model's max_position_embeddings, %zu",
-                          o->length, longest);
+    MOERT_TRY(moert_model_config_check_length(moert_model_describe(t->model), o->length));
     size_t room =
         moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed,

@@ -193,8 +193,8 @@ static void test_staged_and_node_engines_by_hand(void **state) {
     assert_true(n.seconds < s.seconds);
 }
 
-/* Forward and backward, all products at 100 GFLOP/s. */
-static bench_prediction of_links(size_t ranks, const char *type, double result_bytes) {
+/* All products at 100 GFLOP/s. */
+static void set_rates(const char *type) {
     static const char *const ops[] = {"forward", "glu", "dgrad", "wgrad"};
     machine.gemms = 0;
     for (int i = 0; i < 4; i++) {
@@ -203,6 +203,11 @@ static bench_prediction of_links(size_t ranks, const char *type, double result_b
         strcpy(rate.type, type);
         ASSERT_OK(bench_machine_add(&machine, &rate));
     }
+}
+
+/* Forward and backward. */
+static bench_prediction of_links(size_t ranks, const char *type, double result_bytes) {
+    set_rates(type);
     machine.linked = true;
     machine.ranks_per_node = 4.0;
     machine.copy_gbps = 125.0; /* kernels reach 100 */
@@ -313,13 +318,7 @@ static void test_shared_cores_and_crowds(void **state) {
 
 static void test_gradients_of_replicas_are_summed(void **state) {
     (void)state;
-    machine.gemms = 0;
-    static const char *const ops[] = {"forward", "glu", "dgrad", "wgrad"};
-    for (int i = 0; i < 4; i++) {
-        bench_gemm_rate rate = {.type = "f32", .n = 1024, .k = 512, .rows = 64, .gflops = 100};
-        strcpy(rate.op, ops[i]);
-        ASSERT_OK(bench_machine_add(&machine, &rate));
-    }
+    set_rates("f32");
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
     const double alone = predicted(&w).part[BENCH_SUMS];
