@@ -31,17 +31,20 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off 
 	-Iinclude -Isrc -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
 LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
 
-KERNELS  := $(wildcard kernels/*.cl kernels/*.h) kernels/tuning.txt
-SOURCES  := $(filter-out src/tools/%,$(wildcard src/*/*.c))
+# files of a pattern below a directory, however deep
+find = $(shell find $1 -name '$2' | LC_ALL=C sort)
+
+KERNELS  := $(call find,kernels,*.cl) $(call find,kernels,*.h) $(call find,kernels,*.txt)
+SOURCES  := $(filter-out src/tools/%,$(call find,src,*.c))
 OBJECTS  := $(SOURCES:%.c=$(BUILD)/%.o) $(BUILD)/kernels.o
-MAINS    := $(wildcard src/tools/moert-*.c)
-TOOLS    := $(MAINS:src/tools/%.c=$(BUILD)/bin/%)
-TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(wildcard src/tools/*.c)))
+MAINS    := $(wildcard src/tools/*/main.c)
+TOOLS    := $(MAINS:src/tools/%/main.c=$(BUILD)/bin/moert-%)
+TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/tools,*.c)))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
-BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out bench/bench_%,$(wildcard bench/*.c)))
-TESTS    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
+TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(wildcard tests/tools/*.c))
-TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/support/*.c))
+TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
@@ -70,14 +73,15 @@ $(BUILD)/%.o: %.c | $(BUILD)/packages
 	$(call say,CC)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/tests/%.o $(BUILD)/tests/support/%.o: ALL_CFLAGS += -Itests
+$(BUILD)/tests/%.o: ALL_CFLAGS += -Itests -I.
+$(BUILD)/bench/%.o: ALL_CFLAGS += -I.
 
 # holds the commit, of $COMMIT or git, and is written anew only when that has changed; a copy without either keeps what it has
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null)}; [ -z "$$commit" ] && [ -e $@ ] || \
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
 		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-COMMITTED := $(BUILD)/bench/report.o $(BUILD)/src/tools/moert-tune.o $(BUILD)/src/tools/moert-preflight.o
+COMMITTED := $(BUILD)/bench/common/report.o $(BUILD)/src/tools/tune/main.o $(BUILD)/src/tools/preflight/main.o
 $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 
@@ -85,13 +89,13 @@ $(BUILD)/embed: kernels/embed.c
 	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
 
 $(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
-	$(Q)$(BUILD)/embed $(KERNELS) > $@
+	$(Q)$(BUILD)/embed kernels $(KERNELS:kernels/%=%) > $@
 
 $(BUILD)/kernels.o: $(BUILD)/kernels.c
 	$(call say,CC)
 	$(Q)$(CC) -std=c11 -O1 -fPIC -fvisibility=hidden -c -o $@ $<
 
-$(BUILD)/bin/moert-%: $(BUILD)/src/tools/moert-%.o $(TOOLPART) $(STATIC)
+$(BUILD)/bin/moert-%: $(BUILD)/src/tools/%/main.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
@@ -103,11 +107,11 @@ $(BUILD)/tests/%: $(BUILD)/tests/tools/%.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(TESTPART) $(TOOLPART) $(STATIC)
+$(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-$(BUILD)/tests/test_predict: $(addprefix $(BUILD)/bench/,machine.o predict.o spread.o step.o tokens.o)
+$(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o predict/step.o common/tokens.o)
 
 # says what is missing before the first compilation does
 $(BUILD)/packages:
@@ -158,11 +162,11 @@ check-layers: ## proves from the includes that lower modules never use higher on
 	$(Q)tests/layers
 
 lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
-	$(Q)printf '%s\n' $(wildcard src/*/*.c) | xargs -P $$(nproc) -I FILE clang-tidy --quiet FILE -- $(ALL_CFLAGS) -include $<
+	$(Q)printf '%s\n' $(call find,src,*.c) | xargs -P $$(nproc) -I FILE clang-tidy --quiet FILE -- $(ALL_CFLAGS) -include $<
 	$(Q)cppcheck --quiet -j $$(nproc) --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
 
 format: ## clang-format over all C files
-	$(Q)clang-format -i $(wildcard include/moert/*.h src/*/*.[ch] tests/*/*.[ch] bench/*.[ch] kernels/embed.c)
+	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl,$(call find,include src kernels tests bench,$(kind)))
 
 install: all ## to $(DESTDIR)$(PREFIX)
 	install -d $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin

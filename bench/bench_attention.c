@@ -1,6 +1,6 @@
 /*
  * bench_attention: rates of causal attention, forward and backward, each result checked against
- * float64. bench/torch_attention.py runs the same rows for PyTorch.
+ * float64. bench/rivals/torch_attention.py runs the same rows for PyTorch.
  *
  * A sample is 50 ms of calls in a row behind 25 ms that do not count; the rate is the median of
  * several, by the 2 and 5 products of 2 * S * heads * D * L * (L + 1) / 2 FLOP that the formulas
@@ -13,10 +13,10 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "ops/dense.h"
-#include "rate.h"
-#include "report.h"
-#include "tools/program.h"
+#include "attention/attention.h"
+#include "bench/common/rate.h"
+#include "bench/common/report.h"
+#include "tools/common/program.h"
 
 enum { PATTERN = 1048573, CHECKS = 24, Q, K, V, DOUT, OPERANDS };
 

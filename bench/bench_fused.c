@@ -14,9 +14,9 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "moert/ops.h"
-#include "rate.h"
-#include "report.h"
-#include "tools/program.h"
+#include "bench/common/rate.h"
+#include "bench/common/report.h"
+#include "tools/common/program.h"
 
 enum { PATTERN = 1048573, CHECKS = 100 };
 

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 
 #include "base/config.h"
-#include "measure.h"
-#include "suite.h"
-#include "tools/program.h"
+#include "bench/common/measure.h"
+#include "bench/gemm/suite.h"
+#include "tools/common/program.h"
 
 static bench_shape shape; /* experts 0: a suite */
 static size_t repeat, seed;

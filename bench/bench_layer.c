@@ -19,14 +19,14 @@
 #include "base/rng.h"
 #include "comm/comm.h"
 #include "device/device.h"
-#include "device/profile.h"
-#include "layer_check.h"
-#include "models.h"
+#include "device/profile/profile.h"
+#include "bench/layer/layer_check.h"
+#include "bench/predict/models.h"
 #include "moert/layer.h"
-#include "rate.h"
-#include "report.h"
-#include "tokens.h"
-#include "tools/program.h"
+#include "bench/common/rate.h"
+#include "bench/common/report.h"
+#include "bench/common/tokens.h"
+#include "tools/common/program.h"
 
 enum { X, DY, Y, DX, BUFFERS };
 enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };

@@ -2,7 +2,7 @@
  * bench_memory: how much of the device's copy bandwidth the memory-bound kernels reach, each result
  * checked on samples.
  *
- * GB/s are the bytes that a kernel must move (bench/memory_cases.c), every operand once, by the
+ * GB/s are the bytes that a kernel must move (bench/memory/cases.c), every operand once, by the
  * time of calls in a row. Samples of a kernel and of a copy between two buffers take turns, so that
  * both meet the same clocks; the share is the ratio of the medians.
  */
@@ -16,10 +16,10 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "context/context.h"
-#include "memory.h"
-#include "rate.h"
-#include "report.h"
-#include "tools/program.h"
+#include "bench/memory/memory.h"
+#include "bench/common/rate.h"
+#include "bench/common/report.h"
+#include "tools/common/program.h"
 
 enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };
 #define SAMPLE_S 0.01

@@ -10,11 +10,11 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "calibrate.h"
-#include "models.h"
-#include "report.h"
-#include "step.h"
-#include "tools/program.h"
+#include "bench/predict/calibrate.h"
+#include "bench/predict/models.h"
+#include "bench/common/report.h"
+#include "bench/predict/step.h"
+#include "tools/common/program.h"
 
 enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
 

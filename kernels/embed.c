@@ -1,7 +1,7 @@
-/* Build tool: turns kernel files into one C file with their names and texts. embed FILE... >
- * kernels.c */
+/* Build tool: turns the files below a directory into one C file with their names, relative to it,
+ * and their texts: embed DIRECTORY NAME... > kernels.c */
 #include <stdio.h>
-#include <string.h>
+#include <unistd.h>
 
 static int put_text(const char *path) {
     FILE *file = fopen(path, "rb");
@@ -16,16 +16,18 @@ static int put_text(const char *path) {
     return 1;
 }
 
-int main(int count, char **paths) {
-    printf("const char *const moert_embedded_names[] = {\n");
-    for (int i = 1; i < count; i++) {
-        const char *slash = strrchr(paths[i], '/');
-        printf("    \"%s\",\n", slash != NULL ? slash + 1 : paths[i]);
+int main(int count, char **words) {
+    if (count < 2 || chdir(words[1]) != 0) {
+        fprintf(stderr, "embed: cannot enter the directory of the kernels\n");
+        return 1;
     }
+    printf("const char *const moert_embedded_names[] = {\n");
+    for (int i = 2; i < count; i++)
+        printf("    \"%s\",\n", words[i]);
     printf("    0};\nconst char *const moert_embedded_texts[] = {\n");
-    for (int i = 1; i < count; i++)
-        if (!put_text(paths[i])) {
-            fprintf(stderr, "embed: cannot read %s\n", paths[i]);
+    for (int i = 2; i < count; i++)
+        if (!put_text(words[i])) {
+            fprintf(stderr, "embed: cannot read %s\n", words[i]);
             return 1;
         }
     printf("    0};\n");

@@ -8,7 +8,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/watchdog.h"
+#include "comm/watchdog/watchdog.h"
 
 struct moert_context {
     moert_comm *comm;

@@ -5,10 +5,10 @@
  * OpenCL objects).
  *
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
- * text such as "attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
- * preceded by kernels/common.h, which says what the CPU form and the GPU form are. Launches give
+ * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
+ * preceded by kernels/lib/common.h, which says what the CPU form and the GPU form are. Launches give
  * the number of work-groups only, the kernel the size of one. Families called nvidia_* are for
- * NVIDIA's compiler alone, with -DARENA= for sm_90a (device/ptx.h).
+ * NVIDIA's compiler alone, with -DARENA= for sm_90a (device/nvidia/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -28,7 +28,7 @@ typedef struct moert_device_info {
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* vdpbf16ps (AVX-512 BF16), by inline assembly, pays */
     bool has_tiles;     /* AMX with bf16, which products use unless another form is asked for */
-    bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/common.h) */
+    bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/lib/common.h) */
     unsigned nvidia;    /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
     char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
@@ -56,7 +56,7 @@ const moert_device_info *moert_device_describe(const moert_device *device);
 /* Whether this process's threads may use AMX with bf16; asks for it. */
 bool moert_cpu_has_tiles(void);
 
-/* Whether the device's products of bf16 are summed in tiles (kernels/tiles.h). */
+/* Whether the device's products of bf16 are summed in tiles (kernels/gemm/amx.h). */
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
 /* Products on the device go without AMX from now on, as where ranks' CPUs differ. */
@@ -68,7 +68,7 @@ static inline size_t moert_share(const moert_device *device, size_t cpu, size_t 
 }
 
 /* A family's program, for rows that begin and end at multiples of 4 floats (ALIGNED in
- * kernels/common.h) when all sizes do, which are given or'ed: what helps GPUs alone. */
+ * kernels/lib/common.h) when all sizes do, which are given or'ed: what helps GPUs alone. */
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
     (moert_share((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
@@ -133,14 +133,14 @@ typedef struct moert_grid {
 } moert_grid;
 
 /*
- * Enqueues a kernel: moert_launch(device, "glu", "glu_forward", grid, arguments, count); does not
+ * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count); does not
  * block. Errors: ERROR_DEVICE (build log in the message), ERROR_UNSUPPORTED (too much local
  * memory), ERROR_INTERNAL (arguments).
  */
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
                           moert_grid grid, const moert_argument *arguments, size_t count);
 
-/* MOERT_RUN(device, "glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x), MOERT_ARG(rows))
+/* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x), MOERT_ARG(rows))
  */
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \

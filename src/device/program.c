@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "device/internal.h"
-#include "device/ptx.h"
+#include "device/nvidia/ptx.h"
 
 #define CACHE_FORMAT "3"
 
@@ -20,8 +20,9 @@ enum { GPU_ITEMS = 32 };
 /* Registers of a work-item at entry, from which setmaxnreg starts: 384 of them fill an SM. */
 #define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
 
+/* Families in a directory of their own, for NVIDIA GPUs alone. */
 static bool is_nvidia(const char *spec) {
-    return strncmp(spec, "nvidia_", 7) == 0;
+    return strstr(spec, "/nvidia/") != NULL;
 }
 
 /* Says how many bytes a family for sm_90a has for its arena. */
@@ -32,9 +33,9 @@ static bool is_hopper(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {"attention", "gemm", "gemm_packed", "roof"};
+static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/packed", "lib/roof"};
 
-/* Work-items of a team of the family, see kernels/common.h. */
+/* Work-items of a team of the family, see kernels/lib/common.h. */
 static int team_items(const moert_device *device, const char *spec) {
     if (is_nvidia(spec))
         return GPU_ITEMS;

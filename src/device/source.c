@@ -74,12 +74,12 @@ static moert_status insert_includes(const char *file, char **text) {
     return MOERT_OK;
 }
 
-/* The whole source of a program: common.h, then the family with what it includes. */
+/* The whole source of a program: lib/common.h, then the family with what it includes. */
 moert_status moert_program_source(const char *spec, char **source) {
     char *common = NULL, *family = NULL;
     char file[96];
     snprintf(file, sizeof file, "%.*s.cl", (int)strcspn(spec, " "), spec);
-    MOERT_TRY(moert_kernel_source("common.h", &common));
+    MOERT_TRY(moert_kernel_source("lib/common.h", &common));
     moert_status status = moert_kernel_source(file, &family);
     if (status == MOERT_OK)
         status = insert_includes(file, &family);

@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "device/internal.h"
-#include "device/profile.h"
+#include "device/profile/profile.h"
 
 enum { PAGE_BYTES = 4096 };
 

@@ -120,7 +120,7 @@ moert_status moert_window_reserve_slots(moert_window *window, const moert_exchan
  */
 struct moert_exchange_plan {
     moert_plan *plan;
-    moert_buffer *ends;        /* uint32 [local experts]; then lanes of kernels/plan.cl */
+    moert_buffer *ends;        /* uint32 [local experts]; then lanes of kernels/exchange/plan.cl */
     moert_buffer *destination; /* uint32 [T,K,2]: rank, row; rank MOERT_PLAN_DROPPED when dropped */
     moert_buffer *packed; /* staged: the same with (0, place in the received rows); else NULL */
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */

@@ -7,7 +7,7 @@
 
 #include "device/staging.h"
 #include "exchange/exchange.h"
-#include "exchange/relay.h"
+#include "exchange/node/relay.h"
 
 /* The memory behind a window on this rank. `addresses`, `segments` and `release`: where kernels
  * reach the other ranks'. */
@@ -135,7 +135,7 @@ struct moert_exchange {
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
-/* Of a row and the word behind the rows that says whose copy it is (kernels/exchange.cl). */
+/* Of a row and the word behind the rows that says whose copy it is (kernels/exchange/exchange.cl). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
@@ -179,7 +179,7 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
 
-/* A meeting of the ranks' devices as kernels are told of it (kernels/meet.h); of no ranks: nobody
+/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h); of no ranks: nobody
  * waits. */
 typedef struct moert_meeting {
     const moert_buffer *segments, *verdict;

@@ -3,8 +3,8 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "ops/bias.h"
-#include "ops/dense.h"
+#include "nn/bias.h"
+#include "nn/nn.h"
 
 /* *dv = where a GLU puts n numbers: in the place of a v of their type, or in scratch. */
 static moert_status place_dv(moert_mesh *mesh, moert_number from, moert_number type, size_t n,

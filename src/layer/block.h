@@ -26,8 +26,8 @@
 #include "comm/tree_sum.h"
 #include "device/device.h"
 #include "moert/layer.h"
-#include "ops/dense.h"
-#include "ops/grouped.h"
+#include "nn/nn.h"
+#include "gemm/gemm.h"
 #include "router/router.h"
 
 typedef struct moert_block_tensor {

@@ -3,8 +3,8 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "ops/bias.h"
-#include "ops/dense.h"
+#include "nn/bias.h"
+#include "nn/nn.h"
 
 static moert_status check_batch(const moert_layer *layer, const moert_batch *batch,
                                 const moert_buffer *x, const moert_buffer *y) {

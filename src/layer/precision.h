@@ -8,7 +8,7 @@
  * q and q' both start from the float32 values, never from each other's results. The GEMMs
  * accumulate in float32 as ever, and biases take part unrounded.
  *
- *   bf16   rows are cast to bf16 codes, weights rounded by the products (ops/grouped.h)
+ *   bf16   rows are cast to bf16 codes, weights rounded by the products (gemm/gemm.h)
  *   mxfp8  an E4M3 number times a power of two is a bf16 number: rows are decoded to bf16 codes
  *   nvfp4  a global scale is no power of two: rows are decoded to float32
  *

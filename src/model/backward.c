@@ -2,7 +2,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "model/internal.h"
-#include "ops/dense.h"
+#include "nn/nn.h"
 
 static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];

@@ -4,7 +4,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 #include "model/internal.h"
-#include "ops/dense.h"
+#include "nn/nn.h"
 
 /* What the embedding's backward will follow. */
 static moert_status link_tokens(moert_model *model, const int32_t *token) {

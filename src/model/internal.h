@@ -6,7 +6,8 @@
 
 #include "layer/factor.h"
 #include "model/model.h"
-#include "ops/dense.h"
+#include "attention/attention.h"
+#include "nn/nn.h"
 
 /* Tensors of an attention block and of the outer block, in order. */
 enum {

@@ -1,17 +1,17 @@
 /*
- * Checks the router's options and launches its kernels (kernels/router.cl has the formulas). The
+ * Checks the router's options and launches its kernels (kernels/router/router.cl has the formulas). The
  * losses' host side is in losses.c.
  */
 #include <math.h>
 #include <stdio.h>
 
 #include "base/memory.h"
-#include "device/profile.h"
+#include "device/profile/profile.h"
 #include "router/router.h"
 
 enum { MOST_EXPERTS = 1024 };
 
-/* A build of kernels/router.cl for at most so many experts: GPUs, where arrays of that length are
+/* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that length are
  * in local memory, have several. `block` tokens are a team's. */
 typedef struct build {
     const char *program;
@@ -23,8 +23,8 @@ typedef struct build {
 static build choose_build(const moert_device *device, size_t experts) {
 #define BUILD(block, most, columns)                                                                \
     {                                                                                              \
-        "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                         \
-            "router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most, columns   \
+        "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                         \
+            "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most, columns   \
     }
     static const build cpu = BUILD(16, 1024, 1024);
     static const build gpu[] = {BUILD(1, 128, 128), BUILD(1, 256, 128), BUILD(1, 512, 128),
@@ -38,7 +38,7 @@ static build choose_build(const moert_device *device, size_t experts) {
     return gpu[i];
 }
 
-/* A build of kernels/router_gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
+/* A build of kernels/router/gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
  * whose items have instructions to meet. */
 enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 1, SPEC_BYTES = 128 };
 
@@ -53,7 +53,7 @@ static bool choose_held(const moert_device *device, const moert_router_options *
         return false;
     while (slots < options->topk)
         slots *= 2;
-    snprintf(spec, SPEC_BYTES, "router_gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DTEAMS=%d%s",
+    snprintf(spec, SPEC_BYTES, "router/gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DTEAMS=%d%s",
              options->experts, slots, (int)options->score, HELD_TEAMS,
              MOERT_PROGRAM(device, "", options->experts));
     *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_TEAMS), 1, 1};
@@ -150,7 +150,7 @@ static int is_normalised(const moert_router_options *options) {
 
 /* For a profile: so many floats a token. */
 static void tell_work(moert_device *device, size_t tokens, size_t floats) {
-    moert_profile_work(device, "router", 0.0, sizeof(float) * (double)(tokens * floats));
+    moert_profile_work(device, "router/router", 0.0, sizeof(float) * (double)(tokens * floats));
 }
 
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "comm/comm.h"
-#include "device/profile.h"
+#include "device/profile/profile.h"
 
 /* Steps that are left out first, since they compile and touch memory for the first time. */
 enum { MOERT_BREAKDOWN_SKIPS = 2 };

@@ -7,7 +7,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
-#include "ops/dense.h"
+#include "nn/nn.h"
 
 struct moert_gradient_norm {
     moert_model *model;

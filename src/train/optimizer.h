@@ -7,7 +7,7 @@
 #define MOERT_TRAIN_OPTIMIZER_H
 
 #include "model/model.h"
-#include "ops/dense.h"
+#include "nn/nn.h"
 #include "train/gradient_norm.h"
 
 typedef struct moert_optimizer_options {

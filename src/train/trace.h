@@ -8,7 +8,7 @@
 #define MOERT_TRAIN_TRACE_H
 
 #include "comm/comm.h"
-#include "device/profile.h"
+#include "device/profile/profile.h"
 
 enum { MOERT_TRACE_STEPS = 5 };
 

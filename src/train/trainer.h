@@ -6,7 +6,7 @@
 #define MOERT_TRAIN_TRAINER_H
 
 #include "train/checkpoint.h"
-#include "train/data.h"
+#include "data/data.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
 

@@ -84,12 +84,12 @@ cut_off() {
     verdict $? "a host whose link goes down is named, with rank and phase, and all ranks end"
 }
 
-# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, each alone on its host, the last one fails (tests/unit/test_watchdog.c); mpirun,
+# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, each alone on its host, the last one fails (tests/unit/comm/test_watchdog.c); mpirun,
 # told to recover, leaves that to the watchdogs
 fault() {
     # shellcheck disable=SC2016
     MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun --enable-recovery "$@"' mpirun \
-        -n "$1" "${bin%bin}tests/test_watchdog" victim "$2"
+        -n "$1" "${bin%bin}tests/unit/comm/test_watchdog" victim "$2"
     [ $? -ne 124 ] && names "^moert: $4"
     verdict $? "$5"
 }

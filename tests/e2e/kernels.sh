@@ -21,8 +21,8 @@ export clang
 # ---- programs: a family and its -D options, one a line ----
 
 # the tiles of the built-in rows: a row without one has the default's
-tiles=$(grep -v '^#' kernels/tuning.txt | sed -n 's/.*lines=\([0-9]*\).*width=\([0-9]*\).*/-DLINES=\1 -DWIDTH=\2/p' | sort -u)
-[ -n "$tiles" ] && [ "$(grep -v '^#' kernels/tuning.txt | grep -c 'lines=\|width=')" -eq "$(grep -v '^#' kernels/tuning.txt | grep -c 'lines=.*width=')" ]
+tiles=$(grep -v '^#' kernels/gemm/tuning.txt | sed -n 's/.*lines=\([0-9]*\).*width=\([0-9]*\).*/-DLINES=\1 -DWIDTH=\2/p' | sort -u)
+[ -n "$tiles" ] && [ "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=\|width=')" -eq "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=.*width=')" ]
 verdict $? "built-in rows name whole tiles: $(paste -s -d , <<<"$tiles")"
 
 e4m3=8,3,7,0x7Eu,0x7Fu,1 e5m2=8,2,15,0x7Bu,0x7Fu,2 e2m1=4,1,1,0x7u,0x7u,0
@@ -36,12 +36,12 @@ formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLA
 amx='-DBF16=1 -DDOT=2 -DLINES=32 -DWIDTH=2'
 options() { # FAMILY: the options of its programs, one a line
     case $1 in
-    gemm | gemm_packed)
+    gemm/gemm | gemm/packed)
         local tile number format
         while read -r tile; do
             for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
                 echo "$number $tile -DCODED=0"
-                [ "$1 ${tile#*WIDTH=}" = "gemm_packed 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
+                [ "$1 ${tile#*WIDTH=}" = "gemm/packed 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
             done
         done <<<"$tiles"
         printf '%s\n' "$amx -DCODED=0 -DAMX="{1,0}
@@ -50,48 +50,48 @@ options() { # FAMILY: the options of its programs, one a line
             echo "$amx -DCODED=1 -DAMX=0 $format"
         done <<<"$formats"
         ;;
-    gemm_gpu)
+    gemm/gpu)
         local lines # and terms
         for lines in '32 -DDEPTH=32' '64 -DDEPTH=16' '128 -DDEPTH=16' '128 -DDEPTH=8'; do
             printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"
         done
         ;;
-    quantize)
+    quant/quantize)
         local choices
         for choices in '-DROUNDING=0 -DRULE=0' '-DROUNDING=2 -DRULE=1' '-DROUNDING=3 -DRULE=2'; do
             sed "s/-DELEMENT_BITS=4/& $choices/" <<<"$formats"
         done | sort -u
         ;;
-    dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE=8/; p; s/8$/4/' <<<"$formats" ;;
-    decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
-    cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
-    attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=1' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
-    attention_gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
-    attention_round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
-    norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
-    exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
-    router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
-    router_gpu) printf '%s\n' '-DTEAMS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DTEAMS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
-    roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
-    amax) echo "$exact" ;;
-    glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
-    loss) printf '%s\n' '-DCODED='{0,1}{,' -DALIGNED'} ;;
-    optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
-    bias | elementwise | embedding | op_glu | op_rows | reduce | rope) printf '%s\n' '' -DALIGNED ;;
+    quant/dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE=8/; p; s/8$/4/' <<<"$formats" ;;
+    quant/decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
+    quant/cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
+    attention/attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=1' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
+    attention/gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
+    attention/round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
+    nn/norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
+    exchange/exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
+    router/router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
+    router/gpu) printf '%s\n' '-DTEAMS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DTEAMS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
+    lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
+    quant/amax) echo "$exact" ;;
+    gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
+    nn/loss) printf '%s\n' '-DCODED='{0,1}{,' -DALIGNED'} ;;
+    nn/optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
+    nn/bias | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
     esac
 }
 
 # families for NVIDIA alone come below
-files=$(ls kernels/*.cl | grep -v /nvidia_)
-for file in $files; do
-    while read -r line; do echo "$(basename "$file" .cl) $line"; done < <(options "$(basename "$file" .cl)")
+families=$(cd kernels && find . -name '*.cl' ! -path '*/nvidia/*' | sed 's#^./##; s#\.cl$##' | LC_ALL=C sort)
+for family in $families; do
+    while read -r line; do echo "$family $line"; done < <(options "$family")
 done >"$list"
 
 # ---- forms ----
 
 # families without the GPU form, as the library has them
-cpu_families=$(sed -n '/cpu_families\[\]/,/};/p' src/device/program.c | grep -o '"[a-z_]*"' | tr -d '"' | paste -s -d ' ')
+cpu_families=$(sed -n '/cpu_families\[\]/,/};/p' src/device/program.c | grep -o '"[a-z_/]*"' | tr -d '"' | paste -s -d ' ')
 [ -n "$cpu_families" ]
 verdict $? "some families have the CPU form alone: $cpu_families"
 export cpu_families
@@ -99,7 +99,7 @@ export cpu_families
 compile() { # FORM FAMILY OPTION...
     local form=$1 file=kernels/$2.cl out what items=1
     case $2:$form:" $cpu_families " in
-    *_gpu:*) items=32 ;; # on CPUs too, where the form can be forced
+    */gpu:* | *_gpu:*) items=32 ;; # on CPUs too, where the form can be forced
     *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:avx* | *:aarch64*) ;;
     *) items=32 ;;
     esac
@@ -107,7 +107,7 @@ compile() { # FORM FAMILY OPTION...
     case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # for the GPU form alone
     case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
     out=$(mktemp -p "$folder")
-    what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -include kernels/common.h
+    what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
         -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
@@ -135,7 +135,7 @@ for form in avx512 avx2 aarch64 nvidia without_fp64; do
     sed "s/^/$form /" "$list" | xargs -P "$(nproc)" -I LINE bash -c 'compile LINE'
     cp "$failed.$form" "$log"
     [ -s "$list" ] && [ ! -s "$failed.$form" ]
-    verdict $? "$form: $(wc -l <"$list") programs of $(wc -w <<<"$files") files compile"
+    verdict $? "$form: $(wc -l <"$list") programs of $(wc -w <<<"$families") files compile"
 done
 
 # ---- families for NVIDIA's tensor cores: PTX by clang, assembled by CUDA's ptxas, for Hopper made sm_90a as the library does ----
@@ -160,7 +160,7 @@ products() { # RING: products alone, into what is there, with all that may follo
         done
     done
 }
-nvidia_gemm() { # of numbers, lines of results anywhere, and of codes, in each format by itself, beside numbers and beside another one
+nvidia_wgmma() { # of numbers, lines of results anywhere, and of codes, in each format by itself, beside numbers and beside another one
     local ring="-DCOUNTED=0 -DSTAGES=4 -DOUTS=2 -DGROUP=16 -DSCATTER=0" pair orientation result
     for orientation in 0 1; do
         echo "${ring/SCATTER=0/SCATTER=4} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=$orientation -DF16=0 -DRESULT=2 $plain"
@@ -189,12 +189,12 @@ nvidia_fp8() {
         for f32 in 0 1; do echo "$kind -DF32=$f32 -DSTAGES=4 -DOUTS=1 -DGROUP=8"; done
     done
 }
-nvidia_gemm_split() {
+nvidia_split() {
     printf '%s\n' -DORIENTATION={0,1,2}' -DCOLUMNS='{'64 -DSTAGES=8','128 -DSTAGES=5'}
 }
 to_ptx() { # OUT FAMILY OPTION...
     local what
-    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -include kernels/common.h
+    what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -Ikernels -include kernels/lib/common.h
         -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "${@:3}" "kernels/$2.cl")
     "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
     "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$1"
@@ -218,20 +218,20 @@ ampere() { # FAMILY OPTION...; 128 work-items twice on an SM
 export -f to_ptx assemble hopper ampere
 export ptxas
 tensor_cores() { # KIND FAMILY TEXT
-    $2 | sed "s/^/$2 /" | some >"$list"
+    "nvidia_$(basename "$2")" | sed "s#^#$2 #" | some >"$list"
     xargs -P "$(nproc)" -I LINE bash -c "$1 LINE || { echo 'in LINE'; exit 1; }" <"$list" >"$log" 2>&1
     verdict $? "$1: $(wc -l <"$list") programs of $2 $3, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 }
-for family in nvidia_gemm nvidia_gemm_split nvidia_attention nvidia_fp8; do
+for family in gemm/nvidia/wgmma gemm/nvidia/split attention/nvidia/attention gemm/nvidia/fp8; do
     tensor_cores hopper $family "for sm_90a with wgmma in a row, registers as asked"
 done
-tensor_cores ampere nvidia_mma "for sm_80, sm_86, sm_89 and sm_90"
+tensor_cores ampere gemm/nvidia/mma "for sm_80, sm_86, sm_89 and sm_90"
 
 # a program that must not compile, in every form
 for form in avx512 avx2 aarch64 nvidia without_fp64; do
     : >"$failed.$form"
-    compile "$form" gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
-    compile "$form" gemm_gpu -DBF16=0 -DLINES=16 -DDEPTH=32
+    compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
+    compile "$form" gemm/gpu -DBF16=0 -DLINES=16 -DDEPTH=32
     grep -q 'LINES must be 1 to 16' "$failed.$form" && grep -q 'LINES must be 32, 64 or 128' "$failed.$form"
     verdict $? "$form: a tile out of bounds is refused"
 done

@@ -3,7 +3,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-program=${TEST_BUILD:-build}/tests/test_watchdog
+program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
 export MOERT_TIMEOUT_S=3
 
 # hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills the log, `status` and `seconds`

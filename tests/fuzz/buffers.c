@@ -7,8 +7,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "fuzz_op.h"
-#include "ops/op.h"
+#include "fuzz/fuzz_op.h"
+#include "op/op.h"
 
 enum {
     GUARD_BYTES = 256,

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "fuzz_op.h"
+#include "fuzz/fuzz_op.h"
 
 #define COUNT(array)      (sizeof(array) / sizeof(array)[0])
 #define PICK(table, byte) ((table)[(byte) % COUNT(table)])

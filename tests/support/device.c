@@ -139,7 +139,7 @@ moert_status run_twice(moert_buffer *x, size_t n) {
     MOERT_TRY(moert_buffer_create(moert_buffer_device(x), n * sizeof(float), &copy));
     moert_status status = moert_buffer_copy(x, 0, copy, 0, n * sizeof(float));
     if (status == MOERT_OK)
-        status = MOERT_RUN(moert_buffer_device(x), "elementwise", "add", ((moert_grid){1, 1, 1}),
+        status = MOERT_RUN(moert_buffer_device(x), "nn/elementwise", "add", ((moert_grid){1, 1, 1}),
                            MOERT_ARG(copy), MOERT_ARG(x), MOERT_ARG(n));
     moert_buffer_destroy(copy);
     return status;

@@ -20,7 +20,7 @@
 
 #include "base/memory.h"
 #include "io/safetensors.h"
-#include "tools/options.h"
+#include "tools/common/options.h"
 #include "train/metrics.h"
 
 enum { LINE_BYTES = 4096 };

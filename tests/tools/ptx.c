@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "device/ptx.h"
+#include "device/nvidia/ptx.h"
 
 /* The text of a file with its target named as NVIDIA's OpenCL compiler does. */
 static char *read_text(const char *path) {

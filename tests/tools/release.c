@@ -18,7 +18,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/safetensors.h"
-#include "tools/options.h"
+#include "tools/common/options.h"
 
 enum { FP8, MXFP4 };
 static const struct {

@@ -1,0 +1,164 @@
+/* Samples of the contenders in turns. */
+#include "bench/common/measure.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "bench/common/quiet.h"
+#include "bench/common/rate.h"
+
+enum { MOST_BATCH = 16 };
+#define ENOUGH_FLOPS 4e8
+#define QUIET        0.02  /* share of waiting that does no harm */
+#define WAKING_S     50e-6 /* waiting that comes with every start of threads */
+#define PAUSE_S      0.05  /* until a disturbed pair is taken again */
+
+typedef struct contest {
+    const bench_setup *bench;
+    bench_run run;
+    float *result, *between; /* the rival's */
+    double *ours, *theirs;   /* [repeat], GFLOP/s */
+    size_t batch;
+    double waited; /* share of the samples' time, summed over them */
+} contest;
+
+static void release(contest *c) {
+    bench_run_destroy(&c->run);
+    free(c->result);
+    free(c->between);
+    free(c->ours);
+    free(c->theirs);
+}
+
+static moert_status prepare(const bench_setup *bench, const bench_problem *p, bench_op op,
+                            contest *c) {
+    const size_t weights = p->shape.experts * p->shape.n * p->shape.k;
+    const bool cold = weights * sizeof(float) > 2 * bench_team_cache_bytes(bench->team);
+    const double calls = ENOUGH_FLOPS / bench_problem_flops(p);
+    *c = (contest){.bench = bench, .batch = 1};
+    if (cold && calls > 1.0)
+        c->batch = calls < MOST_BATCH ? (size_t)calls + 1 : MOST_BATCH;
+    MOERT_TRY(bench_run_create(p, op, bench->packed, &c->run));
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->ours, bench->repeat));
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->theirs, bench->repeat));
+    if (bench->rival == NULL)
+        return MOERT_OK;
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->result, bench_result_count(p, op)));
+    if (op == BENCH_GLU)
+        MOERT_TRY(MOERT_NEW_ARRAY(&c->between, p->rows * p->shape.n));
+    return MOERT_OK;
+}
+
+/* The first calls, which build kernels and touch memory, and the check of their results. */
+static moert_status verify(contest *c, size_t *wrong) {
+    const bench_setup *bench = c->bench;
+    const bench_problem *p = c->run.problem;
+    size_t rival_wrong;
+    MOERT_TRY(bench_run_enqueue(&c->run));
+    MOERT_TRY(moert_device_finish(bench->device));
+    MOERT_TRY(bench_count_wrong(p, c->run.op, c->run.result, NULL, wrong));
+    if (bench->rival == NULL)
+        return MOERT_OK;
+    bench_rival_run(bench->rival, p, c->run.op, c->result, c->between);
+    if (p->type != MOERT_NUMBER_F32) /* the rival has not rounded its factors */
+        return MOERT_OK;
+    MOERT_TRY(bench_count_wrong(p, c->run.op, NULL, c->result, &rival_wrong));
+    if (rival_wrong > 0)
+        return MOERT_FAIL(ERROR_NUMERIC, "the rival's %s has %zu wrong samples",
+                          bench_op_name(c->run.op), rival_wrong);
+    return MOERT_OK;
+}
+
+static moert_status call_ours(const contest *c) {
+    for (size_t call = 0; call < c->batch; call++)
+        MOERT_TRY(bench_run_enqueue(&c->run));
+    return moert_device_finish(c->bench->device);
+}
+
+static moert_status call_theirs(const contest *c) {
+    for (size_t call = 0; call < c->batch; call++)
+        bench_rival_run(c->bench->rival, c->run.problem, c->run.op, c->result, c->between);
+    return MOERT_OK;
+}
+
+/* One sample; raises *waited to the share of its time for which threads lacked a core. Our caller
+ * only waits for the device, so that it may lack one. */
+static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
+                         double *waited) {
+    const bool caller_works = call == call_theirs;
+    bench_team_evict(c->bench->team);
+    const double before = bench_waited_seconds(caller_works);
+    const uint64_t start = moert_clock_ns();
+    MOERT_TRY(call(c));
+    const double seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    const double lost = bench_waited_seconds(caller_works) - before;
+    *rate = bench_problem_flops(c->run.problem) * (double)c->batch / seconds * 1e-9;
+    if (lost > WAKING_S && lost / seconds > *waited)
+        *waited = lost / seconds;
+    return MOERT_OK;
+}
+
+static moert_status take_pair(contest *c, size_t i, double *waited) {
+    const bench_setup *bench = c->bench;
+    *waited = 0.0;
+    MOERT_TRY(take(c, call_ours, &c->ours[i], waited));
+    if (bench->rival == NULL)
+        return MOERT_OK;
+    MOERT_TRY(take(c, call_theirs, &c->theirs[i], waited));
+    bench_rival_rest(bench->rival);
+    return MOERT_OK;
+}
+
+/* A pair of samples that other programs have disturbed is taken again, as long as patience lasts.
+ */
+static moert_status take_turns(contest *c) {
+    const bench_setup *bench = c->bench;
+    double waited;
+    for (size_t i = 0; i < bench->repeat; i++) {
+        for (;;) {
+            const uint64_t start = moert_clock_ns();
+            MOERT_TRY(take_pair(c, i, &waited));
+            if (waited <= QUIET || *bench->patience_s <= 0.0)
+                break;
+            bench_sleep(PAUSE_S);
+            *bench->patience_s -= (double)(moert_clock_ns() - start) * 1e-9;
+        }
+        c->waited += waited;
+    }
+    return MOERT_OK;
+}
+
+static void summarise(contest *c, bench_row *row) {
+    const bench_setup *bench = c->bench;
+    const bench_problem *p = c->run.problem;
+    const size_t last = bench->repeat - 1, tenth = (last + 5) / 10;
+    row->shape = p->shape;
+    row->op = c->run.op;
+    row->type = p->type;
+    row->ragged = p->ragged;
+    row->backend = moert_backend_name(bench->device);
+    row->gflops = bench_median(c->ours, bench->repeat);
+    row->p10 = c->ours[tenth];
+    row->p90 = c->ours[last - tenth];
+    row->waited = c->waited / (double)bench->repeat;
+    row->peak = bench->peak[p->type == MOERT_NUMBER_BF16].gflops;
+    if (bench->rival != NULL) {
+        row->rival = bench_rival_describe(bench->rival);
+        row->rival_gflops = bench_median(c->theirs, bench->repeat);
+    }
+}
+
+moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, bench_op op,
+                           bench_row *row) {
+    contest c;
+    moert_status status;
+    *row = (bench_row){.goal = 0.0};
+    MOERT_TRY_OR(release, prepare(bench, problem, op, &c));
+    MOERT_TRY_OR(release, verify(&c, &row->wrong));
+    MOERT_TRY_OR(release, take_turns(&c));
+    summarise(&c, row);
+release:
+    release(&c);
+    return status;
+}

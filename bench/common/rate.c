@@ -1,0 +1,61 @@
+/* Times calls in a row. */
+#include "bench/common/rate.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+
+enum { SAMPLES = 3 };
+#define WARM_S  0.025
+#define TIMED_S 0.05
+
+static moert_status run_for(moert_device *device, moert_status (*call)(void *), void *what,
+                            size_t calls, double *seconds) {
+    const uint64_t start = moert_clock_ns();
+    for (size_t i = 0; i < calls; i++)
+        MOERT_TRY(call(what));
+    MOERT_TRY(moert_device_finish(device));
+    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    return MOERT_OK;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *samples, size_t count) {
+    qsort(samples, count, sizeof *samples, by_size);
+    return 0.5 * (samples[(count - 1) / 2] + samples[count / 2]);
+}
+
+moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
+                        double flops, double *tflops) {
+    double one = 0.0, seconds = 0.0, samples[SAMPLES];
+    MOERT_TRY(run_for(device, call, what, 1, &one));
+    for (size_t i = 0; i < SAMPLES; i++) {
+        const size_t calls = (size_t)(TIMED_S / one) + 1;
+        MOERT_TRY(run_for(device, call, what, (size_t)(WARM_S / one) + 1, &seconds));
+        MOERT_TRY(run_for(device, call, what, calls, &seconds));
+        samples[i] = flops * (double)calls / seconds / 1e12;
+    }
+    *tflops = bench_median(samples, SAMPLES);
+    return MOERT_OK;
+}
+
+/* An op and its operands, to be timed. */
+typedef struct timed {
+    moert_op *op;
+    const moert_op_buffers *buffers;
+} timed;
+
+static moert_status execute(void *what) {
+    const timed *t = what;
+    return moert_op_execute(t->op, t->buffers);
+}
+
+moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
+                           double flops, double *tflops) {
+    timed t = {op, buffers};
+    return bench_rate(device, execute, &t, flops, tflops);
+}

@@ -1,0 +1,21 @@
+/* The rate of work that is done again and again, and the median of samples. */
+#ifndef BENCH_COMMON_RATE_H
+#define BENCH_COMMON_RATE_H
+
+#include "device/device.h"
+#include "moert/ops.h"
+
+/* Puts the samples in ascending order. */
+double bench_median(double *samples, size_t count);
+
+/*
+ * *tflops = the median rate of three samples of call(what), which enqueues `flops` on the device. A
+ * sample is 25 ms of calls in a row, not counted, then 50 ms of calls. Blocks.
+ */
+moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
+                        double flops, double *tflops);
+/* The same of moert_op_execute. */
+moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
+                           double flops, double *tflops);
+
+#endif

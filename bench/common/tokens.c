@@ -1,0 +1,63 @@
+/* Draws rows and experts of tokens. */
+#include "bench/common/tokens.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+#define HOT_SHARE 0.3 /* of the slots */
+
+uint32_t bench_word(uint64_t seed, uint64_t token, size_t column) {
+    uint64_t x = token * 0x9E3779B97F4A7C15u ^ (column + 1) * 0xC2B2AE3D27D4EB4Fu ^ seed << 32;
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 32) * 0x94D049BB133111EBu;
+    return (uint32_t)(x >> 32);
+}
+
+float bench_number(uint64_t seed, uint64_t token, size_t column) {
+    return (float)(bench_word(seed, token, column) >> 8) / 16777216.0f - 0.5f;
+}
+
+const char *bench_skew_name(bench_skew skew) {
+    static const char *const names[] = {"balanced", "zipf", "hot", "one"};
+    return names[skew];
+}
+
+/* A key for each expert: the K largest are a sample without replacement, u^(1/weight) for expert
+ * of such a weight (Efraimidis and Spirakis). */
+static void draw(bench_skew skew, uint64_t seed, uint64_t token, size_t topk, size_t experts,
+                 double *keys) {
+    for (size_t e = 0; e < experts; e++) {
+        const double u = moert_rng_uniform(seed, 1, token * experts + e);
+        keys[e] = skew == BENCH_ZIPF ? pow(u, (double)(e + 1)) : u;
+    }
+    if (skew == BENCH_HOT)
+        keys[0] = moert_rng_uniform(seed, 2, token) < HOT_SHARE * (double)topk ? 2.0 : -1.0;
+}
+
+static void choose(double *keys, size_t topk, size_t experts, int32_t *chosen) {
+    for (size_t k = 0; k < topk; k++) {
+        size_t best = 0;
+        for (size_t e = 1; e < experts; e++)
+            best = keys[e] > keys[best] ? e : best;
+        chosen[k] = (int32_t)best;
+        keys[best] = -2.0;
+    }
+}
+
+moert_status bench_route(bench_skew skew, uint64_t seed, size_t tokens, size_t topk, size_t experts,
+                         int32_t *index) {
+    double *keys;
+    MOERT_TRY(MOERT_NEW_ARRAY(&keys, experts));
+    for (size_t t = 0; t < tokens; t++) {
+        draw(skew, seed, t, topk, experts, keys);
+        choose(keys, topk, experts, index + t * topk);
+        for (size_t k = 0; skew == BENCH_ONE && k < topk; k++)
+            index[t * topk + k] = k == 0 ? 0 : -1;
+    }
+    free(keys);
+    return MOERT_OK;
+}

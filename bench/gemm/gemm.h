@@ -1,0 +1,70 @@
+/*
+ * What bench_gemm measures: operations, shapes, and one problem of a shape with its data.
+ *
+ * Rows of x[M,K] and y[M,N] belong to experts with weight[E,N,K]:
+ *   fprop y = x weight^T, glu h[M,N/2] = silu(gate) * up with [gate | up] = y, dgrad x = y weight,
+ *   wgrad weight = y^T x
+ * FLOPs of each, the GLU's exponentials not counted: 2 M N K, M summed over the experts.
+ */
+#ifndef BENCH_GEMM_GEMM_H
+#define BENCH_GEMM_GEMM_H
+
+#include "gemm/gemm.h"
+#include "tools/common/gemm_shapes.h"
+
+#define BENCH_OP_TABLE(X) X(FPROP, "fprop") X(GLU, "glu") X(DGRAD, "dgrad") X(WGRAD, "wgrad")
+
+typedef enum bench_op {
+#define BENCH_OP_ENUM(name, text) BENCH_##name,
+    BENCH_OP_TABLE(BENCH_OP_ENUM)
+#undef BENCH_OP_ENUM
+        BENCH_OPS
+} bench_op;
+
+const char *bench_op_name(bench_op op);
+
+typedef moert_gemm_shape bench_shape;
+
+typedef struct bench_problem {
+    bench_shape shape;
+    moert_number type; /* F32 or BF16: what the factors are rounded to */
+    bool ragged;
+    uint32_t *ends;        /* [E] */
+    size_t rows;           /* M */
+    float *x, *y, *weight; /* values before rounding, uniform in [-1, 1) */
+    moert_buffer *ends_buffer, *x_buffer, *y_buffer, *weight_buffer;
+} bench_problem;
+
+/* Balanced, or ragged: an expert has 0.25 to 1.75 times the average, and in every five the second
+ * has no rows; scaled so that M is that of the balanced groups. The seed decides sizes and data. */
+moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_number type,
+                                  bool ragged, uint64_t seed, bench_problem **problem);
+void bench_problem_destroy(bench_problem *problem);
+double bench_problem_flops(const bench_problem *problem); /* of one operation */
+
+/* An operation on a problem, by the backend in use, ready to be called often. */
+typedef struct bench_run {
+    const bench_problem *problem;
+    bench_op op;
+    moert_gemm gemm;
+    moert_glu glu;
+    moert_packed *packed;
+    moert_buffer *result, *between; /* between: y, for the GLU */
+} bench_run;
+
+/* packed: let forward and dgrad read a packed weight where the backend has one. */
+moert_status bench_run_create(const bench_problem *problem, bench_op op, bool packed,
+                              bench_run *run);
+void bench_run_destroy(bench_run *run);
+moert_status bench_run_enqueue(const bench_run *run);
+size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
+
+/*
+ * Compares sampled elements of the result, in a buffer or, if that is NULL, in memory, with float64
+ * sums over the (rounded) factors. *wrong counts those that are off by more than 1e-5 of the sum of
+ * the terms' magnitudes, for the GLU carried through its derivatives.
+ */
+moert_status bench_count_wrong(const bench_problem *problem, bench_op op,
+                               const moert_buffer *buffer, const float *memory, size_t *wrong);
+
+#endif

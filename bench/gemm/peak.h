@@ -1,0 +1,17 @@
+/* The most that the cores can do: independent multiply-adds on registers, on all of them at once.
+ */
+#ifndef BENCH_GEMM_PEAK_H
+#define BENCH_GEMM_PEAK_H
+
+#include "moert/formats.h"
+#include "bench/gemm/team.h"
+
+typedef struct bench_peak {
+    double gflops;           /* 0 = not known for this processor */
+    const char *instruction; /* that was measured */
+} bench_peak;
+
+/* Of products of F32, or of BF16 summed in float32; best of some short runs. */
+bench_peak bench_peak_measure(bench_team *team, moert_number type);
+
+#endif

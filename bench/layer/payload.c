@@ -1,0 +1,138 @@
+/* Makes rows and looks at what has become of them. */
+#include "bench/layer/payload.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/parallel.h"
+#include "moert/plan.h"
+#include "bench/common/tokens.h"
+
+const char *bench_dtype_name(bench_dtype dtype) {
+    static const char *const names[] = {"f32", "bf16", "mxfp8"};
+    return names[dtype];
+}
+
+size_t bench_payload_width(const bench_payload *p) {
+    switch (p->dtype) {
+    case BENCH_F32:
+        return p->hidden;
+    case BENCH_BF16:
+        return p->hidden / 2;
+    default:
+        return moert_ceil_div(p->hidden + moert_ceil_div(p->hidden, 32), sizeof(float));
+    }
+}
+
+bool bench_payload_sums(const bench_payload *p) {
+    return p->dtype != BENCH_MXFP8;
+}
+
+/* Column `column` of a token, of F32 or BF16. */
+static float number(const bench_payload *p, uint64_t token, size_t column) {
+    const float x = bench_number(p->seed, token, column);
+    return p->dtype == BENCH_F32 ? x : moert_number_of_bits(moert_number_bits_of(x) & 0xFFFF0000);
+}
+
+/* Float `place` of a token's row: a number, two codes, or any bits. */
+static uint32_t bits(const bench_payload *p, uint64_t token, size_t place) {
+    if (p->dtype == BENCH_F32)
+        return moert_number_bits_of(number(p, token, place));
+    if (p->dtype == BENCH_BF16)
+        return moert_number_bits_of(number(p, token, 2 * place)) >> 16 |
+               moert_number_bits_of(number(p, token, 2 * place + 1));
+    return bench_word(p->seed, token, place);
+}
+
+enum { LEAST_ROWS = 16 }; /* of a thread */
+
+/* Rows to be made. */
+typedef struct filled {
+    const bench_payload *payload;
+    uint64_t first;
+    float *rows;
+} filled;
+
+static void fill(void *context, size_t begin, size_t end) {
+    const filled *f = context;
+    const size_t width = bench_payload_width(f->payload);
+    for (size_t i = begin * width; i < end * width; i++) {
+        const uint32_t word = bits(f->payload, f->first + i / width, i % width);
+        memcpy(&f->rows[i], &word, sizeof word);
+    }
+}
+
+void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows) {
+    filled f = {p, first, rows};
+    moert_parallel(tokens, LEAST_ROWS, fill, &f);
+}
+
+/* Rows, or sums of slots, to be looked at. */
+typedef struct seen {
+    const bench_payload *payload;
+    const uint64_t *token_of;
+    const float *rows;
+    size_t stride;
+    uint64_t first; /* token of sums */
+    size_t topk;
+    const float *weight;
+    const uint32_t *slot_rank;
+    atomic_size_t wrong;
+} seen;
+
+static void look_at_rows(void *context, size_t begin, size_t end) {
+    seen *s = context;
+    const size_t width = bench_payload_width(s->payload);
+    size_t wrong = 0;
+    for (size_t r = begin; r < end; r++)
+        for (size_t i = 0; i < width; i++) {
+            const uint32_t word = bits(s->payload, s->token_of[r], i);
+            wrong += memcmp(&s->rows[r * s->stride + i], &word, sizeof word) != 0;
+        }
+    atomic_fetch_add(&s->wrong, wrong);
+}
+
+size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
+                                const float *rows, size_t stride) {
+    seen s = {.payload = p, .token_of = token_of, .rows = rows, .stride = stride};
+    moert_parallel(count, LEAST_ROWS, look_at_rows, &s);
+    return atomic_load(&s.wrong);
+}
+
+/* Whether a number is not the sum of a token's slots with this value. */
+static bool is_wrong(const seen *s, size_t token, float x, float sum_seen) {
+    const bench_payload *p = s->payload;
+    float sum = 0.0f, magnitude = 0.0f;
+    for (size_t i = token * s->topk; i < (token + 1) * s->topk; i++)
+        if (s->slot_rank[i] != MOERT_PLAN_DROPPED) {
+            sum = fmaf(s->weight[i], x, sum);
+            magnitude += fabsf(s->weight[i] * x);
+        }
+    return p->slack > 0.0f ? !(fabsf(sum_seen - sum) <= p->slack * magnitude)
+                           : memcmp(&sum_seen, &sum, sizeof sum) != 0;
+}
+
+static void look_at_sums(void *context, size_t begin, size_t end) {
+    seen *s = context;
+    const size_t hidden = s->payload->hidden;
+    size_t wrong = 0;
+    for (size_t t = begin; t < end; t++)
+        for (size_t c = 0; c < hidden; c++)
+            wrong += is_wrong(s, t, number(s->payload, s->first + t, c), s->rows[t * hidden + c]);
+    atomic_fetch_add(&s->wrong, wrong);
+}
+
+size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, size_t tokens, size_t topk,
+                                const float *weight, const uint32_t *slot_rank, const float *sums) {
+    seen s = {.payload = p,
+              .rows = sums,
+              .first = first,
+              .topk = topk,
+              .weight = weight,
+              .slot_rank = slot_rank};
+    moert_parallel(tokens, LEAST_ROWS, look_at_sums, &s);
+    return atomic_load(&s.wrong);
+}

@@ -1,0 +1,146 @@
+/*
+ * The quantisers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
+ * again in out[2]. Each result is a code times its scale, and is computed once more from the
+ * block's numbers; see memory_cases.c.
+ */
+#include <math.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "bench/memory/memory.h"
+#include "bench/memory/cases.h"
+#include "moert/quantize.h"
+
+/* NVFP4's scale of the whole tensor, by which those of blocks of [-1, 1) are of E4M3's size. */
+#define WHOLE 0x1p-6f
+
+static moert_quantize quantize_of(const bench_memory *b) {
+    moert_quantize op = MOERT_QUANTIZE_INIT;
+    op.how.format = b->of.how.format;
+    op.how.axis = b->of.how.axis;
+    op.groups.rows = b->of.tokens * b->of.topk;
+    op.columns = b->of.hidden;
+    op.x = b->in[0];
+    op.q = b->out[0];
+    op.scale = b->out[1];
+    op.global = b->out[3];
+    return op;
+}
+
+double bench_quantize_bytes(const bench_sizes *s) {
+    const bench_how *how = &s->how;
+    const moert_quantizer quantizer = {
+        .size = sizeof quantizer, .format = how->format, .axis = how->axis};
+    const size_t rows = s->tokens * s->topk;
+    const moert_quantized_shape shape = moert_quantized_shape_of(
+        &quantizer, rows, s->hidden, moert_ceil_div(rows, moert_format_block(how->format)));
+    return (double)(rows * s->hidden * moert_number_bits(how->type) / 8 +
+                    shape.q_lines * shape.q_bytes +
+                    shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format));
+}
+
+moert_status bench_quantize_begin(const bench_memory *b) {
+    const float whole = WHOLE;
+    return moert_buffer_write(b->out[3], 0, &whole, sizeof whole);
+}
+
+moert_status bench_quantize_run(const bench_memory *b) {
+    const moert_quantize op = quantize_of(b);
+    return moert_quantize_run(&op);
+}
+
+moert_status bench_dequantize_begin(const bench_memory *b) {
+    MOERT_TRY(bench_quantize_begin(b));
+    return bench_quantize_run(b);
+}
+
+moert_status bench_dequantize_run(const bench_memory *b) {
+    moert_quantize op = quantize_of(b);
+    op.x = b->out[2];
+    op.x_type = b->of.how.type;
+    return moert_dequantize_run(&op);
+}
+
+/* ---- what must come out ---- */
+
+/* The largest magnitude of the block around a place. */
+static float block_amax(const bench_memory *b, size_t row, size_t column) {
+    const bench_how *how = &b->of.how;
+    const size_t block = moert_format_block(how->format);
+    const size_t height = how->axis == MOERT_AXIS_ROW ? 1 : block;
+    const size_t width = how->axis == MOERT_AXIS_COLUMN ? 1 : block;
+    const size_t top = row - row % height, left = column - column % width;
+    double amax = 0.0;
+    for (size_t r = top; r < moert_min(top + height, b->of.tokens * b->of.topk); r++)
+        for (size_t c = left; c < moert_min(left + width, b->of.hidden); c++)
+            amax = fmax(amax, fabs(bench_memory_value(b, 0, r * b->of.hidden + c)));
+    return (float)amax;
+}
+
+static float rounded(moert_number type, float x) {
+    return moert_number_decode(type, moert_number_encode(type, x));
+}
+
+/* The number that the element is kept as. */
+static double coded(const bench_memory *b, size_t at) {
+    const moert_format format = b->of.how.format;
+    const moert_number element = moert_format_element(format);
+    const float x = (float)bench_memory_value(b, 0, at), largest = moert_number_largest(element);
+    const float amax = block_amax(b, at / b->of.hidden, at % b->of.hidden);
+    int exponent;
+    if (format == MOERT_FORMAT_FP8_BLOCK)
+        return (double)(amax / largest) * (double)rounded(element, x / (amax / largest));
+    if (format == MOERT_FORMAT_NVFP4) {
+        const float scale = rounded(MOERT_NUMBER_E4M3, amax * (1.0f / WHOLE * (1.0f / largest)));
+        return (double)(scale * WHOLE) * (double)rounded(element, x * (1.0f / (scale * WHOLE)));
+    }
+    /* the least power of two by which the largest magnitude fits */
+    const double fraction = frexp((double)amax / (double)largest, &exponent);
+    const double scale = ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
+    return scale * (double)rounded(element, (float)((double)x / scale));
+}
+
+static moert_status read_scale(const bench_memory *b, moert_format format, size_t index,
+                               double *scale) {
+    uint8_t code;
+    if (format == MOERT_FORMAT_FP8_BLOCK)
+        return bench_read(b->out[1], index, scale);
+    MOERT_TRY(moert_buffer_read(b->out[1], index, &code, 1));
+    *scale = format == MOERT_FORMAT_NVFP4
+                 ? (double)(moert_number_decode(MOERT_NUMBER_E4M3, code) * WHOLE)
+                 : ldexp(1.0, code - 127);
+    return MOERT_OK;
+}
+
+moert_status bench_quantize_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const bench_how *how = &b->of.how;
+    const size_t width = b->of.hidden, block = moert_format_block(how->format);
+    const size_t at = bench_pick(chosen, b->of.tokens * b->of.topk * width);
+    const size_t row = at / width, column = at % width;
+    const bool pairs = moert_format_element_bits(how->format) == 4;
+    const bool along = how->axis == MOERT_AXIS_COLUMN;
+    const size_t place = !pairs ? at : along ? row / 2 * width + column : at / 2;
+    const size_t line = how->axis == MOERT_AXIS_ROW ? row : row / block;
+    uint8_t code;
+    double scale = 0.0;
+    MOERT_TRY(moert_buffer_read(b->out[0], place, &code, 1));
+    MOERT_TRY(read_scale(b, how->format,
+                         along ? line * width + column
+                               : line * moert_ceil_div(width, block) + column / block,
+                         &scale));
+    if (pairs)
+        code = code >> ((along ? row : column) % 2 * 4) & 0xF;
+    *got = scale * (double)moert_number_decode(moert_format_element(how->format), code);
+    *want = coded(b, at);
+    return MOERT_OK;
+}
+
+moert_status bench_dequantize_check(const bench_memory *b, double chosen, double *got,
+                                    double *want) {
+    const moert_number type = b->of.how.type;
+    const size_t at = bench_pick(chosen, b->of.tokens * b->of.topk * b->of.hidden);
+    *want = coded(b, at);
+    if (type != MOERT_NUMBER_F32)
+        *want = (double)rounded(type, (float)*want);
+    return bench_read_as(b->out[2], type, at, got);
+}

@@ -1,0 +1,116 @@
+/* The operands of bench_memory. */
+#include "bench/memory/memory.h"
+
+#include <stdlib.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/rng.h"
+
+enum { PATTERN = 1048573, APART = 333331 }; /* numbers; between inputs */
+
+double bench_memory_value(const bench_memory *b, size_t input, size_t index) {
+    return (double)b->pattern[(index + input * APART) % PATTERN];
+}
+
+static moert_status make_input(const bench_memory *b, size_t input, size_t floats,
+                               moert_buffer **buffer) {
+    const size_t start = input * APART % PATTERN;
+    MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), buffer));
+    for (size_t at = 0; at < floats;) {
+        const size_t from = (start + at) % PATTERN, count = moert_min(PATTERN - from, floats - at);
+        MOERT_TRY(moert_buffer_write(*buffer, at * sizeof(float), b->pattern + from,
+                                     count * sizeof(float)));
+        at += count;
+    }
+    return MOERT_OK;
+}
+
+static moert_status upload(const bench_memory *b, const void *data, size_t bytes,
+                           moert_buffer **buffer) {
+    MOERT_TRY(moert_buffer_create(b->device, bytes, buffer));
+    return moert_buffer_write(*buffer, 0, data, bytes);
+}
+
+/* Each token goes to K experts that lie E / K apart, the first another one each time. */
+static moert_status make_index(bench_memory *b) {
+    const bench_sizes *s = &b->of;
+    int32_t *index;
+    MOERT_TRY(MOERT_NEW_ARRAY(&index, s->tokens * s->topk));
+    for (size_t t = 0; t < s->tokens; t++)
+        for (size_t k = 0; k < s->topk; k++)
+            index[t * s->topk + k] = (int32_t)((t * 7 + k * (s->experts / s->topk)) % s->experts);
+    moert_status status = upload(b, index, s->tokens * s->topk * sizeof *index, &b->index);
+    free(index);
+    return status;
+}
+
+static moert_status make_tokens(bench_memory *b, size_t seed) {
+    const bench_sizes *s = &b->of;
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->tokens, s->tokens));
+    for (size_t t = 0; t < s->tokens; t++)
+        b->tokens[t] = (int32_t)(moert_rng_uniform(seed, 1, t) * (double)s->vocabulary);
+    return upload(b, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
+}
+
+/* The plan's slots on the host, for the checks. */
+static moert_status fetch_slots(bench_memory *b) {
+    const bench_sizes *s = &b->of;
+    const size_t slots = s->tokens * s->topk;
+    moert_plan *made = b->plan->plan;
+    int32_t *index;
+    MOERT_TRY(moert_alloc(&index, slots, sizeof *index));
+    moert_status status = moert_buffer_read(b->index, 0, index, slots * sizeof *index);
+    if (status == MOERT_OK)
+        status = moert_plan_create(index, s->tokens, s->topk, s->experts, 1, 0, made->counts,
+                                   &b->plan->plan);
+    if (status == MOERT_OK)
+        moert_plan_destroy(made);
+    free(index);
+    return status;
+}
+
+static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
+    const bench_sizes *s = &b->of;
+    const uint32_t rows = (uint32_t)(s->tokens * s->topk);
+    MOERT_TRY(make_index(b));
+    MOERT_TRY(moert_exchange_create(b->device, comm, MOERT_EXCHANGE_LOCAL, &b->exchange));
+    MOERT_TRY(moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, s->tokens, s->topk,
+                                       s->experts, &b->plan));
+    MOERT_TRY(fetch_slots(b));
+    MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
+    MOERT_TRY(upload(b, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));
+    return upload(b, &rows, sizeof rows, &b->ends);
+}
+
+moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed) {
+    const bench_sizes *s = &b->of;
+    const size_t rows = s->tokens * s->topk, widest = moert_max(s->hidden, 2 * s->intermediate);
+    const size_t logits = moert_max(s->vocabulary, s->large_vocabulary) * s->predicted;
+    const size_t floats = moert_max(rows * widest, moert_max(s->vocabulary * s->hidden, logits));
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern, PATTERN));
+    for (size_t i = 0; i < PATTERN; i++)
+        b->pattern[i] = (float)(2.0 * moert_rng_uniform(seed, 0, i) - 1.0);
+    for (size_t i = 0; i < BENCH_INPUTS; i++)
+        MOERT_TRY(make_input(b, i, floats, &b->in[i]));
+    for (size_t i = 0; i < BENCH_RESULTS; i++)
+        MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), &b->out[i]));
+    MOERT_TRY(make_tokens(b, seed));
+    MOERT_TRY(make_exchange(b, comm));
+    return moert_rope_table_create(b->device, s->tokens, BENCH_HEAD, 10000.0f, &b->rope);
+}
+
+void bench_memory_release(bench_memory *b) {
+    moert_window_destroy(b->window);
+    moert_exchange_free_plan(b->plan);
+    moert_exchange_destroy(b->exchange);
+    moert_buffer *const small[] = {b->token, b->index, b->gather, b->ends, b->rope};
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+        moert_buffer_destroy(small[i]);
+    for (size_t i = 0; i < BENCH_INPUTS; i++)
+        moert_buffer_destroy(b->in[i]);
+    for (size_t i = 0; i < BENCH_RESULTS; i++)
+        moert_buffer_destroy(b->out[i]);
+    free(b->tokens);
+    free(b->pattern);
+}

@@ -1,0 +1,70 @@
+/* What bench_memory times: the memory-bound kernels, each with the bytes that it must move and what
+ * samples of its result must be. */
+#ifndef BENCH_MEMORY_MEMORY_H
+#define BENCH_MEMORY_MEMORY_H
+
+#include "exchange/exchange.h"
+#include "moert/formats.h"
+#include "nn/nn.h"
+
+/* What makes several cases of a kernel. */
+typedef struct bench_how {
+    moert_format format; /* of quantisers, */
+    moert_axis axis;
+    moert_number type; /* and of what is cast or dequantised */
+    bool heads;        /* norms of heads instead of rows */
+    bool added;        /* the result is added to what is there */
+    bool large;        /* of the two sizes the larger one */
+} bench_how;
+
+typedef struct bench_sizes {
+    size_t tokens, hidden, intermediate, topk, experts; /* T, H, I, K, E */
+    size_t predicted, vocabulary, large_vocabulary;     /* tokens of the loss, V */
+    bench_how how;                                      /* of the case at hand */
+} bench_sizes;
+
+enum { BENCH_INPUTS = 3, BENCH_RESULTS = 5, BENCH_HEAD = 128 }; /* the last: of a head */
+
+/*
+ * Inputs repeat a pattern of numbers in [-1, 1), from another place each; bench_memory_value()
+ * tells them. Inputs and results are as long as the largest matrix.
+ */
+typedef struct bench_memory {
+    moert_device *device;
+    bench_sizes of;
+    float *pattern;
+    moert_buffer *in[BENCH_INPUTS], *out[BENCH_RESULTS];
+    moert_buffer *token;    /* int32 [T], of the vocabulary; also the loss's targets */
+    moert_buffer *index;    /* int32 [T,K] */
+    moert_buffer *gather;   /* uint32 [T K]: a permutation */
+    moert_buffer *ends;     /* uint32 [1]: T K */
+    moert_buffer *rope;     /* [T, 2, head/2] */
+    int32_t *tokens;        /* `token` on the host */
+    moert_buffer **scratch; /* growable */
+    moert_exchange *exchange;
+    moert_exchange_plan *plan;
+    moert_window *window; /* [T K, H] */
+} bench_memory;
+
+/* Errors: ERROR_MEMORY, ERROR_DEVICE. Release it whatever comes back. */
+moert_status bench_memory_prepare(bench_memory *memory, moert_comm *comm, size_t seed);
+void bench_memory_release(bench_memory *memory);
+
+double bench_memory_value(const bench_memory *memory, size_t input, size_t index);
+
+typedef struct bench_case {
+    const char *name;
+    double (*bytes)(const bench_sizes *of);
+    /* NULL, or makes what the kernel reads; it does not belong to the time */
+    moert_status (*begin)(const bench_memory *memory);
+    moert_status (*run)(const bench_memory *memory);
+    /* An element of the result, chosen by a number in [0, 1), and what it must be, after one run.
+     */
+    moert_status (*check)(const bench_memory *memory, double chosen, double *got, double *want);
+    bench_how how;
+} bench_case;
+
+extern const bench_case bench_cases[];
+extern const size_t bench_case_count;
+
+#endif

@@ -1,0 +1,86 @@
+/* The norms of bench_memory; see memory_cases.c. */
+#include <math.h>
+
+#include "bench/memory/memory.h"
+#include "bench/memory/cases.h"
+
+#define EPSILON 1e-6
+
+static double floats(const bench_sizes *s) {
+    return 4.0 * (double)(s->tokens * s->hidden);
+}
+
+/* ---- RMSNorm of [T,H] or its heads: x = in[0], weight = in[2], dy = in[1] ---- */
+
+static size_t norm_width(const bench_sizes *s) {
+    return s->how.heads ? BENCH_HEAD : s->hidden;
+}
+
+static size_t norm_rows(const bench_sizes *s) {
+    return s->tokens * s->hidden / norm_width(s);
+}
+
+double bench_norm_bytes(const bench_sizes *s) {
+    return 2.0 * floats(s) + 4.0 * (double)(norm_rows(s) + norm_width(s));
+}
+
+moert_status bench_norm_run(const bench_memory *b) {
+    return moert_norm_forward(norm_rows(&b->of), norm_width(&b->of), (float)EPSILON, b->in[0],
+                              b->in[2], b->out[0], b->out[1]);
+}
+
+static double norm_scale(const bench_memory *b, size_t row) {
+    const size_t width = norm_width(&b->of);
+    double squares = 0.0;
+    for (size_t c = 0; c < width; c++)
+        squares +=
+            bench_memory_value(b, 0, row * width + c) * bench_memory_value(b, 0, row * width + c);
+    return 1.0 / sqrt(squares / (double)width + EPSILON);
+}
+
+moert_status bench_norm_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t width = norm_width(&b->of), at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+    *want = bench_memory_value(b, 0, at) * norm_scale(b, at / width) *
+            bench_memory_value(b, 2, at % width);
+    return bench_read(b->out[0], at, got);
+}
+
+double bench_norm_backward_bytes(const bench_sizes *s) {
+    return (s->how.added ? 4.0 : 3.0) * floats(s) +
+           4.0 * (double)(norm_rows(s) + 2 * norm_width(s));
+}
+
+/* rstd, and what a gradient is added to. */
+moert_status bench_norm_backward_begin(const bench_memory *b) {
+    MOERT_TRY(bench_norm_run(b));
+    return moert_buffer_copy(b->in[0], 0, b->out[0], 0, moert_buffer_bytes(b->in[0]));
+}
+
+moert_status bench_norm_backward_run(const bench_memory *b) {
+    return moert_norm_backward(&(moert_norm_gradient){.sequences = 1,
+                                                      .rows = norm_rows(&b->of),
+                                                      .width = norm_width(&b->of),
+                                                      .x = b->in[0],
+                                                      .weight = b->in[2],
+                                                      .rstd = b->out[1],
+                                                      .dy = b->in[1],
+                                                      .dx = b->out[0],
+                                                      .accumulate = b->of.how.added,
+                                                      .partial = b->out[2],
+                                                      .scratch = b->scratch});
+}
+
+moert_status bench_norm_backward_check(const bench_memory *b, double chosen, double *got,
+                                       double *want) {
+    const size_t width = norm_width(&b->of), at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+    const size_t first = at - at % width;
+    const double scale = norm_scale(b, at / width);
+    double products = 0.0;
+    for (size_t c = 0; c < width; c++)
+        products += bench_memory_value(b, 1, first + c) * bench_memory_value(b, 2, c) *
+                    bench_memory_value(b, 0, first + c);
+    *want = bench_memory_value(b, 1, at) * bench_memory_value(b, 2, at % width) * scale -
+            bench_memory_value(b, 0, at) * scale * scale * scale * products / (double)width +
+            (b->of.how.added ? bench_memory_value(b, 0, at) : 0.0);
+    return bench_read(b->out[0], at, got);
+}

@@ -1,0 +1,196 @@
+/* The kernels of bench_memory on the rows of tokens and experts; see memory_cases.c. */
+#include <math.h>
+
+#include "base/memory.h"
+#include "bench/memory/memory.h"
+#include "bench/memory/cases.h"
+#include "gemm/gemm.h"
+#include "router/router.h"
+
+static size_t rows_of(const bench_memory *b) {
+    return b->of.tokens * b->of.topk;
+}
+
+/* ---- GLU of [T K, 2I]: v = in[0], dh = in[1] ---- */
+
+static moert_glu glu_of(const bench_memory *b) {
+    return (moert_glu){.form = MOERT_GLU_SWIGLU,
+                       .rows = rows_of(b),
+                       .width = b->of.intermediate,
+                       .v = b->in[0],
+                       .h = b->out[0],
+                       .dh = b->in[1],
+                       .dv = b->out[0]};
+}
+
+/* Gate and up of the pair at (row, column), whose place in h is `at`. */
+static void take_pair(const bench_memory *b, size_t at, double *gate, double *up) {
+    const size_t width = b->of.intermediate, place = at / width * 2 * width + at % width;
+    *gate = bench_memory_value(b, 0, place);
+    *up = bench_memory_value(b, 0, place + width);
+}
+
+double bench_glu_bytes(const bench_sizes *s) {
+    return 12.0 * (double)(s->tokens * s->topk * s->intermediate);
+}
+
+moert_status bench_glu_run(const bench_memory *b) {
+    const moert_glu glu = glu_of(b);
+    return moert_glu_forward(&glu);
+}
+
+moert_status bench_glu_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t at = bench_pick(chosen, rows_of(b) * b->of.intermediate);
+    double gate, up;
+    take_pair(b, at, &gate, &up);
+    *want = gate / (1.0 + exp(-gate)) * up;
+    return bench_read(b->out[0], at, got);
+}
+
+double bench_dglu_bytes(const bench_sizes *s) {
+    return 20.0 * (double)(s->tokens * s->topk * s->intermediate);
+}
+
+moert_status bench_dglu_run(const bench_memory *b) {
+    const moert_glu glu = glu_of(b);
+    return moert_glu_backward(&glu);
+}
+
+/* Of the gate. */
+moert_status bench_dglu_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t width = b->of.intermediate, at = bench_pick(chosen, rows_of(b) * width);
+    double gate, up;
+    take_pair(b, at, &gate, &up);
+    const double s = 1.0 / (1.0 + exp(-gate));
+    *want = bench_memory_value(b, 1, at) * up * s * (1.0 + gate * (1.0 - s));
+    return bench_read(b->out[0], at / width * 2 * width + at % width, got);
+}
+
+/* ---- rows of in[0] to the experts, one copy for each slot, and back with weights of in[2] ---- */
+
+double bench_exchange_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(s->tokens * s->hidden * (1 + s->topk));
+}
+
+moert_status bench_dispatch_run(const bench_memory *b) {
+    return moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->in[0], b->window, NULL, NULL);
+}
+
+moert_status bench_dispatch_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t h = b->of.hidden, at = bench_pick(chosen, rows_of(b) * h), slot = at / h;
+    *want = bench_memory_value(b, 0, slot / b->of.topk * h + at % h);
+    return bench_read(moert_window_rows(b->window),
+                      b->plan->plan->slot_row[slot] * moert_window_stride(b->window) + at % h, got);
+}
+
+moert_status bench_combine_run(const bench_memory *b) {
+    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->in[2], b->out[0],
+                                  NULL, NULL);
+}
+
+moert_status bench_combine_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t h = b->of.hidden, k = b->of.topk, at = bench_pick(chosen, b->of.tokens * h);
+    double weight = 0.0;
+    for (size_t i = 0; i < k; i++)
+        weight += bench_memory_value(b, 2, at / h * k + i);
+    *want = weight * bench_memory_value(b, 0, at);
+    return bench_read(b->out[0], at, got);
+}
+
+/* ---- an op's permuted input rows ---- */
+
+double bench_permute_bytes(const bench_sizes *s) {
+    return 8.0 * (double)(s->tokens * s->topk * s->hidden);
+}
+
+moert_status bench_permute_run(const bench_memory *b) {
+    const size_t rows = rows_of(b), width = b->of.hidden;
+    const size_t split = moert_share(b->device, moert_ceil_div(16384, width), 1);
+    const moert_grid grid = {moert_ceil_div(rows, split), 1, 1};
+    return MOERT_RUN(b->device, MOERT_PROGRAM(b->device, "op/rows", width), "op_load_rows", grid,
+                     MOERT_ARG(b->ends), MOERT_ARG(1u), MOERT_ARG((unsigned)rows),
+                     MOERT_ARG(b->in[0]), MOERT_ARG((int)MOERT_NUMBER_F32), MOERT_ARG(width),
+                     MOERT_ARG(b->gather), MOERT_ARG(1u), MOERT_ARG(b->out[0]),
+                     MOERT_ARG((int)width), MOERT_ARG((unsigned)split));
+}
+
+moert_status bench_permute_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t h = b->of.hidden, at = bench_pick(chosen, rows_of(b) * h);
+    *want = bench_memory_value(b, 0, b->plan->plan->slot_row[at / h] * h + at % h);
+    return bench_read(b->out[0], at, got);
+}
+
+/* ---- router: logits in[0], of T tokens or, where bandwidth counts, T K ---- */
+
+static size_t routed(const bench_sizes *s) {
+    return s->tokens * (s->how.large ? s->topk : 1);
+}
+
+static moert_router_options router_of(const bench_memory *b) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = b->of.experts;
+    options.topk = b->of.topk;
+    return options;
+}
+
+static moert_routing routing_of(const bench_memory *b) {
+    return (moert_routing){
+        .scores = b->out[0], .index = b->out[2], .weight = b->out[1], .lse = b->out[3]};
+}
+
+double bench_router_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(routed(s) * (2 * s->experts + 2 * s->topk + 1));
+}
+
+moert_status bench_router_run(const bench_memory *b) {
+    const moert_router_options options = router_of(b);
+    const moert_routing routing = routing_of(b);
+    return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
+}
+
+/* Without losses: scores and gradients; the logits do not count. */
+double bench_router_backward_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(routed(s) * (2 * s->experts + 3 * s->topk + 1));
+}
+
+moert_status bench_router_backward_run(const bench_memory *b) {
+    const moert_router_options options = router_of(b);
+    const moert_routing routing = routing_of(b);
+    return moert_router_backward(b->device, &options, routed(&b->of), b->in[0], &routing, b->in[1],
+                                 NULL, 0.0f, b->out[4]);
+}
+
+/* The weight of a token's choice number `rank`, and its expert, by counting the logits above each:
+ * equal ones have equal weights. */
+static double routed_weight(const bench_memory *b, size_t token, size_t rank, size_t *expert) {
+    const size_t e = b->of.experts;
+    double sum = 0.0, own = 0.0;
+    for (size_t i = 0; i < e; i++) {
+        const double logit = bench_memory_value(b, 0, token * e + i);
+        size_t above = 0;
+        for (size_t j = 0; j < e; j++)
+            above += bench_memory_value(b, 0, token * e + j) > logit;
+        sum += above < b->of.topk ? exp(logit) : 0.0;
+        if (above == rank)
+            own = exp(logit), *expert = i;
+    }
+    return own / sum;
+}
+
+moert_status bench_router_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k);
+    size_t expert;
+    *want = routed_weight(b, slot / k, slot % k, &expert);
+    return bench_read(b->out[1], slot, got);
+}
+
+moert_status bench_router_backward_check(const bench_memory *b, double chosen, double *got,
+                                         double *want) {
+    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k), token = slot / k;
+    size_t expert = 0, other;
+    double mean = 0.0;
+    for (size_t i = 0; i < k; i++)
+        mean += routed_weight(b, token, i, &other) * bench_memory_value(b, 1, token * k + i);
+    *want = routed_weight(b, token, slot % k, &expert) * (bench_memory_value(b, 1, slot) - mean);
+    return bench_read(b->out[4], token * b->of.experts + expert, got);
+}

@@ -1,0 +1,354 @@
+/* Measures products, copies, engines and links. */
+#include "bench/predict/calibrate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/number.h"
+#include "exchange/exchange.h"
+#include "layer/factor.h"
+#include "bench/common/rate.h"
+#include "bench/common/report.h"
+#include "bench/common/tokens.h"
+#include "tools/common/rates.h"
+#include "tools/tune/product.h"
+
+enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_TOKENS = 1024 };
+
+/* What the ranks average: all numbers of a machine, one after the other. */
+enum { MOST_FIGURES = 256 };
+typedef struct figures {
+    double *at[MOST_FIGURES];
+    size_t count;
+} figures;
+
+/* ---- products ---- */
+
+static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
+enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
+
+static moert_number type_of(const bench_work *w) {
+    return strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+}
+
+/* All ranks at the same time, as in a layer. Collective. */
+static moert_status add_rates(moert_context *context, const bench_work *w, const char *op,
+                              moert_tuned packed, moert_tuned plain, size_t n, size_t k,
+                              bench_machine *m) {
+    moert_device *device = moert_context_device(context);
+    moert_comm *world = moert_context_comm(context);
+    const moert_number type = type_of(w);
+    const size_t experts = moert_ceil_div(w->experts, w->ep);
+    for (size_t i = 0; i < ROW_COUNTS; i++) {
+        bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)row_counts[i]};
+        snprintf(rate.op, sizeof rate.op, "%s", op);
+        snprintf(rate.type, sizeof rate.type, "%s", w->type);
+        moert_rate_product product = {packed, type, experts, row_counts[i], n, k};
+        MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
+        product.operation = plain;
+        if (rate.gflops == 0.0) /* there are no packed weights here */
+            MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
+        MOERT_TRY(bench_machine_add(m, &rate));
+    }
+    return MOERT_OK;
+}
+
+static moert_status run_fused(void *fused) {
+    return moert_gemm_glu_forward(fused);
+}
+
+/* The first product with the GLU of its result, as a layer has it: packed where that helps. */
+static moert_status time_fused(moert_context *context, moert_tune_product *p, double *seconds) {
+    moert_device *device = moert_context_device(context);
+    const moert_glu_form form = MOERT_GLU_SWIGLU;
+    const size_t groups = p->gemm.groups.count, rows = p->gemm.groups.rows;
+    const moert_packed_shape packing = {groups, p->gemm.n, p->gemm.k, moert_packed_for_glu(&form),
+                                        p->key.type};
+    moert_gemm_glu fused = {.gemm = p->gemm, .glu = {.form = form, .type = p->key.type}};
+    moert_packed *packed = NULL;
+    moert_status status =
+        moert_buffer_create(device, rows * p->gemm.n / 2 * sizeof(float), &fused.glu.h);
+    if (status == MOERT_OK)
+        status = moert_packed_create(device, &packing, &packed);
+    if (status == MOERT_OK && packed != NULL)
+        status = moert_packed_fill(packed, p->gemm.weight);
+    fused.gemm.packed = packed;
+    fused.gemm.result = moert_factor_between(device, p->key.type, groups, p->gemm.k, p->gemm.n / 2);
+    MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
+    MOERT_TRY_OR(done, moert_rates_time(
+                           &(moert_timed){device, moert_context_comm(context), run_fused, &fused},
+                           1, seconds));
+done:
+    moert_packed_destroy(packed);
+    moert_buffer_destroy(fused.glu.h);
+    return status;
+}
+
+static moert_status add_fused_rates(moert_context *context, const bench_work *w, bench_machine *m) {
+    const size_t experts = moert_ceil_div(w->experts, w->ep), n = 2 * w->intermediate;
+    for (size_t i = 0; i < ROW_COUNTS; i++) {
+        const moert_gemm_shape shape = {experts, row_counts[i], n, w->hidden, NULL};
+        bench_gemm_rate rate = {.op = "glu", .n = n, .k = w->hidden, .rows = (double)row_counts[i]};
+        moert_tune_product product;
+        double seconds = 1.0;
+        bool possible;
+        snprintf(rate.type, sizeof rate.type, "%s", w->type);
+        MOERT_TRY(moert_tune_product_create(moert_context_device(context), MOERT_TUNED_FORWARD,
+                                            type_of(w), &shape, &product, &possible));
+        moert_status status = time_fused(context, &product, &seconds);
+        moert_tune_product_destroy(&product);
+        MOERT_TRY(status);
+        rate.gflops = 2e-9 * (double)(experts * row_counts[i] * n * w->hidden) / seconds;
+        MOERT_TRY(bench_machine_add(m, &rate));
+    }
+    return MOERT_OK;
+}
+
+static moert_status measure_products(moert_context *context, const bench_work *w,
+                                     bench_machine *m) {
+    static const struct {
+        const char *op;
+        moert_tuned packed, plain;
+    } ops[] = {{"forward", MOERT_TUNED_PACKED_FORWARD, MOERT_TUNED_FORWARD},
+               {"dgrad", MOERT_TUNED_PACKED_DGRAD, MOERT_TUNED_DGRAD},
+               {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
+    const size_t h = w->hidden, i = w->intermediate;
+    for (size_t op = 0; op < sizeof ops / sizeof ops[0]; op++) {
+        MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, 2 * i, h, m));
+        MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, h, i, m));
+    }
+    MOERT_TRY(add_fused_rates(context, w, m));
+    const moert_rate_product router = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,
+                                       w->tokens,           w->experts,       h};
+    return moert_rates_gemm(moert_context_device(context), moert_context_comm(context), &router,
+                            &m->f32_gflops);
+}
+
+static moert_status run_dglu(void *glu) {
+    return moert_glu_backward(glu);
+}
+
+/* As if a token's rows all stayed here. Collective. */
+static moert_status measure_dglu(moert_context *context, const bench_work *w, double *ns) {
+    moert_device *device = moert_context_device(context);
+    moert_comm *world = moert_context_comm(context);
+    const size_t rows = w->tokens * w->topk, n = rows * w->intermediate;
+    moert_buffer *v = NULL, *dh = NULL;
+    moert_status status = moert_buffer_create(device, 2 * n * sizeof(float), &v);
+    if (status == MOERT_OK)
+        status = moert_buffer_create(device, n * sizeof(float), &dh);
+    if (status == MOERT_OK)
+        status = moert_buffer_clear(v, 0, 2 * n * sizeof(float));
+    if (status == MOERT_OK)
+        status = moert_buffer_clear(dh, 0, n * sizeof(float));
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    const moert_number type = moert_factor_between(
+        device, type_of(w), moert_ceil_div(w->experts, w->ep), w->hidden, w->intermediate);
+    moert_glu glu = {.form = MOERT_GLU_SWIGLU,
+                     .rows = rows,
+                     .width = w->intermediate,
+                     .from = type,
+                     .type = type,
+                     .v = v,
+                     .dh = dh,
+                     .dv = v};
+    MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, world, run_dglu, &glu}, 1, ns));
+    *ns *= 1e9 / (double)n;
+done:
+    moert_buffer_destroy(dh);
+    moert_buffer_destroy(v);
+    return status;
+}
+
+/* ---- copies ---- */
+
+static moert_status measure_host(double *gbps) {
+    unsigned char *from = NULL, *to = NULL;
+    moert_status status;
+    *gbps = 0.0;
+    MOERT_TRY_OR(done, moert_alloc(&from, COPY_BYTES, 1));
+    MOERT_TRY_OR(done, moert_alloc(&to, COPY_BYTES, 1));
+    memset(from, 1, COPY_BYTES);
+    for (int i = 0; i < COPIES; i++) {
+        const uint64_t start = moert_clock_ns();
+        memcpy(to, from, COPY_BYTES);
+        from[0] += to[COPY_BYTES - 1]; /* so that the copy is wanted */
+        *gbps = fmax(*gbps, 2.0 * COPY_BYTES / (double)(moert_clock_ns() - start));
+    }
+done:
+    free(to);
+    free(from);
+    return status;
+}
+
+/* ---- engines ---- */
+
+typedef struct passage {
+    moert_device *device;
+    moert_comm *comm;
+    moert_exchange *exchange;
+    moert_window *window;
+    moert_exchange_plan *plan;
+    moert_buffer *index, *rows;
+    int32_t *experts;
+} passage;
+
+static void close_passage(passage *p) {
+    moert_exchange_free_plan(p->plan);
+    moert_window_destroy(p->window);
+    moert_exchange_destroy(p->exchange);
+    moert_buffer_destroy(p->index);
+    moert_buffer_destroy(p->rows);
+    free(p->experts);
+}
+
+static moert_status open_passage(const bench_work *w, size_t tokens, unsigned engine, passage *p) {
+    const size_t ranks = moert_comm_size(p->comm), slots = tokens * w->topk;
+    const size_t mine = moert_comm_rank(p->comm) * slots;
+    MOERT_TRY(MOERT_NEW_ARRAY(&p->experts, ranks * slots));
+    MOERT_TRY(bench_route(BENCH_BALANCED, 1, ranks * tokens, w->topk, w->experts, p->experts));
+    MOERT_TRY(moert_buffer_create(p->device, slots * sizeof(int32_t), &p->index));
+    MOERT_TRY(moert_buffer_create(p->device, tokens * w->hidden * sizeof(float), &p->rows));
+    MOERT_TRY(moert_buffer_clear(p->rows, 0, tokens * w->hidden * sizeof(float)));
+    MOERT_TRY(moert_buffer_write(p->index, 0, p->experts + mine, slots * sizeof(int32_t)));
+    MOERT_TRY(moert_exchange_create(p->device, p->comm, engine, &p->exchange));
+    MOERT_TRY(moert_window_create(p->exchange, w->hidden, &p->window));
+    MOERT_TRY(moert_exchange_make_plan(p->exchange, MOERT_OK, p->index, tokens, w->topk, w->experts,
+                                       &p->plan));
+    return moert_window_reserve(p->window, p->plan->plan);
+}
+
+/* *seconds of a dispatch or combine: the mean of both, medians of some; *bytes that this rank
+ * receives in one. */
+static moert_status time_passage(passage *p, size_t width, double *seconds, double *bytes) {
+    double took[EXCHANGES];
+    *bytes = (double)(p->plan->plan->rows * width * sizeof(float));
+    for (int i = 0; i < EXCHANGES; i++) {
+        MOERT_TRY(moert_comm_barrier(p->comm));
+        const uint64_t start = moert_clock_ns();
+        MOERT_TRY(moert_exchange_dispatch(p->exchange, p->plan, MOERT_OK, p->rows, p->window, NULL,
+                                          NULL));
+        MOERT_TRY(moert_exchange_combine(p->exchange, p->plan, MOERT_OK, p->window, NULL, p->rows,
+                                         NULL, NULL));
+        MOERT_TRY(moert_device_finish(p->device));
+        took[i] = 0.5e-9 * (double)(moert_clock_ns() - start);
+    }
+    *seconds = bench_median(took, EXCHANGES);
+    return MOERT_OK;
+}
+
+/* The line through an exchange of few rows and one of many. Collective over `comm`. */
+static moert_status measure_engine(moert_device *device, moert_comm *comm, const bench_work *w,
+                                   unsigned engine, bench_line *line) {
+    static const size_t tokens[2] = {FEW_TOKENS, MANY_TOKENS};
+    double seconds[2], bytes[2];
+    for (int i = 0; i < 2; i++) {
+        passage p = {.device = device, .comm = comm};
+        moert_status status = open_passage(w, tokens[i], engine, &p);
+        if (status == MOERT_OK)
+            status = time_passage(&p, w->hidden, &seconds[i], &bytes[i]);
+        close_passage(&p);
+        MOERT_TRY(status);
+    }
+    const double slope = fmax((seconds[1] - seconds[0]) / (bytes[1] - bytes[0]), 1e-13);
+    line->gbps = 1e-9 / slope;
+    line->us = 1e6 * fmax(seconds[0] - slope * bytes[0], 0.0);
+    return MOERT_OK;
+}
+
+/* Staged alone, and windows, or their like on one rank, among the ranks of the node. */
+static moert_status measure_engines(moert_context *context, const bench_work *w, bench_machine *m) {
+    moert_comm *world = moert_context_comm(context), *alone, *node;
+    moert_device *device = moert_context_device(context);
+    MOERT_TRY(moert_comm_split(world, moert_comm_rank(world), &alone));
+    moert_status status = measure_engine(device, alone, w, MOERT_EXCHANGE_STAGED, &m->stage);
+    moert_comm_destroy(alone);
+    MOERT_TRY(moert_comm_agree(world, status));
+    MOERT_TRY(moert_comm_split(world, moert_comm_node(world, moert_comm_rank(world)), &node));
+    status = measure_engine(device, node, w, MOERT_EXCHANGE_AUTO, &m->window);
+    moert_comm_destroy(node);
+    return moert_comm_agree(world, status);
+}
+
+/* ---- all ranks together ---- */
+
+static void list_figures(bench_machine *m, figures *f) {
+    f->count = 0;
+    f->at[f->count++] = &m->f32_gflops;
+#define LIST_NUMBER(field, help) f->at[f->count++] = &m->field;
+    BENCH_MACHINE_NUMBERS(LIST_NUMBER)
+#undef LIST_NUMBER
+#define LIST_LINE(field, help)                                                                     \
+    f->at[f->count++] = &m->field.us;                                                              \
+    f->at[f->count++] = &m->field.gbps;
+    BENCH_MACHINE_LINES(LIST_LINE)
+#undef LIST_LINE
+    for (size_t i = 0; i < m->gemms && f->count < MOST_FIGURES; i++)
+        f->at[f->count++] = &m->gemm[i].gflops;
+}
+
+static moert_status average(moert_comm *world, bench_machine *m) {
+    const size_t ranks = moert_comm_size(world);
+    double mine[MOST_FIGURES], *all;
+    figures f;
+    list_figures(m, &f);
+    for (size_t i = 0; i < f.count; i++)
+        mine[i] = *f.at[i];
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&all, ranks * f.count)));
+    moert_status status = moert_comm_allgather(world, mine, f.count * sizeof *mine, all);
+    for (size_t i = 0; i < f.count && status == MOERT_OK; i++) {
+        *f.at[i] = 0.0;
+        for (size_t r = 0; r < ranks; r++)
+            *f.at[i] += all[r * f.count + i] / (double)ranks;
+    }
+    free(all);
+    return status;
+}
+
+static void describe(moert_context *context, double shared_cores, bench_machine *m) {
+    moert_comm *world = moert_context_comm(context);
+    const moert_device_info *device = moert_device_describe(moert_context_device(context));
+    const time_t now = time(NULL);
+    char date[16];
+    strftime(date, sizeof date, "%F", gmtime(&now));
+    snprintf(m->name, sizeof m->name, "%zu nodes of %zu ranks, %.80s", moert_comm_node_count(world),
+             moert_comm_node_size(world), device->name);
+    snprintf(m->source, sizeof m->source, "bench_model --calibrate, %s, moert %s", date,
+             bench_report_commit());
+    m->ranks_per_node = (double)moert_comm_node_size(world);
+    m->memory_gib = (double)device->global_bytes / (double)(1 << 30);
+    m->shared_cores = shared_cores;
+    m->tile_rows = m->crowd = 1.0;
+    m->crowd_nodes = 3.0;
+}
+
+moert_status bench_calibrate(moert_context *context, const bench_work *work, double shared_cores,
+                             bench_machine *machine) {
+    moert_comm *world = moert_context_comm(context);
+    moert_device *device = moert_context_device(context);
+    bench_machine m = {.gemms = 0};
+    moert_rates rates = {0};
+    describe(context, shared_cores, &m);
+    moert_status status = moert_rates_measure(device, &rates);
+    m.launch_us = rates.launch_us;
+    m.copy_gbps = rates.copy_gbps;
+    if (status == MOERT_OK)
+        status = measure_host(&m.host_gbps);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, measure_products(context, work, &m));
+    MOERT_TRY_OR(done, measure_dglu(context, work, &m.dglu_ns));
+    MOERT_TRY_OR(done, measure_engines(context, work, &m));
+    MOERT_TRY_OR(done, bench_calibrate_links(world, &m));
+    MOERT_TRY_OR(done, average(world, &m));
+    *machine = m;
+    return MOERT_OK;
+done:
+    bench_machine_free(&m);
+    return status;
+}

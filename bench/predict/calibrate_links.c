@@ -1,0 +1,100 @@
+/* Measures links between ranks, two at a time and all at once. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "bench/predict/calibrate.h"
+#include "bench/common/rate.h"
+#include "tools/common/links.h"
+
+enum { SAMPLES = 9 };
+#define LINK_SECONDS 3.0
+
+/* ---- links ---- */
+
+/* The mean of the links to all others of equal `color`; unchanged where there are none. */
+static moert_status measure_line(moert_comm *world, size_t color, bench_line *line) {
+    moert_comm *part;
+    moert_link *links = NULL;
+    MOERT_TRY(moert_comm_split(world, color, &part));
+    const size_t size = moert_comm_size(part);
+    moert_status status = MOERT_NEW_ARRAY(&links, size);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, moert_links_measure(part, LINK_SECONDS, links));
+    if (size > 1)
+        *line = (bench_line){0.0, 0.0};
+    for (size_t r = 0; r < size; r++) {
+        line->us += size > 1 ? links[r].us / (double)(size - 1) : 0.0;
+        line->gbps += size > 1 ? links[r].gbps / (double)(size - 1) : 0.0;
+    }
+done:
+    free(links);
+    moert_comm_destroy(part);
+    return status;
+}
+
+moert_status bench_calibrate_links(moert_comm *world, bench_machine *m) {
+    m->inside = (bench_line){1.0, m->host_gbps / 2.0};
+    MOERT_TRY(measure_line(world, moert_comm_node(world, moert_comm_rank(world)), &m->inside));
+    m->between = m->inside;
+    return measure_line(world, moert_comm_node_rank(world), &m->between);
+}
+
+/* ---- crowds ---- */
+
+/* *gbps each way of a rank whose messages of `bytes` go to all others, which do the same: the
+ * median of some, of the slowest rank. Collective. */
+static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
+    const size_t ranks = moert_comm_size(comm);
+    double samples[SAMPLES], *all = NULL;
+    unsigned char *send = NULL, *receive = NULL;
+    size_t *rows = NULL;
+    moert_status status = MOERT_NEW_ARRAY(&rows, ranks);
+    if (status == MOERT_OK)
+        status = moert_alloc(&send, ranks, bytes);
+    if (status == MOERT_OK)
+        status = moert_alloc(&receive, ranks, bytes);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&all, ranks);
+    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    for (size_t r = 0; r < ranks; r++)
+        rows[r] = r != moert_comm_rank(comm) ? bytes : 0;
+    for (int i = 0; i < SAMPLES; i++) {
+        MOERT_TRY_OR(done, moert_comm_barrier(comm));
+        const uint64_t start = moert_clock_ns();
+        MOERT_TRY_OR(done, moert_comm_alltoallv(comm, send, rows, receive, rows, 1));
+        const double mine = (double)(moert_clock_ns() - start);
+        MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
+        samples[i] = 0.0;
+        for (size_t r = 0; r < ranks; r++)
+            samples[i] = fmax(samples[i], all[r]);
+    }
+    *gbps = (double)((ranks - 1) * bytes) / bench_median(samples, SAMPLES);
+done:
+    free(rows);
+    free(all);
+    free(receive);
+    free(send);
+    return status;
+}
+
+moert_status bench_calibrate_crowd(moert_context *context, const bench_work *work,
+                                   bench_machine *machine) {
+    moert_comm *world = moert_context_comm(context), *rail;
+    const size_t nodes = moert_comm_node_count(world);
+    const size_t bytes = work->tokens * work->topk * work->hidden * sizeof(float);
+    double gbps = 0.0;
+    if (nodes < 3)
+        return moert_comm_agree(world, MOERT_FAIL(ERROR_USAGE,
+                                                  "a crowd is three nodes or more, "
+                                                  "not %zu",
+                                                  nodes));
+    MOERT_TRY(moert_comm_split(world, moert_comm_node_rank(world), &rail));
+    moert_status status = time_crowd(rail, bytes / nodes, &gbps);
+    moert_comm_destroy(rail);
+    MOERT_TRY(moert_comm_agree(world, status));
+    machine->crowd = fmin(gbps / machine->between.gbps, 1.0);
+    machine->crowd_nodes = (double)nodes;
+    return MOERT_OK;
+}

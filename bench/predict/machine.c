@@ -1,0 +1,204 @@
+/* Reads and writes machines; rates of products. */
+#include "bench/predict/machine.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+/* ---- fields ---- */
+
+static moert_status bad(const char *path, const char *field, const char *why) {
+    return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' %s", path, field, why);
+}
+
+/* A number of at least `least`, above it with `positive`; a missing one is `standard` if that is
+ * not NAN. */
+static moert_status read_number(const char *path, const json_t *object, const char *field,
+                                double standard, bool positive, double *value) {
+    const json_t *found = json_object_get(object, field);
+    if (found == NULL && !isnan(standard)) {
+        *value = standard;
+        return MOERT_OK;
+    }
+    if (!json_is_number(found))
+        return bad(path, field, found == NULL ? "is missing" : "is not a number");
+    *value = json_number_value(found);
+    return *value > 0.0 || (*value == 0.0 && !positive) ? MOERT_OK
+                                                        : bad(path, field, "must be positive");
+}
+
+static moert_status read_line(const char *path, const json_t *root, const char *field,
+                              bench_line *line) {
+    const json_t *object = json_object_get(root, field);
+    if (!json_is_object(object))
+        return bad(path, field, "must be an object with us and gbps");
+    MOERT_TRY(read_number(path, object, "us", NAN, false, &line->us));
+    return read_number(path, object, "gbps", NAN, true, &line->gbps);
+}
+
+static moert_status read_text(const char *path, const json_t *object, const char *field, char *text,
+                              size_t bytes) {
+    const char *found = json_string_value(json_object_get(object, field));
+    if (found == NULL)
+        return bad(path, field, "must be a text");
+    if (strlen(found) >= bytes)
+        return bad(path, field, "is too long");
+    snprintf(text, bytes, "%s", found);
+    return MOERT_OK;
+}
+
+static moert_status read_rate(const char *path, const json_t *object, bench_machine *m) {
+    bench_gemm_rate rate;
+    double n, k;
+    MOERT_TRY(read_text(path, object, "op", rate.op, sizeof rate.op));
+    MOERT_TRY(read_text(path, object, "type", rate.type, sizeof rate.type));
+    MOERT_TRY(read_number(path, object, "n", NAN, true, &n));
+    MOERT_TRY(read_number(path, object, "k", NAN, true, &k));
+    MOERT_TRY(read_number(path, object, "rows", NAN, true, &rate.rows));
+    MOERT_TRY(read_number(path, object, "gflops", NAN, true, &rate.gflops));
+    rate.n = (size_t)n;
+    rate.k = (size_t)k;
+    return bench_machine_add(m, &rate);
+}
+
+static moert_status read_fields(const char *path, const json_t *root, bench_machine *m) {
+    const json_t *rates = json_object_get(root, "gemm"), *rate;
+    size_t i;
+    MOERT_TRY(read_text(path, root, "name", m->name, sizeof m->name));
+    MOERT_TRY(read_text(path, root, "source", m->source, sizeof m->source));
+#define READ_NUMBER(field, help) MOERT_TRY(read_number(path, root, #field, NAN, true, &m->field));
+    BENCH_MACHINE_NUMBERS(READ_NUMBER)
+#undef READ_NUMBER
+#define READ_LINE(field, help) MOERT_TRY(read_line(path, root, #field, &m->field));
+    BENCH_MACHINE_LINES(READ_LINE)
+#undef READ_LINE
+    MOERT_TRY(read_number(path, root, "shared_cores", 0.0, false, &m->shared_cores));
+    MOERT_TRY(read_number(path, root, "crowd", 1.0, true, &m->crowd));
+    MOERT_TRY(read_number(path, root, "crowd_nodes", 3.0, true, &m->crowd_nodes));
+    MOERT_TRY(read_number(path, root, "tile_rows", 1.0, true, &m->tile_rows));
+    MOERT_TRY(read_number(path, root, "f32_gflops", NAN, true, &m->f32_gflops));
+    MOERT_TRY(
+        read_number(path, root, "attention_gflops", m->f32_gflops, true, &m->attention_gflops));
+    MOERT_TRY(read_number(path, root, "attention_backward_gflops", m->f32_gflops, true,
+                          &m->attention_backward_gflops));
+    m->pipelined = json_is_true(json_object_get(root, "pipelined"));
+    m->linked = json_is_true(json_object_get(root, "linked"));
+    if (!json_is_array(rates) || json_array_size(rates) == 0)
+        return bad(path, "gemm", "must be an array of rates");
+    json_array_foreach(rates, i, rate) {
+        MOERT_TRY(read_rate(path, rate, m));
+    }
+    return MOERT_OK;
+}
+
+moert_status bench_machine_read(const char *path, bench_machine *machine) {
+    json_error_t error;
+    *machine = (bench_machine){.gemms = 0};
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL && error.line < 0)
+        return MOERT_FAIL(ERROR_IO, "%s", error.text);
+    if (root == NULL)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: line %d: %s", path, error.line, error.text);
+    moert_status status = read_fields(path, root, machine);
+    json_decref(root);
+    return status;
+}
+
+moert_status bench_machine_write(const bench_machine *m, const char *path) {
+    json_t *root = json_pack("{ss ss sf sf sf sf sf sb sb}", "name", m->name, "source", m->source,
+                             "shared_cores", m->shared_cores, "crowd", m->crowd, "crowd_nodes",
+                             m->crowd_nodes, "tile_rows", m->tile_rows, "f32_gflops", m->f32_gflops,
+                             "pipelined", m->pipelined, "linked", m->linked);
+    json_t *rates = json_array();
+#define WRITE_NUMBER(field, help) json_object_set_new(root, #field, json_real(m->field));
+    BENCH_MACHINE_NUMBERS(WRITE_NUMBER)
+#undef WRITE_NUMBER
+#define WRITE_LINE(field, help)                                                                    \
+    json_object_set_new(root, #field,                                                              \
+                        json_pack("{sf sf}", "us", m->field.us, "gbps", m->field.gbps));
+    BENCH_MACHINE_LINES(WRITE_LINE)
+#undef WRITE_LINE
+    for (size_t i = 0; i < m->gemms; i++) {
+        const bench_gemm_rate *r = &m->gemm[i];
+        json_array_append_new(rates, json_pack("{ss ss sI sI sf sf}", "op", r->op, "type", r->type,
+                                               "n", (json_int_t)r->n, "k", (json_int_t)r->k, "rows",
+                                               r->rows, "gflops", r->gflops));
+    }
+    const int failed = json_object_set_new(root, "gemm", rates) != 0 ||
+                       json_dump_file(root, path, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) != 0;
+    json_decref(root);
+    return failed ? MOERT_FAIL(ERROR_IO, "cannot write %s", path) : MOERT_OK;
+}
+
+void bench_machine_free(bench_machine *machine) {
+    free(machine->gemm);
+    machine->gemm = NULL;
+    machine->gemms = 0;
+}
+
+moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate) {
+    bench_gemm_rate *grown =
+        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* some dozens */
+    if (grown == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rates", machine->gemms + 1);
+    machine->gemm = grown;
+    grown[machine->gemms++] = *rate;
+    return MOERT_OK;
+}
+
+/* ---- rates ---- */
+
+static bool is_of(const bench_gemm_rate *rate, const char *op, const char *type) {
+    return strcmp(rate->op, op) == 0 && strcmp(rate->type, type) == 0;
+}
+
+static double distance(const bench_gemm_rate *rate, double n, double k) {
+    return fabs(log((double)rate->n / n)) + fabs(log((double)rate->k / k));
+}
+
+static const bench_gemm_rate *nearest(const bench_machine *m, const char *op, const char *type,
+                                      double n, double k) {
+    const bench_gemm_rate *best = NULL;
+    for (size_t i = 0; i < m->gemms; i++)
+        if (is_of(&m->gemm[i], op, type) &&
+            (best == NULL || distance(&m->gemm[i], n, k) < distance(best, n, k)))
+            best = &m->gemm[i];
+    return best;
+}
+
+/* Of the shape of `like`, between the two rates around `rows`; beyond the ends the last one. */
+static double rate_at(const bench_machine *m, const bench_gemm_rate *like, double rows) {
+    const bench_gemm_rate *below = NULL, *above = NULL;
+    for (size_t i = 0; i < m->gemms; i++) {
+        const bench_gemm_rate *r = &m->gemm[i];
+        if (!is_of(r, like->op, like->type) || r->n != like->n || r->k != like->k)
+            continue;
+        if (r->rows <= rows && (below == NULL || r->rows > below->rows))
+            below = r;
+        if (r->rows >= rows && (above == NULL || r->rows < above->rows))
+            above = r;
+    }
+    if (below == NULL || above == NULL || above->rows == below->rows)
+        return below != NULL ? below->gflops : above->gflops;
+    const double at = log(rows / below->rows) / log(above->rows / below->rows);
+    return below->gflops + at * (above->gflops - below->gflops);
+}
+
+moert_status bench_machine_product(const bench_machine *m, const char *op, const char *type,
+                                   double groups, double rows, double n, double k,
+                                   double *seconds) {
+    const bench_gemm_rate *like = nearest(m, op, type, n, k);
+    const double of_group = rows / groups;
+    if (like == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no rate of a %s product in %s", m->name,
+                          op, type);
+    const double bytes = strcmp(type, "bf16") == 0 ? 2.0 : 4.0;
+    const double computed = groups * m->tile_rows * ceil(of_group / m->tile_rows);
+    const double compute = 2e-9 * computed * n * k / rate_at(m, like, of_group);
+    const double moved = bytes * groups * n * k + bytes * rows * (n + k);
+    *seconds = fmax(compute, moved / (m->copy_gbps * 1e9));
+    return MOERT_OK;
+}

@@ -1,0 +1,316 @@
+/*
+ * Included by kernels/exchange/exchange.cl: what a team does in dispatch and combine.
+ *
+ * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that stores stream, and sums up to
+ * STREAMS rows side by side. In the GPU form it has a piece of one token's rows, PIECE floats of each in dispatch and STRIP
+ * in combine, all of whose loads are under way at once: to fetch a row from another GPU takes two microseconds, and as
+ * many pieces hide that as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups than
+ * that, each of which then goes on with the tokens, or strips, behind those of all.
+ */
+
+/* What a team copies: a piece of rows first to last - 1, `at` floats from their starts. */
+typedef struct share {
+    uint first, last;
+    int at;
+} share;
+
+/* Such pieces of so many rows. */
+static inline uint shares_of(uint rows, uint stride)
+{
+    return (rows + TOKENS - 1) / TOKENS * ((stride + PIECE - 1) / PIECE);
+}
+
+static inline share share_of(uint team, uint rows, uint stride)
+{
+    const uint pieces = (stride + PIECE - 1) / PIECE, first = team / pieces * TOKENS;
+    return (share){first, min(first + TOKENS, rows), (int)(team % pieces * PIECE)};
+}
+
+INLINED void copy_piece(global const float *from, global float *to, int at, uint stride)
+{
+#if MOERT_ITEMS == 1
+    for (uint i = 0; i < stride; i += VEC)
+        put(vload16(0, from + i), to + i);
+#else
+    vec part[BATCH];
+    load_batch(part, from + at, (int)stride - at);
+    store_batch(part, to + at, (int)stride - at);
+#endif
+}
+
+/* Rows that are summed before they are sent: at most `chain` of a token. */
+typedef struct chained {
+    global const uint4 *cells;
+    global const float *rows;
+    uint count, chain;
+    bool codes;
+} chained;
+
+/* The row behind row r, or `count`. */
+static inline uint next_of(chained c, uint r)
+{
+    return min((c.cells[(size_t)r * (CELL / 4)].w & ~LATER) - 1, c.count);
+}
+
+/* A vector of floats, or of pairs of codes, as sums of either half. */
+INLINED void add_part(vec x, bool codes, vec sum[2])
+{
+    sum[0] += codes ? as_vec(as_uvec(x) << 16) : x;
+    if (codes)
+        sum[1] += as_vec(as_uvec(x) & 0xffff0000u);
+}
+
+INLINED vec whole_part(bool codes, const vec sum[2])
+{
+    return codes ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
+}
+
+/* The sum of row r and those behind it: all of it, or a piece. */
+INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
+{
+#if MOERT_ITEMS == 1
+    for (uint i = 0; i < stride; i += VEC) {
+        vec sum[2] = {0.0f, 0.0f};
+        uint row = r;
+        for (uint k = 0; k < c.chain && row < c.count; k++, row = next_of(c, row))
+            add_part(vload16(0, c.rows + (size_t)row * stride + i), c.codes, sum);
+        put(whole_part(c.codes, sum), to + i);
+    }
+#else
+    vec part[BATCH], sum[BATCH][2];
+    const int n = (int)stride - at;
+    UNROLL for (int i = 0; i < BATCH; i++)
+        sum[i][0] = sum[i][1] = 0.0f;
+    for (uint k = 0; k < c.chain && r < c.count; k++, r = next_of(c, r)) {
+        load_batch(part, c.rows + (size_t)r * stride + at, n);
+        UNROLL for (int i = 0; i < BATCH; i++)
+            add_part(part[i], c.codes, sum[i]);
+    }
+    UNROLL for (int i = 0; i < BATCH; i++)
+        part[i] = whole_part(c.codes, sum[i]);
+    store_batch(part, to + at, n);
+#endif
+}
+
+/* `home`, where rows have been sent: the rank in whose window each has the number of its slot; else FAR. */
+#define FAR DROPPED
+
+/* The rank of slot number `slot`, and its row. */
+static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home)
+{
+    const uint2 to = destination[slot];
+    return home != FAR ? (uint2)(to.x, (uint)slot) : to;
+}
+
+static inline global float *row_from(WINDOW window, uint2 to, uint home, uint stride)
+{
+    return row_of(window, home != FAR ? (uint2)(home, to.y) : to, stride);
+}
+
+#if MOERT_ITEMS == 1
+/* A whole row to one expert after the other: the stores stream. */
+INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
+                            uint width, uint stride, bool once, uint own)
+{
+    const uint whole = width / VEC * VEC;
+    for (uint k = 0; k < topk; k++) {
+        const uint2 to = destination[k];
+        if (to.x == DROPPED || (once && first_slot(destination, k, own) != k))
+            continue;
+        global float *row = row_of(window, to, stride);
+        for (uint i = 0; i < whole; i += VEC)
+            put(vload16(0, x + i), row + i);
+        if (whole < width)
+            put(load_part(x + whole, width - whole), row + whole);
+    }
+}
+
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+                           uint topk, uint width, uint stride, bool once, uint own)
+{
+    const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
+    for (uint t = first; t < last; t++)
+        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk, width, stride, once, own);
+    put_end();
+}
+
+/* The numbers of a row from i on: n are wanted, and there are whole vectors of floats. */
+INLINED vec read_row(global const float *row, bool codes, int i, int n)
+{
+    if (codes)
+        return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
+    return *(global const vec *)(row + i);
+}
+
+/* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's sum. */
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
+                              bool firsts, global float *out, bool started, size_t token, uint from, uint slots, uint width,
+                              uint stride)
+{
+    global const float *row[STREAMS];
+    float factor[STREAMS];
+    uint streams = 0;
+    for (uint k = from; k < from + slots; k++) {
+        const uint2 to = place_of(destination, token + k, home);
+        if (to.x == DROPPED || (firsts && first_slot(destination + token, k, DROPPED) != k))
+            continue;
+        row[streams] = row_from(window, to, home, stride);
+        factor[streams++] = weight != 0 ? weight[token + k] : 1.0f;
+    }
+    for (uint i = 0; i < width; i += VEC) {
+        vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
+        for (uint j = 0; j < streams; j++)
+            sum = fma((vec)factor[j], read_row(row[j], codes, i, width - i), sum);
+        store_part(sum, out + i, width - i);
+    }
+}
+
+/*
+ * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
+ * chain. weight 0 (null) means 1 for all.
+ */
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
+                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          uint stride)
+{
+    for (uint first = nth * TOKENS; first < tokens; first += teams * TOKENS)
+        for (uint t = first; t < min(first + TOKENS, tokens); t++) {
+            uint k = 0;
+            do {
+                combine_slots_of(window, destination, weight, codes, home, firsts, target + (size_t)t * width, k > 0,
+                                 (size_t)t * topk, k, min(topk - k, (uint)STREAMS), width, stride);
+                k += STREAMS;
+            } while (k < topk);
+        }
+}
+#else
+/* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first` on, in loads that do not
+ * wait for each other; DROPPED: none. */
+INLINED void load_slots(global const uint2 *destination, uint home, size_t slot, uint first, uint topk, uint2 to[STREAMS])
+{
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        to[k] = place_of(destination, slot + min(first + k, topk - 1), home);
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        to[k].x = first + k < topk ? to[k].x : DROPPED;
+}
+
+/* Their rows, found in the same way; null: none. */
+INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint home, uint stride, global float *row[STREAMS])
+{
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        row[k] = row_from(window, to[k].x != DROPPED ? to[k] : (uint2)0, home, stride);
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        row[k] = to[k].x != DROPPED ? row[k] : 0;
+}
+
+/* Drops those that are not the first of the token on a rank other than `own`. */
+INLINED void keep_first(global const uint2 *destination, uint first, uint own, uint2 to[STREAMS])
+{
+    UNROLL for (int k = STREAMS - 1; k >= 0; k--) {
+        bool again = false;
+        for (uint j = 0; j < first; j++)
+            again = again || destination[j].x == to[k].x;
+        UNROLL for (int j = 0; j < k; j++)
+            again = again || to[j].x == to[k].x;
+        to[k].x = again && to[k].x != own ? DROPPED : to[k].x;
+    }
+}
+
+/* A piece to all experts: it is read once. */
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
+                           uint topk, uint width, uint stride, bool once, uint own)
+{
+    const uint pieces = (stride + PIECE - 1) / PIECE, t = nth / pieces;
+    const int i = (int)(nth % pieces * PIECE);
+    vec part[BATCH];
+    load_batch(part, source + (size_t)t * width + i, (int)width - i);
+    destination += (size_t)t * topk;
+    for (uint first = 0; first < topk; first += STREAMS) {
+        uint2 to[STREAMS];
+        global float *row[STREAMS];
+        load_slots(destination, FAR, 0, first, topk, to);
+        if (once)
+            keep_first(destination, first, own, to);
+        find_rows(window, to, FAR, stride, row);
+        UNROLL for (uint k = 0; k < STREAMS; k++)
+            if (row[k] != 0)
+                store_batch(part, row[k] + i, (int)stride - i);
+    }
+}
+
+/* 16 bytes; zeros for null. The compiler may not put off these loads until each is used: they are under way together. */
+INLINED uint4 fetch(global const float *p)
+{
+    uint4 x = 0;
+#if MOERT_NVIDIA
+    __asm__ volatile("{.reg .pred given; setp.ne.u64 given, %4, 0; @given ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                     : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+                     : "l"(p));
+#else
+    if (p != 0)
+        x = *(global const uint4 *)p;
+#endif
+    return x;
+}
+
+/* 16 bytes of a row, as 4 floats or, in their order, as 8 codes' values. */
+INLINED void widen(uint4 x, bool codes, vec value[2])
+{
+    const uint high = 0xffff0000u;
+    value[0] = as_vec(codes ? (uint4)(x.x << 16, x.x & high, x.y << 16, x.y & high) : x);
+    value[1] = as_vec((uint4)(x.z << 16, x.z & high, x.w << 16, x.w & high));
+}
+
+/* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
+INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
+                       bool firsts, size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
+{
+    global float *row[STREAMS];
+    float factor[STREAMS];
+    uint2 to[STREAMS];
+    uint4 part[STREAMS];
+    load_slots(destination, home, slot, first, topk, to);
+    if (firsts)
+        keep_first(destination + slot, first, DROPPED, to);
+    find_rows(window, to, home, stride, row);
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
+    UNROLL for (uint k = 0; k < STREAMS; k++)
+        part[k] = fetch(row[k] != 0 ? row[k] + offset : 0);
+    UNROLL for (uint k = 0; k < STREAMS; k++) {
+        vec value[2];
+        widen(part[k], codes, value);
+        UNROLL for (int i = 0; i < 2; i++)
+            sum[i] = row[k] != 0 ? fma((vec)factor[k], value[i], sum[i]) : sum[i];
+    }
+}
+
+/* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
+INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
+                           bool firsts, global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
+{
+    const uint t = nth / strips;
+    /* an item's codes begin twice as far from the strip's start as its floats would */
+    const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0), n = (int)width - i;
+    global float *out = target + (size_t)t * width + i;
+    vec sum[2] = {0.0f, 0.0f};
+    if (n <= part_start())
+        return;
+    for (uint first = 0; first < topk; first += STREAMS)
+        add_slots(window, destination, weight, codes, home, firsts, (size_t)t * topk, first, topk,
+                  (size_t)(i + part_start()) / (codes ? 2 : 1), stride, sum);
+    store_part(sum[0], out, n);
+    if (codes)
+        store_part(sum[1], out + PART, n - PART);
+}
+
+/* weight 0 (null) means 1 for all. */
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
+                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
+                          uint stride)
+{
+    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
+    for (; nth < tokens * strips; nth += teams)
+        combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk, width, stride);
+}
+#endif

@@ -1,0 +1,295 @@
+/*
+ * Cross-entropy over a vocabulary.
+ *
+ *   m = max_v logits[t,v]      s = sum_v exp(logits[t,v] - m)      loss[t] = log(s) - (logits[t,target[t]] - m)
+ *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor          when factor is not 0
+ *
+ * Where CODED is 1 what becomes of a row is bf16 codes, in its first half: rows of 2 V codes, of which V count. Codes overtake
+ * no logit that is still to be read.
+ *
+ * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of V or more, and any
+ * logit that is not finite (but -infinity), gives a loss of NaN.
+ * Deterministic: a row depends on itself alone and the order of its sums on V alone.
+ * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
+ * the blocks, then the lanes; two levels keep the rounding error of a long row small.
+ * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in registers; the others are read
+ * twice, the first time backwards, and caches are told what to keep until then: the NEAR turns that are met last the unit's
+ * own, the others the one that all units share. The second time they are told that nobody reads it again, which leaves
+ * room for the other rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
+ * Gimelshein: "Online normalizer calculation for softmax", 2018.
+ * Required: CODED (0, 1). Local memory: the teams'.
+ */
+#if !defined(CODED)
+#error "CODED must be defined"
+#endif
+#include "lib/formats.h"
+#include "lib/teams.h"
+
+#define BLOCK 64
+#define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
+#define NEAR  6  /* a unit's cache has room for */
+#define TURNS 2  /* whose loads are under way together */
+#define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
+
+/* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
+static inline vec load_logits(global const float *p, int n)
+{
+    return n >= VEC ? load_part(p, n) : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
+}
+
+#if MOERT_ITEMS == 1
+typedef uint8 half_uvec;
+typedef float8 half_vec;
+#define as_half_vec as_float8
+#define vstore_half_part vstore8
+#else
+typedef uint2 half_uvec;
+typedef float2 half_vec;
+#define as_half_vec as_float2
+#define vstore_half_part vstore2
+#endif
+
+/* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own one alone. */
+enum { LAST_USE, KEEP_FAR, KEEP_NEAR };
+
+#if defined(ALIGNED) && MOERT_NVIDIA >= 80
+#define HAS_LAST_USE /* the caches take advice */
+#define LOAD(how)                                                                                                      \
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"                                   \
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)                                                      \
+                     : "l"(p), "r"((int)inside), "l"(policy))
+static inline vec load_for(int use, global const float *p, bool inside, float other)
+{
+    vec x = other;
+    ulong policy = 0;
+    if (use == KEEP_FAR) {
+        __asm__("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        LOAD("L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6");
+    } else if (use == KEEP_NEAR) {
+        __asm__("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        LOAD("L1::evict_last.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %6");
+    } else {
+        LOAD("cs.v4.f32 {%0, %1, %2, %3}, [%4]");
+    }
+    return x;
+}
+
+static inline void store_last(vec x, global float *p, bool inside)
+{
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.f32 [%4], {%0, %1, %2, %3}; }"
+                     :
+                     : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(p), "r"((int)inside)
+                     : "memory");
+}
+#endif
+
+/* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of floats. */
+static inline void store_gradient(vec x, global float *row, ulong at, int n)
+{
+#ifdef HAS_LAST_USE
+    if (!CODED) {
+        store_last(x, row + at + part_start(), part_start() < n);
+        return;
+    }
+#endif
+    if (!CODED) {
+        store_part(x, row + at, n);
+        return;
+    }
+    const uvec code = encode(x, NUMBER_BF16);
+    const half_vec pairs = as_half_vec((half_uvec)(code.even | code.odd << 16));
+    row += (at + part_start()) / 2;
+    n -= part_start();
+#ifdef ALIGNED
+    if (n > 0)
+        *(global half_vec *)row = pairs;
+    return;
+#endif
+    float lane[PART / 2];
+    if (n >= PART) {
+        vstore_half_part(pairs, 0, row);
+        return;
+    }
+    vstore_half_part(pairs, 0, lane);
+    for (int i = 0; i < PART / 2; i++)
+        if (2 * i < n)
+            row[i] = lane[i];
+}
+
+static inline void row_zero(global float *row, ulong vocabulary)
+{
+    for (ulong v = team_index() * VEC; v < vocabulary; v += CREW * VEC)
+        store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
+}
+
+#if MOERT_ITEMS == 1
+static inline float row_maximum(global const float *row, ulong vocabulary)
+{
+    vec most = (vec)(-INFINITY);
+    for (ulong v = 0; v < vocabulary; v += VEC)
+        most = fmax(most, load_logits(row + v, (int)min((ulong)VEC, vocabulary - v)));
+    return max_lanes(most, 0);
+}
+
+/* Sum of exp(row - most); leaves the exponentials in the row when `keep`. */
+static inline float row_exponentials(global float *row, ulong vocabulary, float most, bool keep)
+{
+    vec sum = (vec)(0.0f);
+    for (ulong first = 0; first < vocabulary; first += BLOCK * VEC) {
+        ulong end = min(first + BLOCK * VEC, vocabulary);
+        vec part = (vec)(0.0f);
+        for (ulong v = first; v < end; v += VEC) {
+            int n = (int)min((ulong)VEC, end - v);
+            vec e = exp(load_logits(row + v, n) - (vec)(most));
+            part += e;
+            if (keep)
+                store_part(e, row + v, n);
+        }
+        sum += part;
+    }
+    return sum_lanes(sum, 0);
+}
+
+/* row = (row / sum - onehot(target)) * factor */
+static inline void row_gradient(global float *row, ulong vocabulary, float sum, float factor, ulong target)
+{
+    for (ulong v = 0; v < vocabulary; v += VEC) {
+        int n = (int)min((ulong)VEC, vocabulary - v);
+        vec p = load_part(row + v, n) / (vec)(sum);
+        if (target - v < VEC)
+            p = select(p, p - (vec)(1.0f), lane_places() == (ivec)((int)(target - v)));
+        store_gradient(p * (vec)(factor), row, v, n);
+    }
+}
+
+/* The loss; and the gradient when factor is not 0. */
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
+                             local float *team, local float *crew)
+{
+    float most = row_maximum(row, vocabulary);
+    float chosen = target < vocabulary ? row[target] : NAN;
+    float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
+    if (factor != 0.0f)
+        row_gradient(row, vocabulary, sum, factor, target);
+    return log((vec)(sum)).s0 - (chosen - most);
+}
+#else
+/* exp(x - most), where most may be -infinity as all of x is. */
+static inline vec exponentials(vec x, float most)
+{
+    return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
+}
+
+#define TURN (CREW * BATCH * VEC)
+
+
+/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity. */
+static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, int use)
+{
+    UNROLL for (int i = 0; i < turns; i++)
+        UNROLL for (int k = 0; k < BATCH; k++) {
+            const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
+            const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
+#ifdef HAS_LAST_USE
+            x[i][k] = load_for(use, row + v + part_start(), part_start() < n, -INFINITY);
+#else
+            x[i][k] = load_logits(row + v, n);
+#endif
+        }
+}
+
+/* An item's largest logit so far, and sums of exp(logit - largest). */
+typedef struct scan {
+    float most;
+    vec lanes;
+} scan;
+
+/* Turns that are later in the row come first. */
+static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH])
+{
+    UNROLL for (int i = turns - 1; i >= 0; i--) {
+        vec peak = s->most;
+        UNROLL for (int k = 0; k < BATCH; k++)
+            peak = fmax(peak, x[i][k]);
+        const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
+        s->lanes *= exponentials(s->most, larger);
+        UNROLL for (int k = 0; k < BATCH; k++)
+            s->lanes += exponentials(x[i][k], larger);
+        s->most = larger;
+    }
+}
+
+/* What becomes of a row's logits. */
+typedef struct slope {
+    float most, scale, factor;
+    ulong target;
+} slope;
+
+/* The gradient of the turns from number `first` on, of which those from `end` on are others'. */
+static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end, const slope *s)
+{
+    UNROLL for (int i = 0; i < turns; i++) {
+        const long v = (first + i) * TURN + team_index() * BATCH * VEC;
+        const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
+        UNROLL for (int k = 0; k < BATCH; k++)
+            x[i][k] = exponentials(x[i][k], s->most) * s->scale;
+        if (s->target - (ulong)v < BATCH * VEC) {
+            UNROLL for (int k = 0; k < BATCH; k++)
+                x[i][k] -= lane_places() == (ivec)((int)(s->target - (ulong)v) - k * VEC) ? s->factor : 0.0f;
+        }
+        UNROLL for (int k = 0; k < BATCH; k++)
+            store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
+    }
+}
+
+static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
+                             local float *team, local float *crew)
+{
+    const float chosen = target < vocabulary ? row[target] : NAN;
+    const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
+    vec x[TURNS][BATCH];
+    scan found = {-INFINITY, 0.0f};
+    vec held[HELD][BATCH];
+    load_turns(HELD, held, row, streamed, width, LAST_USE);
+    scan_turns(HELD, &found, held);
+    for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
+        if (first >= NEAR && factor != 0.0f)
+            load_turns(TURNS, x, row, first, width, KEEP_FAR);
+        else
+            load_turns(TURNS, x, row, first, width, KEEP_NEAR);
+        scan_turns(TURNS, &found, x);
+    }
+    const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
+    const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) * exp2((found.most - most) * M_LOG2E_F);
+    const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
+    const slope s = {most, factor / sum, factor, target};
+    if (factor == 0.0f)
+        return log(sum) - (chosen - most);
+    for (long first = 0; first < streamed; first += TURNS) {
+        const long end = min(streamed * TURN, width);
+        load_turns(TURNS, x, row, first, end, LAST_USE);
+        if (CODED)
+            barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
+        store_turns(TURNS, x, row, first, end, &s);
+    }
+    store_turns(HELD, held, row, streamed, width, &s);
+    return log(sum) - (chosen - most);
+}
+#endif
+
+KERNEL_OF(CREW) void cross_entropy(global const int *restrict targets, global float *restrict logits,
+                                   global float *restrict loss, ulong vocabulary, float factor)
+{
+    TEAM_OF(CREW);
+    local float crew[CREW];
+    ulong t = get_group_id(0);
+    global float *row = logits + t * vocabulary;
+    int target = targets[t];
+    float value = 0.0f;
+    if (target >= 0)
+        value = row_loss(row, vocabulary, (ulong)target, factor, team[team_index()], crew);
+    else if (factor != 0.0f)
+        row_zero(row, vocabulary);
+    if (is_first_item() && team_index() == 0)
+        loss[t] = value;
+}

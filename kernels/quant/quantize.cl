@@ -1,0 +1,294 @@
+/*
+ * Quantisers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form groups.
+ *
+ *            BLOCK columns                    16 columns                 BLOCK columns
+ *   ROW     [ . . . . . . ] one scale    COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,
+ *                                               [ | | | | ] rows,         [ . . . . . . ] one scale
+ *                                               a scale per column        [ . . . . . . ]
+ *
+ * A team takes one row (ROW) or, with its crew, one row block of a group, and `strip` columns, a multiple of 128. On CPUs
+ * tiles are read twice, from the cache, others once. Lines of q lie q_bytes bytes apart, lines of scales `scales`.
+ * Elements of 4 bits: even columns (COLUMN: rows of the block) in the low halves. random(row, column) for STOCHASTIC is
+ * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
+ *
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
+ * 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float), LARGEST_EXPONENT (floor of its log2);
+ * with elements of 4 bits ROUNDING (moert_rounding), with E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has
+ * runs of columns; and TRANSPOSED as 1: columns become lines.
+ * Grid: (rows or row blocks, strips). Local memory, on GPUs: the teams' and a vector for each of their items. Deterministic.
+ */
+#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) || !defined(SCALE) || \
+    !defined(LARGEST) || !defined(LARGEST_EXPONENT)
+#error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT must be defined"
+#endif
+#if (ELEMENT_BITS == 4 && !defined(ROUNDING)) || (SCALE == 1 && !defined(RULE))
+#error "ROUNDING of elements of 4 bits and RULE of E4M3 scales must be defined"
+#endif
+#include "lib/formats.h"
+#include "quant/quantize.h"
+
+/* ---- rows and tiles ---- */
+
+/* Two codes of 4 bits to a byte. */
+static inline void store_row(const job *j, uvec code, uint row, int column, int n)
+{
+    global uchar *line = j->q + row * j->q_bytes;
+#if ELEMENT_BITS == 8
+    store_bytes(code, line + column, n);
+#elif MOERT_ITEMS == 1
+    const uvec kept = lane_places() < n ? code : 0u;
+    const uint8 pairs = kept.even | kept.odd << 4;
+    if (n >= VEC)
+        vstore8(convert_uchar8(pairs), 0, line + column / 2);
+    else
+        store_bytes((uvec)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
+#else
+#ifdef ALIGNED
+    const uvec kept = code;
+#else
+    const uvec kept = lane_places() < n ? code : 0u;
+#endif
+    const uchar2 pairs = convert_uchar2(kept.even | kept.odd << 4);
+    n -= part_start();
+    line += (column + part_start()) / 2;
+    if (n > 2 && WHOLE(uchar2, line)) {
+        *(global uchar2 *)line = pairs;
+    } else {
+        if (n > 0)
+            line[0] = pairs.x;
+        if (n > 2)
+            line[1] = pairs.y;
+    }
+#endif
+}
+
+static inline void store_scale(const job *j, const scaling *s, ulong at)
+{
+#if SCALE == 2
+    ((global float *)j->scale)[at] = s->first.s0;
+#else
+    j->scale[at] = s->code.s0;
+#endif
+}
+
+/* The largest bits of what so many items have together: a power of two, the first of them at a multiple of it. */
+INLINED uvec block_largest(uvec x, int items, local float *team)
+{
+#if MOERT_ITEMS == 1
+    return max_uints(x, team);
+#else
+    uint2 own = max(x.lo, x.hi);
+    uint most = max(own.x, own.y);
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
+    UNROLL for (int distance = items / 2; distance > 0; distance /= 2)
+        most = max(most, as_uint(exchanged(as_float(most), distance)));
+#else
+    const int first = get_local_id(0) / items * items;
+    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    team[get_local_id(0)] = as_float(most);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = 0; i < items; i++)
+        most = max(most, as_uint(team[first + i]));
+#endif
+    return most;
+#endif
+}
+
+/* Of the block of this item's columns, by its first item. */
+static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column)
+{
+    const int c = column + part_start();
+    if (c % BLOCK == 0 && c < j->columns)
+        store_scale(j, s, line * j->scales + c / BLOCK);
+}
+
+#if MOERT_ITEMS == 1
+#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
+KERNEL void quantize_row(ARGUMENTS)
+{
+    TEAM;
+    const job job_ = JOB, *j = &job_;
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, get_group_id(0));
+    if (p.rows == 0)
+        return;
+    const shared common = load_shared(j, p.group);
+    for (int c = first; c < last; c += SPAN) {
+        vec x[SPAN / VEC];
+        uvec largest = 0;
+        UNROLL for (int i = 0; i < SPAN / VEC; i++) {
+            x[i] = load_x(j, p.row, c + i * VEC, last - c - i * VEC);
+            largest = max(largest, magnitude_bits(x[i]));
+        }
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
+        for (int i = 0; i < SPAN / VEC && c + i * VEC < last; i++)
+            store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC, last - c - i * VEC);
+        store_block_scale(j, &s, p.row, c);
+    }
+}
+#else
+#include "quant/quantize_row.h"
+#endif
+
+/* ---- blocks of rows ---- */
+
+/* The rows of a block that a team holds in registers: on GPUs a crew of teams shares the block. */
+#define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#define CREW (BLOCK / HELD)
+#if MOERT_ITEMS == 1
+#define EACH_STEP(c) for (int c = first; c < last; c += VEC)
+#else /* the strip is one */
+#define EACH_STEP(c) const int c = first;
+#endif
+#define PEAKS local uvec peaks[CREW][MOERT_ITEMS]
+
+/* The first of this team's rows in a block. */
+static inline uint first_held(void)
+{
+    return team_index() * HELD;
+}
+
+static inline void hold_rows(const job *j, vec held[HELD], place p, int column, int n)
+{
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
+        held[r] = first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
+}
+
+/* The largest bits in each column. */
+static inline uvec held_largest(const vec held[HELD])
+{
+    uvec largest = 0;
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
+        largest = max(largest, magnitude_bits(held[r]));
+    return largest;
+}
+
+/* The largest of what the teams have; all call at once. */
+INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS])
+{
+#if CREW > 1
+    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    peaks[team_index()][item_index()] = own;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL for (int i = 0; i < CREW; i++)
+        own = max(own, peaks[i][item_index()]);
+#endif
+    return own;
+}
+
+#if MOERT_ITEMS == 1
+KERNEL void quantize_tile(ARGUMENTS)
+{
+    TEAM;
+    const job job_ = JOB, *j = &job_;
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_place(ends, groups, rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= blocks)
+        return;
+    const shared common = load_shared(j, p.group);
+    for (int c = first; c < last; c += SPAN) {
+        const int end = min(c + SPAN, last);
+        uvec largest = 0;
+        for (uint r = 0; r < p.rows; r++)
+            for (int i = c; i < end; i += VEC)
+                largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
+        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
+        for (uint r = 0; r < p.rows; r++) {
+            const uint row = p.row + r;
+            for (int i = c; i < end; i += VEC)
+                store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), TILE, row, i), row, i, end - i);
+            if (SCALE != 2 || r == 0)
+                store_block_scale(j, &s, SCALE == 2 ? slot : row, c);
+        }
+    }
+}
+#else
+KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
+{
+    TEAM_OF(CREW);
+    PEAKS;
+    const job job_ = JOB, *j = &job_;
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_place(ends, groups, rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= blocks)
+        return;
+    const shared common = load_shared(j, p.group);
+    EACH_STEP(c)
+    {
+        vec held[HELD];
+        hold_rows(j, held, p, c, last - c);
+        const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
+        const scaling s = make_scale(j, common, crew_largest(largest, peaks), true);
+        UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
+            const uint row = p.row + first_held() + r;
+            const bool inside = first_held() + r < p.rows;
+            store_row(j, make_codes(j, &s, held[r], TILE, row, c), row, c, inside ? last - c : 0);
+            if (SCALE != 2 && inside)
+                store_block_scale(j, &s, row, c);
+        }
+        if (SCALE == 2 && team_index() == 0)
+            store_block_scale(j, &s, slot, c);
+    }
+}
+#endif
+
+static inline void store_line(const job *j, uvec code, uint line, int column, int n)
+{
+    if (TRANSPOSED)
+        store_bytes_apart(code, j->q + column * j->q_bytes + line, j->q_bytes, n);
+    else
+        store_bytes(code, j->q + line * j->q_bytes + column, n);
+}
+
+static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n)
+{
+    const ulong at = TRANSPOSED ? column * j->scales + slot : slot * j->scales + column;
+    const ulong stride = TRANSPOSED ? j->scales : 1;
+#if SCALE == 2
+    float lane[PART];
+    vstore_part(s->first, 0, lane);
+    for (int i = 0; i < PART; i++)
+        if (part_start() + i < n)
+            ((global float *)j->scale)[at + (part_start() + i) * stride] = lane[i];
+#else
+    store_bytes_apart(s->code, j->scale + at, stride, n);
+#endif
+}
+
+KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
+{
+    PEAKS;
+    const job job_ = JOB, *j = &job_;
+    const uint slot = get_group_id(0);
+    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
+    const place p = find_place(ends, groups, rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= blocks)
+        return;
+    const shared common = load_shared(j, p.group);
+    EACH_STEP(c)
+    {
+        const int n = last - c;
+        vec held[HELD];
+        hold_rows(j, held, p, c, n);
+#if BLOCK == 16
+        if (hadamard && p.rows == BLOCK)
+            rotate_rows(held);
+#endif
+        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);
+        if (team_index() == 0)
+            store_scales(j, &s, slot, c, n);
+        UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
+            const uint line = first_held() + r, row = p.row + line;
+            const uvec code = line < p.rows ? make_codes(j, &s, held[r], COLUMN, row, c) : (uvec)0;
+#if ELEMENT_BITS == 4
+            const uvec next = line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
+            store_line(j, code | next << 4, (slot * BLOCK + line) / 2, c, n);
+#else
+            if (line < p.rows)
+                store_line(j, code, row, c, n);
+#endif
+        }
+    }
+}

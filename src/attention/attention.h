@@ -1,0 +1,36 @@
+/*
+ * Causal attention over the sequences of a batch; head h of q uses head h * kv_heads / heads of k
+ * and v. Calls enqueue and return; they are not collective.
+ */
+#ifndef MOERT_ATTENTION_ATTENTION_H
+#define MOERT_ATTENTION_ATTENTION_H
+
+#include "device/device.h"
+#include "moert/formats.h"
+
+/*
+ * The forward reads q, k, v and writes out, lse; the backward reads q, k, v, out, lse, dout and
+ * overwrites dq, dk, dv, which must not be its inputs. 2 and 7 products of 2 * S * heads *
+ * head_size * length * (length + 1) / 2 FLOPs. Any length; head_size 1 to 512. Errors: ERROR_USAGE
+ * (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size).
+ *
+ * `type` BF16 allows the factors of all products to be rounded to bf16, whose products are summed
+ * in float32. So it is on GPUs of compute capability 9.0, for a head_size of 64 or 128; everywhere
+ * else the float32 kernels run. Needs `scratch` then (ERROR_USAGE). The bits of the two differ.
+ */
+typedef struct moert_attention {
+    size_t sequences, length, heads, kv_heads, head_size;
+    float scale;                   /* 1 / sqrt(head_size) */
+    const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size] twice */
+    moert_buffer *out;             /* [T,heads,head_size] */
+    moert_buffer *codes;           /* where both put `out` as bf16 codes, too, or NULL */
+    moert_buffer *lse; /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
+    const moert_buffer *dout;
+    moert_buffer *dq, *dk, *dv;
+    moert_number type;      /* F32 (0) or BF16 */
+    moert_buffer **scratch; /* growable, nothing is kept there between calls; for BF16 */
+} moert_attention;
+moert_status moert_attention_forward(const moert_attention *attention);
+moert_status moert_attention_backward(const moert_attention *attention);
+
+#endif

@@ -1,0 +1,128 @@
+/*
+ * Attention on the tensor cores of Hopper GPUs, kernels/attention/nvidia/attention.cl, after the passes of
+ * kernels/attention/round.cl: they round to bf16 what several work-groups read. Rounded rows lie in
+ * the scratch buffer, [T, k | v | q | dout of all heads], and behind them the stats of the queries.
+ */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "attention/internal.h"
+
+enum {
+    BLOCK_ROWS = 64,
+    STATS_PER_BLOCK = 128,
+    STATS_ROWS = 16, /* of a work-group of attention_stats */
+    OWN_ROWS = 128,
+    ITEMS = 256,
+    SPEC_BYTES = 96,
+};
+#define LOG2E 1.44269504088896341f
+
+typedef enum pass { FORWARD, BACKWARD_Q, BACKWARD_KV } pass;
+
+bool moert_attention_nvidia_takes(const moert_attention *attention) {
+    return attention->type == MOERT_NUMBER_BF16 &&
+           moert_device_describe(moert_buffer_device(attention->q))->nvidia == 90 &&
+           (attention->head_size == 64 || attention->head_size == 128);
+}
+
+static size_t blocks_of(const moert_attention *a) {
+    return moert_ceil_div(a->length, BLOCK_ROWS);
+}
+
+static size_t width_of(const moert_attention *a, bool backward) {
+    return 2 * (a->kv_heads + (backward ? a->heads : 0)) * a->head_size;
+}
+
+/* Where the stats begin in the scratch buffer, in floats. */
+static size_t stats_at(const moert_attention *a) {
+    return a->sequences * a->length * width_of(a, true) * sizeof(uint16_t) / sizeof(float);
+}
+
+/* Rounds the rows of x, of so many heads, to the columns from *column on, which moves behind. */
+static moert_status round_rows(const moert_attention *a, const moert_buffer *x, size_t heads,
+                               float factor, bool backward, size_t *column) {
+    const size_t rows = a->sequences * a->length, columns = heads * a->head_size;
+    const size_t at = *column, stride = width_of(a, backward);
+    char spec[SPEC_BYTES];
+    int count;
+    MOERT_TRY(moert_to_int(columns, "width of all heads", &count));
+    snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
+    *column += columns;
+    const moert_grid grid = {moert_ceil_div(rows * (columns / 4), ITEMS), 1, 1};
+    return MOERT_RUN(moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(rows),
+                     MOERT_ARG(count), MOERT_ARG(factor), MOERT_ARG(x), MOERT_ARG(stride),
+                     MOERT_ARG(at), MOERT_ARG(*a->scratch));
+}
+
+/* Rounds dout to the columns from `column` on, makes the stats, and out's codes. */
+static moert_status make_stats(const moert_attention *a, size_t column) {
+    const size_t stride = width_of(a, true);
+    char spec[SPEC_BYTES];
+    int heads;
+    MOERT_TRY(moert_to_int(a->heads, "number of query heads", &heads));
+    snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
+    const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
+    return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->length),
+                     MOERT_ARG(heads), MOERT_ARG(a->out), MOERT_ARG(a->codes), MOERT_ARG(a->dout),
+                     MOERT_ARG(a->lse), MOERT_ARG(stride), MOERT_ARG(column),
+                     MOERT_ARG(*a->scratch), MOERT_ARG(stats_at(a)));
+}
+
+/* What the passes read; the forward takes q as it is. */
+static moert_status prepare(const moert_attention *a, bool backward) {
+    const size_t rows = a->sequences * a->length;
+    const size_t stats = a->sequences * a->heads * blocks_of(a) * STATS_PER_BLOCK;
+    size_t column = 0;
+    MOERT_TRY(moert_buffer_reserve(moert_buffer_device(a->q),
+                                   rows * width_of(a, backward) * sizeof(uint16_t) +
+                                       (backward ? stats * sizeof(float) : 0),
+                                   a->scratch));
+    MOERT_TRY(round_rows(a, a->k, a->kv_heads, 1.0f, backward, &column));
+    MOERT_TRY(round_rows(a, a->v, a->kv_heads, 1.0f, backward, &column));
+    if (!backward)
+        return MOERT_OK;
+    MOERT_TRY(round_rows(a, a->q, a->heads, a->scale * LOG2E, true, &column));
+    return make_stats(a, column);
+}
+
+static moert_status run_pass(const moert_attention *a, pass which, moert_buffer *result,
+                             moert_buffer *other) {
+    const bool backward = which != FORWARD;
+    const moert_tensor_layout rows = {.groups = a->sequences,
+                                      .rows = a->length,
+                                      .columns = width_of(a, backward),
+                                      .stride = width_of(a, backward),
+                                      .box_rows = BLOCK_ROWS};
+    moert_tensor_map map;
+    char spec[SPEC_BYTES];
+    moert_device *device = moert_buffer_device(a->q);
+    const int length = (int)a->length, heads = (int)a->heads, kv_heads = (int)a->kv_heads;
+    int sequences, tiles;
+    const size_t stats = backward ? stats_at(a) : 0;
+    MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
+    MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
+    snprintf(spec, sizeof spec, "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d", which,
+             a->head_size, MOERT_ARENA_BYTES);
+    const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
+                       moert_ceil_div(a->length, OWN_ROWS);
+    const size_t units = moert_device_describe(device)->compute_units;
+    const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
+    MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
+    return MOERT_RUN(device, spec, "nvidia_attention", grid,
+                     moert_argument_struct(&map, sizeof map), MOERT_ARG(tiles), MOERT_ARG(length),
+                     MOERT_ARG(heads), MOERT_ARG(kv_heads), MOERT_ARG(sequences),
+                     MOERT_ARG(a->scale), MOERT_ARG(a->q), MOERT_ARG(*a->scratch), MOERT_ARG(stats),
+                     MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->codes));
+}
+
+moert_status moert_attention_nvidia_forward(const moert_attention *attention) {
+    MOERT_TRY(prepare(attention, false));
+    return run_pass(attention, FORWARD, attention->out, attention->lse);
+}
+
+moert_status moert_attention_nvidia_backward(const moert_attention *attention) {
+    MOERT_TRY(prepare(attention, true));
+    MOERT_TRY(run_pass(attention, BACKWARD_Q, attention->dq, NULL));
+    return run_pass(attention, BACKWARD_KV, attention->dk, attention->dv);
+}

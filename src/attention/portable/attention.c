@@ -1,0 +1,89 @@
+/*
+ * Causal attention with grouped-query heads on any device: launches of
+ * kernels/attention/attention.cl, or on GPUs of kernels/attention/gpu.cl, which has the same
+ * kernels.
+ *
+ * The backward takes two passes, one over blocks of queries for dq, one over blocks of keys for dk
+ * and dv: seven products of matrices where one pass would take five, but parallel over blocks,
+ * without atomics and without scratch memory.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "moert/quantize.h"
+#include "attention/internal.h"
+#include "gemm/tuning/tuning.h"
+
+enum {
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
+    VECTOR_LANES = 16,
+    MOST_OWN =
+        64, /* positions of a work-group of a GPU; half of them keep the sums of larger heads */
+    MOST_OWN_HEAD_SIZE = 256 /* in registers */
+};
+
+/* What the launches need of a description. */
+typedef struct launch_shape {
+    char program[64];
+    size_t blocks; /* of positions, one a lane */
+    int heads, kv_heads;
+} launch_shape;
+
+static launch_shape shape_of(const moert_attention *attention) {
+    const size_t head_size = attention->head_size;
+    const moert_device_info *info = moert_device_describe(moert_buffer_device(attention->q));
+    const bool gpu = info->gpu_form, narrow = strcmp(moert_tuning_family(info), "cpu-avx2") == 0;
+    const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE && !narrow ? 2 : 1;
+    const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
+    launch_shape shape = {
+        .blocks = moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES),
+        .heads = (int)attention->heads,
+        .kv_heads = (int)attention->kv_heads};
+    snprintf(shape.program, sizeof shape.program, "attention/%s -DHEAD_SIZE=%zu -D%s=%zu",
+             gpu ? "gpu" : "attention", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
+    return shape;
+}
+
+/* out as codes, where they are wanted. */
+static moert_status round_out(const moert_attention *a) {
+    if (a->codes == NULL)
+        return MOERT_OK;
+    return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
+                                        .from = MOERT_NUMBER_F32,
+                                        .to = MOERT_NUMBER_BF16,
+                                        .n = a->sequences * a->length * a->heads * a->head_size,
+                                        .source = a->out,
+                                        .target = a->codes});
+}
+
+moert_status moert_attention_portable_forward(const moert_attention *attention) {
+    const launch_shape shape = shape_of(attention);
+    const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
+                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
+                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse)));
+    return round_out(attention);
+}
+
+moert_status moert_attention_portable_backward(const moert_attention *attention) {
+    const launch_shape shape = shape_of(attention);
+    moert_device *device = moert_buffer_device(attention->q);
+    const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
+    const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
+    MOERT_TRY(round_out(attention));
+    MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
+                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
+                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                        MOERT_ARG(attention->dout), MOERT_ARG(attention->dq)));
+    return MOERT_RUN(
+        device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->length),
+        MOERT_ARG(shape.heads), MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
+        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+        MOERT_ARG(attention->out), MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
+        MOERT_ARG(attention->dk), MOERT_ARG(attention->dv));
+}

@@ -1,0 +1,226 @@
+/* Publishes what a process does, and judges by the table and by /proc who keeps the others waiting.
+ */
+#include "comm/watchdog/watch.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/phase.h"
+
+enum { PHASE_BYTES = MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t) };
+
+static const uint64_t second_ns = 1000000000u;
+static const uint64_t silence_ns =
+    3 * (uint64_t)1000000000u; /* a heart that beats 5 times a second */
+static const uint64_t host_silence_ns =
+    4 * (uint64_t)1000000000u; /* of hosts, which tell each other every second, and may be missed */
+
+/* State letter and start time of a process; 0 if there is none. See proc(5), /proc/PID/stat. */
+static char read_stat(int pid, uint64_t *birth) {
+    char path[48], line[1024], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return 0;
+    size_t length = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[length] = '\0';
+    /* the command's name may hold spaces and brackets; field 3 follows its last bracket */
+    const char *fields = strrchr(line, ')');
+    unsigned long long start = 0;
+    if (fields == NULL || sscanf(fields + 1,
+                                 " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                                 "%*s %*s %*s %llu",
+                                 &state, &start) != 2)
+        return 0;
+    *birth = start;
+    return state;
+}
+
+void moert_watch_enter(moert_watch_entry *entry, uint64_t now_ns) {
+    uint64_t birth = 0;
+    int pid = (int)getpid();
+    read_stat(pid, &birth);
+    atomic_store(&entry->birth, birth);
+    atomic_store(&entry->pid, pid);
+    atomic_store(&entry->heartbeat_ns, now_ns);
+    atomic_store(&entry->progress_ns, now_ns);
+    atomic_store(&entry->ticks, moert_phase_ticks());
+    moert_watch_publish(entry, now_ns);
+    atomic_store(&entry->state, MOERT_WATCH_PRESENT);
+}
+
+static void store_phase(moert_watch_entry *entry, const char *name) {
+    union {
+        char text[PHASE_BYTES];
+        uint64_t words[MOERT_WATCH_PHASE_WORDS];
+    } phase = {.words = {0}};
+    snprintf(phase.text, sizeof phase.text, "%s", name);
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
+        atomic_store(&entry->phase[i], phase.words[i]);
+}
+
+void moert_watch_phase(const moert_watch_entry *entry, char text[PHASE_BYTES]) {
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++) {
+        uint64_t word = atomic_load(&entry->phase[i]);
+        memcpy(text + i * sizeof word, &word, sizeof word);
+    }
+    text[PHASE_BYTES - 1] = '\0';
+}
+
+void moert_watch_publish(moert_watch_entry *entry, uint64_t now_ns) {
+    uint64_t ticks = moert_phase_ticks();
+    bool slept = now_ns - atomic_load(&entry->heartbeat_ns) > silence_ns;
+    if (ticks != atomic_load(&entry->ticks) || slept)
+        atomic_store(&entry->progress_ns, now_ns);
+    atomic_store(&entry->ticks, ticks);
+    atomic_store(&entry->step, moert_phase_step());
+    store_phase(entry, moert_phase_name());
+    atomic_store(&entry->waiting, moert_phase_waiting() > 0);
+    atomic_store(&entry->heartbeat_ns, now_ns);
+}
+
+moert_watch_life moert_watch_process(const moert_watch_entry *entry) {
+    uint64_t birth = 0;
+    char state = read_stat(atomic_load(&entry->pid), &birth);
+    if (birth != atomic_load(&entry->birth))
+        return MOERT_WATCH_UNKNOWN;
+    switch (state) {
+    case 0:
+    case 'Z':
+    case 'X':
+        return MOERT_WATCH_UNKNOWN;
+    case 'T':
+    case 't':
+        return MOERT_WATCH_HALTED;
+    default:
+        return MOERT_WATCH_RUNNING;
+    }
+}
+
+/* Time since `then`, 0 if another process has written a later one meanwhile. */
+static uint64_t since(uint64_t now_ns, uint64_t then) {
+    return now_ns > then ? now_ns - then : 0;
+}
+
+moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visible,
+                                      uint64_t now_ns) {
+    if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
+        return MOERT_WATCH_FINE;
+    moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
+    if (life == MOERT_WATCH_UNKNOWN) /* it may have left just now, and ended in order */
+        return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
+                                                                 : MOERT_WATCH_FINE;
+    if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)
+        return MOERT_WATCH_STOPPED;
+    return atomic_load(&entry->waiting) ? MOERT_WATCH_FINE : MOERT_WATCH_LATE;
+}
+
+/* Whether a verdict on an entry weighs more than the worst so far. */
+static bool is_worse(moert_watch_verdict found, const moert_watch_entry *entry,
+                     moert_watch_verdict worst, const moert_watch_entry *worst_entry) {
+    return worst_entry == NULL || found > worst ||
+           (found == worst &&
+            atomic_load(&entry->progress_ns) < atomic_load(&worst_entry->progress_ns));
+}
+
+/* The gravest verdict of all entries but `me`, then the longest without progress. */
+static size_t find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
+                         size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
+    size_t worst = count;
+    *verdict = MOERT_WATCH_FINE;
+    for (size_t i = 0; i < count; i++) {
+        if (i == me)
+            continue;
+        moert_watch_verdict found = moert_watch_judge(&entries[i], visible[i], now_ns);
+        if (!is_worse(found, &entries[i], *verdict, worst < count ? &entries[worst] : NULL))
+            continue;
+        *verdict = found;
+        worst = i;
+    }
+    return worst;
+}
+
+size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
+                         size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
+    size_t worst = find_worst(entries, visible, count, me, now_ns, verdict);
+    return *verdict == MOERT_WATCH_FINE ? count : worst;
+}
+
+moert_watch_note moert_watch_take_note(const moert_watch_entry *entries, const bool *visible,
+                                       const size_t *ranks, size_t count, uint64_t now_ns) {
+    moert_watch_verdict verdict;
+    size_t worst = find_worst(entries, visible, count, count, now_ns, &verdict);
+    const moert_watch_entry *entry = &entries[worst];
+    moert_watch_note note = {.step = atomic_load(&entry->step),
+                             .silent_ns = since(now_ns, atomic_load(&entry->heartbeat_ns)),
+                             .idle_ns = since(now_ns, atomic_load(&entry->progress_ns)),
+                             .rank = (int)ranks[worst],
+                             .pid = atomic_load(&entry->pid),
+                             .verdict = (int)verdict};
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
+        note.phase[i] = atomic_load(&entry->phase[i]);
+    return note;
+}
+
+void moert_watch_keep_note(moert_watch_host *host, const moert_watch_note *note, uint64_t now_ns) {
+    atomic_store(&host->entry.heartbeat_ns, since(now_ns, note->silent_ns));
+    atomic_store(&host->entry.progress_ns, since(now_ns, note->idle_ns));
+    atomic_store(&host->entry.step, note->step);
+    atomic_store(&host->entry.pid, note->pid);
+    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
+        atomic_store(&host->entry.phase[i], note->phase[i]);
+    atomic_store(&host->rank, note->rank);
+    atomic_store(&host->verdict, note->verdict);
+    atomic_store(&host->heard_ns, now_ns);
+}
+
+static moert_watch_verdict judge_host(const moert_watch_host *host, uint64_t now_ns) {
+    uint64_t heard_ns = atomic_load(&host->heard_ns);
+    if (heard_ns == 0)
+        return MOERT_WATCH_FINE;
+    moert_watch_verdict said = (moert_watch_verdict)atomic_load(&host->verdict);
+    bool silent = since(now_ns, heard_ns) > host_silence_ns && said != MOERT_WATCH_REFUSED;
+    return silent ? MOERT_WATCH_SILENT : said;
+}
+
+size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint64_t now_ns,
+                              moert_watch_verdict *verdict) {
+    size_t worst = count;
+    *verdict = MOERT_WATCH_FINE;
+    for (size_t h = 0; h < count; h++) {
+        moert_watch_verdict found = judge_host(&hosts[h], now_ns);
+        if (found == MOERT_WATCH_FINE ||
+            !is_worse(found, &hosts[h].entry, *verdict, worst < count ? &hosts[worst].entry : NULL))
+            continue;
+        *verdict = found;
+        worst = h;
+    }
+    return worst;
+}
+
+void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict verdict,
+                          uint64_t now_ns, char *text, size_t bytes) {
+    char phase[PHASE_BYTES], reason[96];
+    unsigned long long silent = since(now_ns, atomic_load(&entry->heartbeat_ns)) / second_ns;
+    unsigned long long idle = since(now_ns, atomic_load(&entry->progress_ns)) / second_ns;
+    int pid = atomic_load(&entry->pid);
+    if (verdict == MOERT_WATCH_GONE)
+        snprintf(reason, sizeof reason, "is gone (its process %d has ended)", pid);
+    else if (verdict == MOERT_WATCH_STOPPED)
+        snprintf(reason, sizeof reason, "is stopped (process %d, no sign of life for %llu s)", pid,
+                 silent);
+    else if (verdict == MOERT_WATCH_SILENT)
+        snprintf(reason, sizeof reason,
+                 "is out of reach (no sign of life from its host or network for %llu s)", silent);
+    else if (verdict == MOERT_WATCH_REFUSED)
+        snprintf(reason, sizeof reason,
+                 "is gone, or the first rank of its host is (no process listens there)");
+    else
+        snprintf(reason, sizeof reason,
+                 "is late (process %d lives, but has made no progress for %llu s)", pid, idle);
+    moert_watch_phase(entry, phase);
+    snprintf(text, bytes, "%s, at step %llu in phase '%s'", reason,
+             (unsigned long long)atomic_load(&entry->step), phase);
+}

@@ -1,0 +1,341 @@
+/*
+ * The watchdog's thread, and the table that the ranks of a host map.
+ *
+ * The thread makes no MPI call. That of a host's first rank tells the other hosts every second what
+ * its ranks do (comm/watchdog/beacon.h), and keeps in the table what they tell. Every rank of the host
+ * decides alone; the first to set `reported` speaks, and lower ranks decide a little earlier. Once
+ * it is set, the job is ending: every rank of the host leaves.
+ */
+#include "comm/watchdog/watchdog.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/watchdog/internal.h"
+
+static const uint64_t second_ns = 1000000000u;
+static const uint64_t note_ns = 1000000000u;     /* from one note to the other hosts to the next */
+static const uint64_t beat_ns = 200000000u;      /* from one look to the next */
+static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
+static const uint64_t sure_ns = 300000000u;      /* the same, for a rank that does not wait */
+static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
+
+/* ---- what the hosts tell each other ---- */
+
+/* Keeps what the other hosts have told, and whether they are there. */
+static void hear(moert_watchdog *watchdog, uint64_t now_ns) {
+    moert_watch_note note;
+    size_t host;
+    while (moert_beacon_receive(watchdog->beacon, &host, &note, sizeof note)) {
+        if (note.rank < 0 || (size_t)note.rank >= watchdog->comm->size)
+            continue;
+        moert_watch_keep_note(&watchdog->hosts[host], &note, now_ns);
+        if (note.verdict == MOERT_WATCH_ENDING) /* one has spoken for all */
+            atomic_store(&watchdog->table->reported, 1);
+    }
+    while (moert_beacon_refused(watchdog->beacon, &host))
+        atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
+}
+
+/* Tells the others what this host's ranks do; at every beat while this one waits, to learn who is
+ * gone, and at the end. */
+static void tell(moert_watchdog *watchdog, uint64_t now_ns) {
+    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
+    bool ending = atomic_load(&watchdog->table->reported) != 0;
+    if (now_ns < watchdog->next_note_ns && !ending &&
+        now_ns - atomic_load(&mine->progress_ns) < beat_ns)
+        return;
+    moert_watch_note note = moert_watch_take_note(watchdog->table->entries, watchdog->visible,
+                                                  watchdog->ranks, watchdog->count, now_ns);
+    if (ending)
+        note.verdict = MOERT_WATCH_ENDING;
+    watchdog->next_note_ns = now_ns + note_ns;
+    moert_beacon_send(watchdog->beacon, &note, sizeof note);
+}
+
+/* ---- the thread ---- */
+
+/* Ends this process, after the one of this host that speaks has spoken. */
+static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
+    if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
+        char line[1024], cause[48] = "";
+        if (late)
+            snprintf(cause, sizeof cause, " (MOERT_TIMEOUT_S=%u)", watchdog->timeout_s);
+        int length =
+            snprintf(line, sizeof line, "moert: %s; ending the job%s\n", explanation, cause);
+        ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
+        (void)ignored;
+        if (watchdog->beacon != NULL)
+            tell(watchdog, moert_clock_ns());
+    } else {
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    }
+    _exit(1);
+}
+
+/* Lower ranks of the host speak first. */
+static bool lower_rank_waits(const moert_watchdog *watchdog) {
+    for (size_t i = 0; i < watchdog->me; i++)
+        if (atomic_load(&watchdog->table->entries[i].waiting))
+            return true;
+    return false;
+}
+
+/* How long this rank waits for the suspect before it speaks: not long for a process that is gone,
+ * since mpirun ends the job; of its host any other rank speaks before. */
+static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
+    const moert_comm *comm = watchdog->comm;
+    uint64_t limit_ns = watchdog->timeout_s * second_ns;
+    if (culprit->verdict == MOERT_WATCH_GONE && !culprit->elsewhere)
+        return moert_min(early_ns, limit_ns);
+    if (culprit->verdict == MOERT_WATCH_REFUSED)
+        return moert_min(early_ns + beat_ns, limit_ns);
+    limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
+    if (culprit->elsewhere)
+        limit_ns += (comm->peers[comm->rank].node > 0 ? 3 : 2) * patience_ns;
+    return limit_ns;
+}
+
+/* Ends the process if it has waited too long, or for a process that is gone. */
+static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
+    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
+    uint64_t waited_ns = now_ns - atomic_load(&mine->progress_ns);
+    if (!atomic_load(&mine->waiting) || watchdog->timeout_s == 0 ||
+        waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns))
+        return;
+    moert_suspect culprit = moert_watchdog_suspect(watchdog, now_ns);
+    if (waited_ns < limit_of(watchdog, &culprit) ||
+        (culprit.verdict == MOERT_WATCH_LATE && /* slow, but gets on: a large checkpoint, say */
+         now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
+             watchdog->timeout_s * second_ns))
+        return;
+    char explanation[960];
+    if (culprit.verdict == MOERT_WATCH_FINE)
+        moert_watchdog_explain_mystery(watchdog, now_ns, explanation, sizeof explanation);
+    else
+        moert_watchdog_explain_blame(watchdog, &culprit, now_ns, explanation, sizeof explanation);
+    end_process(watchdog, explanation, waited_ns >= watchdog->timeout_s * second_ns);
+}
+
+/*
+ * A rank that does not wait in a call, but for its device, say, which waits for another's, names
+ * the next rank of its host when that is gone: mpirun then ends the others within a second.
+ */
+static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
+    const size_t next = (watchdog->me + 1) % watchdog->count;
+    const moert_suspect suspect = {.entry = &watchdog->table->entries[next],
+                                   .rank = watchdog->ranks[next],
+                                   .verdict = MOERT_WATCH_GONE};
+    const bool gone =
+        next != watchdog->me && watchdog->timeout_s > 0 && !watchdog->claimed &&
+        moert_watch_judge(suspect.entry, watchdog->visible[next], now_ns) == MOERT_WATCH_GONE;
+    if (!gone || watchdog->gone_ns == 0) {
+        watchdog->gone_ns = gone ? now_ns : 0;
+        return;
+    }
+    char explanation[960];
+    if (now_ns - watchdog->gone_ns < sure_ns)
+        return;
+    moert_watchdog_explain_blame(watchdog, &suspect, now_ns, explanation, sizeof explanation);
+    end_process(watchdog, explanation, false);
+}
+
+/* Leaves with the others when one has reported a failure; its own words need a moment. */
+static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
+    if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
+        return;
+    if (watchdog->ending_ns == 0)
+        watchdog->ending_ns = now_ns + second_ns;
+    if (now_ns >= watchdog->ending_ns)
+        _exit(1);
+}
+
+static void *keep_watch(void *argument) {
+    moert_watchdog *watchdog = argument;
+    pthread_mutex_lock(&watchdog->mutex);
+    while (!watchdog->stopping) {
+        uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
+        moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
+        if (watchdog->beacon != NULL) {
+            hear(watchdog, now_ns);
+            tell(watchdog, now_ns);
+        }
+        follow(watchdog, now_ns);
+        inspect(watchdog, now_ns);
+        look_after_next(watchdog, now_ns);
+        struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
+                                .tv_nsec = (long)(next_ns % second_ns)};
+        pthread_cond_timedwait(&watchdog->wake, &watchdog->mutex, &next);
+    }
+    pthread_mutex_unlock(&watchdog->mutex);
+    return NULL;
+}
+
+/* The thread takes no signals: they belong to the program. */
+static moert_status start_thread(moert_watchdog *watchdog) {
+    sigset_t all, before;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&watchdog->mutex, NULL);
+    pthread_cond_init(&watchdog->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&watchdog->thread, NULL, keep_watch, watchdog);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code == 0)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_MEMORY, "the watchdog's thread does not start: %s", strerror(code));
+}
+
+static void stop_thread(moert_watchdog *watchdog) {
+    pthread_mutex_lock(&watchdog->mutex);
+    watchdog->stopping = true;
+    pthread_cond_signal(&watchdog->wake);
+    pthread_mutex_unlock(&watchdog->mutex);
+    pthread_join(watchdog->thread, NULL);
+    pthread_cond_destroy(&watchdog->wake);
+    pthread_mutex_destroy(&watchdog->mutex);
+}
+
+/* ---- the table ---- */
+
+static void unmap_table(moert_watchdog *watchdog) {
+    moert_memory_unmap(watchdog->table, watchdog->table_bytes);
+    watchdog->table = NULL;
+}
+
+/* Shares a table among the ranks of each host; without one the watchdog is off, with a warning. */
+static moert_status share_table(moert_watchdog *watchdog) {
+    moert_comm *comm = watchdog->comm;
+    void *table;
+    moert_status status = moert_memory_map(comm, comm->node, watchdog->table_bytes, &table);
+    int mine = status, worst = 0;
+    watchdog->table = table;
+    if (status != MOERT_OK)
+        MOERT_WARN("the watchdog is off: %s", moert_last_error());
+    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, comm->node));
+    if (worst != 0)
+        unmap_table(watchdog);
+    else
+        watchdog->hosts = (moert_watch_host *)(void *)&watchdog->table->entries[watchdog->count];
+    return MOERT_OK;
+}
+
+/* Opens the beacon of each host's first rank, and tells each where the others are; without one the
+ * other hosts hear nothing of this one. Collective. */
+static moert_status light_beacon(moert_watchdog *watchdog) {
+    moert_comm *comm = watchdog->comm;
+    moert_beacon_place mine = {0}, *all = NULL;
+    if (comm->node_count == 1)
+        return MOERT_OK;
+    if (comm->node_rank == 0 && watchdog->table != NULL &&
+        moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
+                          &mine) != MOERT_OK)
+        MOERT_WARN("the watchdogs of other hosts hear nothing of this one: %s", moert_last_error());
+    moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
+    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
+    for (size_t r = 0; r < comm->size; r++) /* moves down only: nodes count by lowest rank */
+        if (comm->peers[r].leader == r)
+            all[comm->peers[r].node] = all[r];
+    if (watchdog->beacon != NULL)
+        moert_beacon_aim(watchdog->beacon, all);
+done:
+    free(all);
+    return status;
+}
+
+/* Registers, then looks which of the others this process can find: not those in other containers.
+ */
+static moert_status enter_table(moert_watchdog *watchdog) {
+    if (watchdog->table == NULL)
+        return MOERT_OK;
+    moert_watch_enter(&watchdog->table->entries[watchdog->me], moert_clock_ns());
+    MOERT_MPI_WAIT(watchdog->comm, MPI_Barrier(watchdog->comm->node));
+    for (size_t i = 0; i < watchdog->count; i++)
+        watchdog->visible[i] =
+            moert_watch_process(&watchdog->table->entries[i]) != MOERT_WATCH_UNKNOWN;
+    return start_thread(watchdog);
+}
+
+/* ---- start and stop ---- */
+
+static moert_status prepare(moert_comm *comm, unsigned timeout_s, moert_watchdog **out) {
+    MOERT_TRY(MOERT_NEW(out));
+    moert_watchdog *watchdog = *out;
+    watchdog->comm = comm;
+    watchdog->timeout_s = timeout_s;
+    watchdog->me = comm->node_rank;
+    watchdog->count = comm->node_size;
+    watchdog->table_bytes = sizeof *watchdog->table +
+                            comm->node_size * sizeof watchdog->table->entries[0] +
+                            comm->node_count * sizeof *watchdog->hosts;
+    MOERT_TRY(MOERT_NEW_ARRAY(&watchdog->ranks, watchdog->count));
+    for (size_t r = 0, at = 0; r < comm->size; r++)
+        if (comm->peers[r].node == comm->peers[comm->rank].node)
+            watchdog->ranks[at++] = r;
+    return MOERT_NEW_ARRAY(&watchdog->visible, watchdog->count);
+}
+
+static void release(moert_watchdog *watchdog) {
+    if (watchdog == NULL)
+        return;
+    unmap_table(watchdog);
+    moert_beacon_close(watchdog->beacon);
+    free(watchdog->visible);
+    free(watchdog->ranks);
+    free(watchdog);
+}
+
+moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **out) {
+    moert_watchdog *watchdog = NULL;
+    moert_status status = prepare(comm, timeout_s, &watchdog);
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
+    MOERT_TRY_OR(undo, share_table(watchdog));
+    MOERT_TRY_OR(undo, light_beacon(watchdog));
+    status = enter_table(watchdog);
+    bool running = status == MOERT_OK && watchdog->table != NULL;
+    status = moert_comm_agree(comm, status);
+    if (status == MOERT_OK) {
+        *out = watchdog;
+        return MOERT_OK;
+    }
+    if (running)
+        stop_thread(watchdog);
+undo:
+    release(watchdog);
+    return status;
+}
+
+bool moert_watchdog_claim(moert_watchdog *watchdog) {
+    if (watchdog == NULL || watchdog->table == NULL)
+        return true;
+    atomic_store(&watchdog->claimed, true);
+    return atomic_exchange(&watchdog->table->reported, 1) == 0;
+}
+
+bool moert_watchdog_is_on(const moert_watchdog *watchdog) {
+    return watchdog != NULL && watchdog->table != NULL && watchdog->timeout_s > 0;
+}
+
+void moert_watchdog_stop(moert_watchdog *watchdog) {
+    if (watchdog == NULL)
+        return;
+    moert_comm_barrier(watchdog->comm); /* under watch: a rank that never comes is named */
+    if (watchdog->table != NULL) {
+        stop_thread(watchdog);
+        atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);
+    }
+    if (watchdog->comm->node_count > 1) /* nobody listens any more when the beacons go out */
+        moert_comm_barrier(watchdog->comm);
+    release(watchdog);
+}

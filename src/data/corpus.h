@@ -1,0 +1,36 @@
+/*
+ * The files that training data is read from: found, checked, and kept in memory (small ones) or
+ * mapped.
+ */
+#ifndef MOERT_DATA_CORPUS_H
+#define MOERT_DATA_CORPUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+
+typedef struct moert_corpus_file {
+    char *path;
+    const unsigned char *content; /* NULL when empty */
+    size_t bytes;
+    bool mapped;
+} moert_corpus_file;
+
+typedef struct moert_corpus {
+    moert_corpus_file *files;
+    size_t count, capacity;
+} moert_corpus;
+
+/*
+ * Adds a file, or the regular files below a directory: the entries of each directory in byte order
+ * of their names, symbolic links and special files skipped, unreadable files skipped with a
+ * warning. `path` itself may be a symbolic link. Errors, for `path` itself: ERROR_IO (missing,
+ * unreadable, neither a regular file nor a directory), ERROR_MEMORY.
+ */
+moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
+
+/* Gives files and mappings back; the corpus is empty afterwards. */
+void moert_corpus_clear(moert_corpus *corpus);
+
+#endif

@@ -1,0 +1,87 @@
+/*
+ * Token sources for training a language model.
+ *
+ *   text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
+ *           the bytes 0..255
+ *   raw     a file of 16 or 32 bit little-endian token numbers
+ *   array   tokens[steps,batch,length + 1], replayed batch by batch
+ *
+ * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, fewer if
+ * their parts would be short. The last part of every stretch is held out of training, so that what
+ * is held out resembles the rest; from the rest a sequence starts at a random position that depends
+ * on (seed, step, index) alone, so any rank can make any sequence. A sequence of `length` tokens
+ * reads length + 1: target[i] = input[i + 1]. Sources are read-only once made. No call is
+ * collective; ranks must be given the same data.
+ */
+#ifndef MOERT_DATA_DATA_H
+#define MOERT_DATA_DATA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct moert_data moert_data;
+
+/*
+ * Text from `count` files or directories (walked in byte order of names; links skipped). A fraction
+ * `held_out` (0 to below 1) of the tokens, or one sequence if that is more, is held out; 0 holds
+ * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is missing, unreadable or
+ * special), ERROR_FORMAT (not one byte in all of them), ERROR_MEMORY.
+ */
+moert_status moert_data_open_text(const char *const *paths, size_t count, double held_out,
+                                  moert_data **data);
+
+/* Tokens of `bits` (16 or 32) each from one file. Errors as above; ERROR_FORMAT when the size is no
+ * multiple. */
+moert_status moert_data_open_raw(const char *path, unsigned bits, double held_out,
+                                 moert_data **data);
+
+/* Replays tokens[steps,batch,row], row = length + 1. The caller keeps the array alive; `name` is
+ * for messages. */
+moert_status moert_data_from_array(const char *name, const int32_t *tokens, size_t steps,
+                                   size_t batch, size_t row, moert_data **data);
+
+/* NULL is legal. */
+void moert_data_destroy(moert_data *data);
+
+typedef struct moert_data_info {
+    size_t files, tokens;        /* tokens held out included */
+    size_t steps, batch, length; /* of an array; 0 for text and raw */
+} moert_data_info;
+moert_data_info moert_data_describe(const moert_data *data);
+
+/* ERROR_MISMATCH when sequences of `length` cannot be drawn: too little data, or an array of
+ * another length; ERROR_USAGE for a length of 0. */
+moert_status moert_data_check_length(const moert_data *data, size_t length);
+
+/* ERROR_MISMATCH naming file, position and number of the first token that is not below
+ * `vocabulary`. Reads everything, except text when vocabulary >= 256. */
+moert_status moert_data_check_vocabulary(const moert_data *data, size_t vocabulary);
+
+/* Which sequence: `index` counts over the global batch of the step, all micro-batches together. */
+typedef struct moert_draw {
+    uint64_t seed, step;
+    size_t index;
+} moert_draw;
+
+/*
+ * input[length] and target[length] of a training sequence. Errors: those of
+ * moert_data_check_length; ERROR_USAGE (past the last step or the batch of an array).
+ */
+moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
+                                 int32_t *input, int32_t *target);
+
+/* True when a part of the data is held out of training. */
+bool moert_data_holds_out(const moert_data *data);
+
+/*
+ * Sequence `index` of `count` at evenly spaced positions of the held-out parts; they overlap when
+ * these are shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE
+ * (nothing is held out, index >= count).
+ */
+moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
+                                         size_t length, int32_t *input, int32_t *target);
+
+#endif

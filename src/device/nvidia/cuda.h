@@ -1,0 +1,71 @@
+/*
+ * NVIDIA's driver library, which is opened when it is first needed. What is used of the CUDA driver
+ * API is declared here, so that nothing of it is needed to build.
+ */
+#ifndef MOERT_DEVICE_NVIDIA_CUDA_H
+#define MOERT_DEVICE_NVIDIA_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "moert/device.h"
+
+enum { MOERT_CUDA_PINNED = 1, MOERT_CUDA_ON_DEVICE = 1, MOERT_CUDA_FILE = 1 };
+
+/* Of memory that can be given to other processes. */
+typedef struct moert_cuda_memory {
+    int kind, shared_as;    /* MOERT_CUDA_PINNED, MOERT_CUDA_FILE */
+    int place, device;      /* MOERT_CUDA_ON_DEVICE, its number */
+    void *windows_metadata; /* NULL */
+    unsigned char flags[8]; /* 0 */
+} moert_cuda_memory;
+
+/* X(field, symbol, parameters): functions that return 0 or an error; NULL where a driver is too old
+ * to have it. */
+#define MOERT_CUDA_TABLE(X)                                                                        \
+    X(initialise, "cuInit", (unsigned flags))                                                      \
+    X(find, "cuDeviceGetByPCIBusId", (int *device, const char *pci))                               \
+    X(reaches, "cuDeviceCanAccessPeer", (int *can, int device, int peer))                          \
+    X(retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                            \
+    X(set_current, "cuCtxSetCurrent", (void *context))                                             \
+    X(name_error, "cuGetErrorName", (int code, const char **name))                                 \
+    X(granularity, "cuMemGetAllocationGranularity",                                                \
+      (size_t * bytes, const moert_cuda_memory *memory, int recommended))                          \
+    X(create, "cuMemCreate",                                                                       \
+      (uint64_t * handle, size_t bytes, const moert_cuda_memory *memory, uint64_t flags))          \
+    X(export_as, "cuMemExportToShareableHandle",                                                   \
+      (void *file, uint64_t handle, int shared_as, uint64_t flags))                                \
+    X(release, "cuMemRelease", (uint64_t handle))                                                  \
+    X(encode_tiled, "cuTensorMapEncodeTiled",                                                      \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,                   \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,        \
+       int swizzle, int promotion, int fill))
+
+typedef struct moert_cuda {
+#define MOERT_CUDA_FIELD(field, symbol, parameters) int(*field) parameters;
+    MOERT_CUDA_TABLE(MOERT_CUDA_FIELD)
+#undef MOERT_CUDA_FIELD
+    int device;    /* CUDA's number of this process's GPU */
+    void *context; /* on it */
+} moert_cuda;
+
+/*
+ * The library, with a context on the GPU of `device`, the same at every call, which is made current
+ * in this thread. ERROR_UNSUPPORTED says why there is none.
+ */
+moert_status moert_cuda_open(const moert_device *device, const moert_cuda **cuda);
+/* What is taken for it unless NULL; tests set it. */
+extern const moert_cuda *moert_cuda_substitute;
+
+/* MOERT_CUDA(cuda, create, (&handle, ...)): passes a failure up with the call and the error's name.
+ */
+#define MOERT_CUDA(cuda, field, arguments)                                                         \
+    do {                                                                                           \
+        int cuda_code_ = (cuda)->field arguments;                                                  \
+        if (cuda_code_ != 0)                                                                       \
+            return moert_cuda_fail((cuda), cuda_code_, #field, __func__, __LINE__);                \
+    } while (0)
+moert_status moert_cuda_fail(const moert_cuda *cuda, int code, const char *field,
+                             const char *function, int line);
+
+#endif

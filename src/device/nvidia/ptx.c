@@ -1,0 +1,49 @@
+/* The text of a program for sm_90a. */
+#include "device/nvidia/ptx.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+#define MARK   "//@sm_90a "
+#define TARGET ".target sm_90"
+#define ARENA  "arena[1040]"
+
+/* Where `what` is in the text, at its only place; else NULL. */
+static const char *find_only(const char *text, const char *what) {
+    const char *at = strstr(text, what);
+    return at != NULL && strstr(at + 1, what) == NULL ? at : NULL;
+}
+
+moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **transformed) {
+    const char *target = find_only(text, TARGET), *arena = find_only(text, ARENA);
+    if (target == NULL || (target[sizeof TARGET - 1] != ',' && target[sizeof TARGET - 1] != '\n'))
+        return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX is not for sm_90: %.60s",
+                          target != NULL ? target : "there is no such target");
+    if (arena == NULL)
+        return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX does not declare %s once", ARENA);
+    char size[32];
+    snprintf(size, sizeof size, "arena[%zu]", arena_bytes);
+    const struct {
+        const char *at, *old, *new;
+    } changes[] = {{target, TARGET, TARGET "a"}, {arena, ARENA, size}};
+    char *to;
+    MOERT_TRY(moert_alloc(transformed, strlen(text) + sizeof size + 1, 1));
+    to = *transformed;
+    while (*text != '\0') {
+        const char *start = text;
+        for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
+            if (text == changes[i].at) {
+                text += strlen(changes[i].old);
+                to = stpcpy(to, changes[i].new);
+            }
+        if (strncmp(text, MARK, sizeof MARK - 1) == 0)
+            text += sizeof MARK - 1;
+        if (text == start)
+            *to++ = *text++;
+    }
+    *to = '\0';
+    return MOERT_OK;
+}

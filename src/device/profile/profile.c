@@ -1,0 +1,317 @@
+/* Operations, and the events of their commands. */
+#include "device/profile/profile.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/phase.h"
+#include "device/internal.h"
+
+enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: events before they are read */
+
+/* A command that may still run; no event: it was not enqueued. */
+typedef struct pending {
+    cl_event event;
+    moert_operation operation;
+    const char *phase;
+} pending;
+
+struct moert_profiler {
+    moert_profile sums;
+    bool counting;
+    cl_int failure; /* the first one of reading events */
+    uint64_t began_ns;
+    uint64_t landed_ns; /* the end of the last flight */
+    moert_profile_observer *observer;
+    void *context;
+    int64_t ahead_ns; /* of the device's clock the host's is, where there is an observer */
+    size_t used;
+    pending ring[RING];
+};
+
+/* ---- operations ---- */
+
+static const struct {
+    const char *text;
+    bool gemm;
+} operations[] = {
+#define OPERATION_ROW(name, text, gemm) {text, gemm},
+    MOERT_OPERATION_TABLE(OPERATION_ROW)
+#undef OPERATION_ROW
+};
+
+const char *moert_operation_text(moert_operation operation) {
+    return operations[operation].text;
+}
+
+bool moert_operation_is_gemm(moert_operation operation) {
+    return operations[operation].gemm;
+}
+
+#define OF(name) MOERT_OPERATION_##name
+
+/* Kernel directories, or families in them, that serve one operation whatever the phase. */
+static const struct {
+    const char *start;
+    moert_operation operation;
+} families[] = {
+    {"attention/", OF(ATTENTION)},
+    {"gemm/glu", OF(GLU)},
+    {"quant/", OF(QUANTIZE)},
+    {"nn/norm", OF(NORM)},
+    {"router/", OF(ROUTER)},
+    {"exchange/plan", OF(DISPATCH)},
+    {"nn/embedding", OF(EMBEDDING)},
+    {"nn/loss", OF(LOSS)},
+    {"nn/elementwise", OF(ELEMENTWISE)},
+    {"nn/rope", OF(ELEMENTWISE)},
+    {"nn/bias", OF(ELEMENTWISE)},
+    {"nn/reduce", OF(SUMS)},
+    {"nn/optimizer", OF(OPTIMIZER)},
+};
+
+/* What products, exchanges, copies and waits are for. */
+static const struct {
+    const char *phase;
+    moert_operation gemm, exchange, copy, wait;
+} phases[] = {
+    {"experts", OF(EXPERTS_FPROP), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"experts backward", OF(EXPERTS_DGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"wgrad", OF(EXPERTS_WGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"shared expert", OF(SHARED_EXPERT), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"attention", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"attention backward", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"logits", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"logits backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"embedding backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)}, /* of a tied head */
+    {"route", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"router backward", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
+    {"plan", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
+    {"dispatch", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
+    {"combine", OF(OTHER), OF(COMBINE), OF(COMBINE), OF(EXCHANGE_WAIT)},
+    {"", OF(OTHER), OF(OTHER), OF(COPIES), OF(WAIT)}, /* any other */
+};
+enum { FAMILIES = sizeof families / sizeof families[0], PHASES = sizeof phases / sizeof phases[0] };
+
+static size_t find_phase(const char *phase) {
+    size_t at = 0;
+    while (at + 1 < PHASES && strcmp(phases[at].phase, phase) != 0)
+        at++;
+    return at;
+}
+
+/* Whether a program's family is `start` or, where that ends in a slash, lies in that directory. */
+static bool is_of(const char *program, const char *start) {
+    const size_t length = strlen(start);
+    return strncmp(program, start, length) == 0 &&
+           (start[length - 1] == '/' || program[length] == ' ' || program[length] == '\0');
+}
+
+moert_operation moert_operation_of(const char *program, const char *phase) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (is_of(program, families[i].start))
+            return families[i].operation;
+    const size_t at = find_phase(phase);
+    if (is_of(program, "gemm/"))
+        return phases[at].gemm;
+    if (is_of(program, "exchange/exchange"))
+        return phases[at].exchange;
+    return is_of(program, MOERT_FAMILY_COPY) ? phases[at].copy : OF(OTHER);
+}
+
+/* ---- events ---- */
+
+static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
+    *start = *end = 0;
+    cl_int code =
+        clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof *start, start, NULL);
+    if (code == CL_SUCCESS)
+        code = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof *end, end, NULL);
+    *end = *end > *start ? *end : *start;
+    return code;
+}
+
+static void tell(const struct moert_profiler *profiler, moert_profile_span span) {
+    if (profiler->observer != NULL)
+        profiler->observer(profiler->context, &span);
+}
+
+/* Reads all events, whose commands are done, and empties the ring. */
+static void read_ring(struct moert_profiler *profiler) {
+    for (size_t i = 0; i < profiler->used; i++) {
+        const pending *command = &profiler->ring[i];
+        moert_profile_row *row = &profiler->sums.row[command->operation];
+        cl_ulong start, end;
+        if (command->event == NULL)
+            continue;
+        const cl_int code = read_event(command->event, &start, &end);
+        if (code != CL_SUCCESS && profiler->failure == CL_SUCCESS)
+            profiler->failure = code;
+        clReleaseEvent(command->event);
+        row->calls++;
+        row->ns += end - start;
+        tell(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
+                                            start + (uint64_t)profiler->ahead_ns,
+                                            end + (uint64_t)profiler->ahead_ns});
+    }
+    profiler->used = 0;
+}
+
+cl_event *moert_profile_slot(moert_device *device, const char *program) {
+    struct moert_profiler *profiler = device->profiler;
+    if (!profiler->counting)
+        return NULL;
+    if (profiler->used == RING) {
+        moert_queue_finish(device);
+        read_ring(profiler);
+    }
+    pending *command = &profiler->ring[profiler->used++];
+    const char *phase = moert_phase_name();
+    *command = (pending){NULL, moert_operation_of(program, phase), phase};
+    return &command->event;
+}
+
+static void add_wait(void *context, const char *phase, uint64_t ns) {
+    struct moert_profiler *profiler = context;
+    const moert_operation operation = phases[find_phase(phase)].wait;
+    moert_profile_row *row = &profiler->sums.row[operation];
+    const uint64_t end = moert_clock_ns();
+    row->calls++;
+    row->ns += ns;
+    tell(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
+}
+
+/* A time in which a dispatch and a combine were under way counts once. */
+void moert_profile_flight(moert_device *device, moert_operation operation, uint64_t start_ns,
+                          uint64_t end_ns) {
+    struct moert_profiler *profiler = device->profiler;
+    if (profiler == NULL || !profiler->counting)
+        return;
+    const uint64_t start = start_ns > profiler->landed_ns ? start_ns : profiler->landed_ns;
+    profiler->sums.flight_ns += end_ns > start ? end_ns - start : 0;
+    profiler->landed_ns = end_ns > start ? end_ns : profiler->landed_ns;
+    tell(profiler,
+         (moert_profile_span){MOERT_SPAN_FLIGHT, operation, moert_phase_name(), start_ns, end_ns});
+}
+
+/* ---- spans ---- */
+
+/* Replaces the queue by one whose events know their times, unless it is the caller's. */
+static moert_status profiling_queue(moert_device *device) {
+    const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE, 0};
+    cl_command_queue_properties there = 0;
+    cl_int code;
+    MOERT_CL(device,
+             clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
+    if ((there & CL_QUEUE_PROFILING_ENABLE) != 0)
+        return MOERT_OK;
+    if (device->adopted)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "a profile needs a queue with CL_QUEUE_PROFILING_ENABLE");
+    MOERT_CL(device, moert_queue_finish(device));
+    moert_queue_release_other(device);
+    cl_command_queue queue =
+        clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+    clReleaseCommandQueue(device->queue);
+    device->queue = queue;
+    return MOERT_OK;
+}
+
+moert_status moert_profile_enable(moert_device *device) {
+    if (device->profiler != NULL)
+        return MOERT_OK;
+    MOERT_TRY(profiling_queue(device));
+    return MOERT_NEW(&device->profiler);
+}
+
+/* Ends a span, so that no event outlives the queue. */
+void moert_profile_release(moert_device *device) {
+    if (device->profiler != NULL && device->profiler->counting)
+        moert_profile_end(device);
+    free(device->profiler);
+    device->profiler = NULL;
+}
+
+static moert_status check_span(const moert_device *device, bool counting) {
+    if (device->profiler == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "a profile of a device on which it is not enabled");
+    if (device->profiler->counting != counting)
+        return MOERT_FAIL(ERROR_USAGE, counting ? "a profile ends that has not begun"
+                                                : "a profile begins again before it has ended");
+    return MOERT_OK;
+}
+
+void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context) {
+    device->profiler->observer = observer;
+    device->profiler->context = context;
+}
+
+/* How far the host's clock is ahead of the one of events: an empty command ends between two looks
+ * at it, the closest of some tries. The queue is empty. */
+static moert_status compare_clocks(moert_device *device) {
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < CLOCK_TRIES; i++) {
+        cl_event event;
+        cl_ulong start, end;
+        const uint64_t before = moert_clock_ns();
+        MOERT_CL(device, clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &event));
+        cl_int code = clWaitForEvents(1, &event);
+        const uint64_t after = moert_clock_ns();
+        if (code == CL_SUCCESS)
+            code = read_event(event, &start, &end);
+        clReleaseEvent(event);
+        MOERT_CL(device, code);
+        if (after - before < least) {
+            least = after - before;
+            device->profiler->ahead_ns = (int64_t)(before + least / 2 - end);
+        }
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_profile_begin(moert_device *device) {
+    MOERT_TRY(check_span(device, false));
+    MOERT_TRY(moert_device_finish(device));
+    if (device->profiler->observer != NULL)
+        MOERT_TRY(compare_clocks(device));
+    device->profiler->counting = true;
+    device->profiler->began_ns = moert_clock_ns();
+    moert_phase_listen(add_wait, device->profiler);
+    return MOERT_OK;
+}
+
+moert_status moert_profile_end(moert_device *device) {
+    struct moert_profiler *profiler = device->profiler;
+    MOERT_TRY(check_span(device, true));
+    moert_phase_listen(NULL, NULL);
+    profiler->counting = false;
+    const cl_int code = moert_queue_finish(device);
+    profiler->sums.wall_ns += moert_clock_ns() - profiler->began_ns;
+    read_ring(profiler);
+    MOERT_CL(device, code);
+    if (profiler->failure != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, profiler->failure, "clGetEventProfilingInfo");
+    return MOERT_OK;
+}
+
+bool moert_profile_adds_up(const moert_device *device) {
+    return device->profiler != NULL && device->profiler->counting &&
+           device->profiler->observer == NULL;
+}
+
+const moert_profile *moert_profile_get(const moert_device *device) {
+    return device->profiler != NULL ? &device->profiler->sums : NULL;
+}
+
+void moert_profile_work(moert_device *device, const char *program, double flops, double bytes) {
+    if (device->profiler == NULL || !device->profiler->counting)
+        return;
+    moert_profile_row *row =
+        &device->profiler->sums.row[moert_operation_of(program, moert_phase_name())];
+    row->flops += flops;
+    row->bytes += bytes;
+}

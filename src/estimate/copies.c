@@ -1,0 +1,186 @@
+/* What low precision and packed weights add to the memory of a rank. */
+#include "base/memory.h"
+#include "layer/factor.h"
+#include "layer/wire.h"
+#include "model/layer_files.h"
+#include "moert/quantize.h"
+#include "estimate/parts.h"
+
+/* ---- copies of weights ---- */
+
+typedef struct projection {
+    size_t groups, n, k;
+    moert_packed_for forward; /* the use of its forward product */
+    moert_number type;
+} projection;
+
+static moert_packed_shape shape_of(projection p) {
+    return (moert_packed_shape){p.groups, p.n, p.k, p.forward, p.type};
+}
+
+/* Packings made by the products of a step: each micro-batch has one each way. */
+static size_t packings_bytes(const moert_memory_setting *setting, projection p) {
+    const moert_packed_shape shape = shape_of(p);
+    return setting->device != NULL
+               ? moert_packings_need(setting->device, &shape, setting->micro_batches)
+               : 0;
+}
+
+/* A weight rounded in blocks for forward and for dgrad: packed or, where that gains nothing,
+ * float32 (refresh_use of layer/precision.c). */
+static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
+    const moert_packed_for uses[] = {p.forward, MOERT_PACKED_DGRAD};
+    moert_packed_shape shape = shape_of(p);
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+        shape.use = uses[i];
+        const size_t packed =
+            setting->device != NULL ? moert_packed_need(setting->device, &shape) : 0;
+        bytes += packed > 0 ? packed : p.groups * p.n * p.k * sizeof(float);
+    }
+    return bytes;
+}
+
+enum { PROJECTIONS = 2 };
+
+/* Of a layer's experts. */
+static void expert_projections(const moert_memory_shape *s, projection experts[PROJECTIONS]) {
+    const moert_model_config *c = s->config;
+    const moert_precision precision = c->precision;
+    const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
+    const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+    const moert_layer_options options = moert_layer_options_of(c);
+    experts[0] = (projection){s->experts, 2 * c->intermediate, c->hidden,
+                              moert_packed_for_glu(&options.glu), type};
+    experts[1] = (projection){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
+}
+
+/* The experts' weights, of one layer. */
+static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
+    projection experts[PROJECTIONS];
+    size_t bytes = 0;
+    if (!blocks && s->rows == 0)
+        return 0;
+    expert_projections(s, experts);
+    for (size_t i = 0; i < PROJECTIONS; i++)
+        bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, experts[i]);
+    return bytes;
+}
+
+/* moert_packings of the projections that all ranks hold. */
+static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const moert_number type = moert_factor_type(c->dense);
+    const projection head = {1, c->vocabulary, h, MOERT_PACKED_FORWARD, type};
+    const projection dense[] = {{1, s->q, h, MOERT_PACKED_FORWARD, type},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+                                {1, h, s->q, MOERT_PACKED_FORWARD, type},
+                                {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
+                                {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
+                                {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
+    if (s->tokens == 0)
+        return 0;
+    size_t bytes = packings_bytes(setting, head);
+    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+        bytes += c->layers * packings_bytes(setting, dense[i]);
+    return bytes;
+}
+
+size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    return s->config->layers * expert_copies(setting, s) + dense_copies(setting, s);
+}
+
+/* ---- scratch ---- */
+
+/* The largest payload and scales that layer/precision.c quantises: rows of a GEMM's operands, in
+ * the layouts of forward and dgrad and of wgrad, and the weights. */
+static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *scales) {
+    const moert_model_config *c = s->config;
+    const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
+    const size_t matrices[][2] = {
+        {s->rows, widest}, {l * 2 * c->intermediate, c->hidden}, {l * c->hidden, c->intermediate}};
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format =
+        c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+        for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
+            const size_t rows = matrices[i][0];
+            const moert_quantized_shape q = moert_quantized_shape_of(
+                &how, rows, matrices[i][1],
+                moert_row_blocks_most(rows, l, moert_format_block(how.format)));
+            *codes = moert_max(*codes, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
+            *scales = moert_max(*scales, moert_ceil_div(q.scale_lines * q.scales, sizeof(float)));
+        }
+}
+
+/* The factors that the dense layers make of rows, at most at a time: x, y. */
+static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const moert_number type = moert_factor_type(c->dense);
+    const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* it takes v's place */
+    const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
+    const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, moert_max(s->q, s->kv));
+    *x = moert_max(*x, moert_factor_floats(type, s->tokens * widest_x));
+    *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
+}
+
+/* The parts of the router's factors, in the place of the first factors of others. */
+static size_t split_floats(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_gemm gemm = {.groups = {NULL, s->sequences, s->tokens},
+                             .n = s->config->router.experts,
+                             .k = s->config->hidden,
+                             .shared_weight = true};
+    return setting->device != NULL ? moert_gemm_split_bytes(setting->device, &gemm) / sizeof(float)
+                                   : 0;
+}
+
+/* Whether the experts' products round what goes back themselves. */
+static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    projection experts[PROJECTIONS];
+    expert_projections(s, experts);
+    return !c->expert_biases &&
+           moert_factor_between(setting->device, experts[0].type, s->experts, c->hidden,
+                                c->intermediate) == MOERT_NUMBER_BF16;
+}
+
+size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const moert_layer_options options = moert_layer_options_of(c);
+    const moert_precision precision = c->precision;
+    const bool rounds = precision != MOERT_PRECISION_F32, ready = moert_wire_has_factors(&options);
+    const bool travels = c->dispatch != MOERT_DISPATCH_F32;
+    const size_t h = c->hidden, i = c->intermediate;
+    const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
+    const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
+    size_t x = 0, y = 0, floats = 0, scales = 0,
+           codes = travels && !given ? s->tokens * moert_wire_width(&options) : 0;
+    if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
+        floats += s->rows * h; /* rows of windows without gaps */
+    if (c->combine == MOERT_COMBINE_BF16 && !products_round(setting, s))
+        floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
+    if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
+        codes = moert_max(codes, s->rows * h / 2);
+    if (rounds) {
+        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
+        const size_t dv = s->v_type == MOERT_NUMBER_BF16 ? 0 : 2 * i;   /* it takes v's place */
+        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
+        x = moert_max(x, split_floats(setting, s));
+        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * factor, sizeof(float));
+    }
+    if (c->dense != MOERT_PRECISION_F32) {
+        largest_factors(s, &x, &y);
+        floats += moert_factor_floats(moert_factor_type(c->dense), s->tokens * h); /* codes */
+    }
+    if (precision >= MOERT_PRECISION_MXFP8) {
+        largest_codes(s, &codes, &scales);
+        floats += 2 * s->experts; /* ends, global scales */
+    }
+    if (precision == MOERT_PRECISION_NVFP4)
+        floats += s->experts; /* amax */
+    return floats + x + y + codes + scales;
+}

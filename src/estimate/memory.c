@@ -1,0 +1,308 @@
+/* What a rank allocates; each function names the code whose sum it is. Sums are in floats
+ * unless their name says bytes. */
+#include "estimate/parts.h"
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/tree.h"
+#include "layer/block.h"
+#include "layer/factor.h"
+#include "layer/precision.h"
+#include "layer/wire.h"
+#include "model/layer_files.h"
+#include "model/model.h"
+#include "moert/plan.h"
+
+/* A quarter of room to grow: windows, and moert_staging_reserve. */
+static size_t with_room(size_t count) {
+    return count + count / 4;
+}
+
+typedef struct parameters {
+    size_t floats, slices; /* of blocks, and of this rank's slices of them */
+} parameters;
+
+/* moert_layer_activation */
+static size_t activation_bytes(size_t floats) {
+    return with_room(floats * sizeof(float));
+}
+
+/* Counts of bytes are whole numbers of 64 bits. */
+static moert_status check_sizes(const moert_memory_setting *setting) {
+    const moert_model_config *c = setting->config;
+    const double h = (double)c->hidden,
+                 heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
+    const double widest =
+        2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
+    const double slots = (double)(c->router.topk + 1) + (double)c->router.experts;
+    const double layer = 3.0 * widest * h * (double)(c->router.experts + 1) +
+                         (double)setting->batch * (double)setting->length * widest * slots;
+    const double outer =
+        (2.0 * h + (double)setting->batch * (double)setting->length) * (double)c->vocabulary;
+    const double bytes = 64.0 * ((double)(c->layers + 1) * layer + outer);
+    if (bytes >= 9.2e18)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "such a model and batch may take %.1e bytes; 9.2e18 can be counted",
+                          bytes);
+    return MOERT_OK;
+}
+
+static moert_status check(const moert_memory_setting *setting) {
+    const moert_model_config *c = setting->config;
+    MOERT_TRY(moert_model_config_check_model(c));
+    if (c->router.experts < setting->ep)
+        return MOERT_FAIL(ERROR_USAGE, "%zu experts cannot be spread over %zu ranks",
+                          c->router.experts, setting->ep);
+    MOERT_TRY(moert_model_config_check_length(c, setting->length));
+    return check_sizes(setting);
+}
+
+static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
+    const moert_model_config *c = setting->config;
+    const size_t experts = c->router.experts, topk = c->router.topk;
+    const size_t group = rank - rank % setting->ep;
+    const moert_layer_options options = moert_layer_options_of(c);
+    moert_memory_shape s = {.config = c,
+                            .total_sequences = setting->batch,
+                            .length = setting->length,
+                            .partial_floats =
+                                moert_block_partial_bytes(setting->device) / sizeof(float)};
+    size_t first, most, last, tokens;
+    moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
+    moert_plan_experts(experts, setting->ep, 0, &first, &most);
+    moert_model_share(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
+    /* shares are contiguous, so those of a group are the share of one larger rank */
+    moert_model_share(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
+                      &tokens);
+    tokens *= setting->length;
+    s.tokens = s.sequences * setting->length;
+    s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
+    s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
+    s.capacity_rows = tokens * moert_min(topk, most);
+    s.q = c->heads * c->head_size;
+    s.kv = c->kv_heads * c->head_size;
+    s.v_type = moert_precision_between(setting->device, &options, s.experts);
+    s.shared_v_type = moert_factor_between(setting->device, moert_factor_type(c->dense), 1,
+                                           c->hidden, c->shared_intermediate);
+    return s;
+}
+
+/* Adds `count` blocks: all they hold, and the slice of a rank of `ranks`. */
+static void add_blocks(parameters *sum, size_t count, const moert_block_shape *shape, size_t ranks,
+                       size_t rank) {
+    sum->floats += count * moert_block_floats(shape);
+    sum->slices += count * (moert_block_border(shape, ranks, rank + 1) -
+                            moert_block_border(shape, ranks, rank));
+}
+
+/* create_parts and create_attention of model.c, create_blocks of layer.c. */
+static void count_parameters(const moert_memory_setting *setting, size_t rank,
+                             const moert_memory_shape *s, parameters *replicated,
+                             parameters *owned) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
+    const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
+                 replica = rank / setting->ep;
+    const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
+    const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
+    const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,
+                                h * s->q, head_norm, head_norm, h};
+    const size_t dense[] = {experts * h, c->router_bias ? experts : 0,
+                            2 * c->shared_intermediate * h, h * c->shared_intermediate};
+    const size_t in[] = {l * 2 * i * h, c->expert_biases ? l * 2 * i : 0};
+    const size_t out[] = {l * h * i, c->expert_biases ? l * h : 0};
+    *replicated = *owned = (parameters){0, 0};
+#define SHAPE(elements, parts)                                                                     \
+    &(moert_block_shape){elements, sizeof(elements) / sizeof(elements)[0], parts}
+    add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
+    add_blocks(replicated, c->layers, SHAPE(attention, 1), ranks, rank);
+    add_blocks(replicated, c->layers, SHAPE(dense, 1), ranks, rank);
+    add_blocks(owned, c->layers, SHAPE(in, 2 * l), replicas, replica);
+    add_blocks(owned, c->layers, SHAPE(out, l), replicas, replica);
+#undef SHAPE
+}
+
+/* moert_block_begin; a rank alone has none */
+static size_t count_nodes(const moert_memory_shape *s, size_t ranks) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
+    const size_t count = moert_max(moert_tree_nodes(span, nodes), 1);
+    return ranks == 1 && count == 1 ? 0 : count;
+}
+
+/* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
+static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
+    const moert_number type = moert_factor_type(c->dense);
+    const moert_number h_type =
+        c->precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+    size_t floats = moert_factor_floats(type, t * c->hidden);
+    floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
+    if (c->qk_norm)
+        floats += t * (s->q + s->kv + c->heads + c->kv_heads);
+    floats += experts; /* gradient of the auxiliary loss */
+    /* the plan on the device */
+    floats += moert_round_up(s->experts, 4) + 4 * experts + (packs ? 4 : 2) * t * topk;
+    const size_t with_growth[] = {
+        t * experts,
+        t * experts,
+        t * topk,
+        t * topk,
+        t,
+        moert_factor_floats(s->v_type, s->rows * 2 * c->intermediate),
+        moert_factor_floats(h_type, s->rows * c->intermediate),
+        moert_factor_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
+        moert_factor_floats(type, t * c->shared_intermediate),
+    };
+    size_t bytes = floats * sizeof(float);
+    for (size_t i = 0; i < sizeof with_growth / sizeof with_growth[0]; i++)
+        bytes += activation_bytes(with_growth[i]);
+    return bytes;
+}
+
+/* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
+static size_t outer_activations(const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t links = c->tied_embeddings ? 0 : 2;
+    const size_t per_token = 2 + links + c->hidden + 1 + c->vocabulary + 1;
+    return s->sequences + s->length * c->head_size + s->tokens * per_token +
+           moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->hidden);
+}
+
+/* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
+static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
+    const size_t row = s->sequences * k;
+    return row > 0 ? row * moert_min(n, moert_max(1, s->partial_floats / row)) : 0;
+}
+
+/* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
+static size_t largest_partial(const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const size_t dense[][2] = {
+        {c->vocabulary, h},    {s->q, h}, {s->kv, h}, {h, s->q}, {2 * shared, h}, {h, shared},
+        {c->router.experts, h}};
+    const size_t row = moert_max(s->sequences, 1) * h; /* of a tied embedding */
+    size_t most = s->sequences * h;                    /* of norms */
+    if (c->tied_embeddings)
+        most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
+    const size_t numbers = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
+    most = moert_max(most, numbers); /* of the losses: sum_everything of model/losses.c */
+    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+        most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
+    return moert_max(most, s->sequences * c->head_size);
+}
+
+/* MOERT_SCRATCH_TOKENS: what a shared expert adds to dx, or the norms' pieces. */
+static size_t tokens_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens;
+    const size_t norms[][2] = {
+        {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
+    size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
+    for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
+        most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
+                                                         norms[i][1]));
+    return most;
+}
+
+/* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
+static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens;
+    size_t floats =
+        largest_partial(s) + tokens_scratch(setting, s) + t * (c->router.experts + c->router.topk);
+    floats += moert_max(moert_factor_floats(s->v_type, s->rows * c->intermediate),
+                        moert_factor_floats(s->shared_v_type, t * c->shared_intermediate));
+    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);
+}
+
+/* ---- the exchange ---- */
+
+/* Windows whose untouched rows cost nothing. */
+static bool reserves_worst_case(const moert_memory_setting *setting) {
+    return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
+}
+
+/* moert_window_reserve, for rows of `stride` floats. */
+static size_t window_rows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t stride) {
+    const size_t needed = moert_max(s->largest_rows, 1);
+    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
+    if (reserves_worst_case(setting))
+        return moert_min(moert_max(s->capacity_rows, needed), limit);
+    return moert_min(with_room(needed), limit);
+}
+
+/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows on their
+ * way, of which one has results. */
+static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
+                          size_t *used, size_t *reserved) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const struct {
+        size_t count, width;
+    } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
+                   {1, moert_wire_back_width(&options)},
+                   {s->config->layers + 1, 1}};
+    *used = *reserved = 0;
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+        const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
+        *used += s->rows * windows[i].count * stride;
+        *reserved += windows[i].count * stride * window_rows(setting, s, stride);
+    }
+}
+
+/* Packed rows and slots of engine_staged.c, forth and back, as the host sees them. */
+static size_t count_staging(const moert_memory_shape *s) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const size_t slots = s->tokens * s->config->router.topk;
+    const size_t forth = moert_round_up(moert_wire_width(&options), MOERT_WINDOW_ROW_FLOATS);
+    const size_t back = moert_round_up(moert_wire_back_width(&options), MOERT_WINDOW_ROW_FLOATS);
+    return with_room(slots * forth) + with_room(slots * back) +
+           2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
+}
+
+/* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every slot's
+ * result travels between hosts. */
+static size_t count_cargo(const moert_memory_shape *s) {
+    const moert_layer_options options = moert_layer_options_of(s->config);
+    const size_t slots = s->tokens * s->config->router.topk;
+    const size_t widest = moert_max(moert_wire_width(&options), moert_wire_back_width(&options));
+    const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
+    return with_room(s->rows * wide) + with_room(slots) +
+           with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));
+}
+
+moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
+                                   moert_memory *memory) {
+    MOERT_TRY(check(setting));
+    const moert_memory_shape s = make_shape(setting, rank);
+    const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
+    size_t used, reserved, staging = 0;
+    parameters replicated, owned;
+    count_parameters(setting, rank, &s, &replicated, &owned);
+    count_windows(setting, &s, &used, &reserved);
+    if (staged)
+        staging = count_staging(&s);
+    else if (setting->engine == MOERT_EXCHANGE_NODE)
+        staging = count_cargo(&s);
+    const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
+    *memory = (moert_memory){
+        .weights = blocks,
+        .gradients = blocks,
+        .moments = 2 * (replicated.slices + owned.slices) * sizeof(float),
+        .copies = moert_memory_copies(setting, &s),
+        .sums = count_nodes(&s, setting->ranks) * replicated.floats * sizeof(float),
+        .activations =
+            s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
+        .scratch = count_scratch(setting, &s) * sizeof(float),
+        .staging = staging * sizeof(float),
+        .windows = used * sizeof(float),
+        .reserved = reserved * sizeof(float),
+    };
+    memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
+                    memory->activations + memory->scratch + memory->staging +
+                    (reserves_worst_case(setting) ? memory->windows : memory->reserved);
+    return MOERT_OK;
+}

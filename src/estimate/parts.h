@@ -1,0 +1,26 @@
+/* What the files of the memory estimate share. */
+#ifndef MOERT_ESTIMATE_PARTS_H
+#define MOERT_ESTIMATE_PARTS_H
+
+#include "estimate/memory.h"
+
+enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange_window.c */
+
+/* What the sums are made of. */
+typedef struct moert_memory_shape {
+    const moert_model_config *config;
+    size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
+    size_t length, experts;                                    /* S, L of this rank */
+    size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
+    size_t q, kv;                             /* columns of the projections of attention */
+    size_t partial_floats;                    /* moert_block_partial_bytes */
+    moert_number v_type, shared_v_type;       /* moert_precision_between, moert_factor_between */
+} moert_memory_shape;
+
+/* Bytes of copies of weights. */
+size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
+/* Floats in the mesh's scratch buffers of layer/precision.c, layer/factor.c and
+ * layer/wire.c. */
+size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s);
+
+#endif

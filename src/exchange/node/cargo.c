@@ -1,0 +1,73 @@
+/* Messages of the node engine, and its ranks' waits for each other: see node.h. */
+#include <stdatomic.h>
+
+#include "base/phase.h"
+#include "exchange/node/node.h"
+
+moert_status moert_cargo_reserve(moert_device *device, size_t rows_out, size_t rows_in,
+                                 size_t width, moert_cargo *cargo) {
+    MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &cargo->out));
+    return moert_staging_reserve(device, rows_in * width * sizeof(float), &cargo->in);
+}
+
+void moert_cargo_free(moert_cargo *cargo) {
+    moert_staging_destroy(cargo->out);
+    moert_staging_destroy(cargo->in);
+    moert_buffer_destroy(cargo->reach);
+}
+
+moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const size_t *send_rows,
+                             void *in, const size_t *receive_rows, size_t row_bytes) {
+    const moert_node *node = exchange->state;
+    const moert_mail_rows from = {out, row_bytes, row_bytes}, to = {in, row_bytes, row_bytes};
+    moert_mail_run sent = {0, 0}, received = {0, 0};
+    for (size_t r = 0; r < exchange->rails->ranks; r++) {
+        received = (moert_mail_run){received.first + received.count, receive_rows[r]};
+        sent = (moert_mail_run){sent.first + sent.count, send_rows[r]};
+        MOERT_TRY(moert_mail_post_apart(node->mail, (moert_mail_address){false, r, tag, 0}, &to,
+                                        received));
+        MOERT_TRY(
+            moert_mail_post_apart(node->mail, (moert_mail_address){true, r, tag, 0}, &from, sent));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_cargo *cargo,
+                              const size_t *send_rows, const size_t *receive_rows, size_t width) {
+    return moert_node_post(exchange, tag, moert_staging_host(cargo->out), send_rows,
+                           moert_staging_host(cargo->in), receive_rows, width * sizeof(float));
+}
+
+moert_status moert_node_await(moert_exchange *exchange) {
+    const moert_node *node = exchange->state;
+    moert_status status = MOERT_OK;
+    moert_phase_wait_begin();
+    while (status == MOERT_OK && moert_mail_left_of_all(node->mail) > 0)
+        status = moert_mail_progress(node->mail, true);
+    moert_phase_wait_end();
+    return status;
+}
+
+moert_status moert_node_meet(moert_comm *comm, moert_status status) {
+    atomic_thread_fence(memory_order_seq_cst);
+    MOERT_TRY(moert_comm_agree(comm, status));
+    atomic_thread_fence(memory_order_seq_cst);
+    return MOERT_OK;
+}
+
+moert_status moert_node_finish(moert_exchange *exchange, moert_status status) {
+    const moert_status finished = moert_device_finish(exchange->device);
+    return status != MOERT_OK ? status : finished;
+}
+
+moert_status moert_cargo_pack(moert_exchange *exchange, const moert_relay *relay,
+                              const moert_buffer *source, size_t width, moert_cargo *cargo) {
+    MOERT_TRY(moert_cargo_reserve(exchange->device, relay->rows_out, relay->rows_in, width, cargo));
+    return moert_kernel_gather(exchange->device,
+                               &(moert_gather){.reach = source,
+                                               .from = relay->source.buffer,
+                                               .rows = relay->rows_out,
+                                               .width = width,
+                                               .stride = width,
+                                               .packed = moert_staging_buffer(cargo->out)});
+}

@@ -1,0 +1,170 @@
+/*
+ * Combine of the node engine. Results of far slots come one by one from the experts' owners, as
+ * messages between all pairs of ranks, out of the windows; or as sums from relays, which gather
+ * their rows inside their node: less to send, two steps more. The source sums its slots, near and
+ * far, by one kernel, to which what has come is one rank more.
+ */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "exchange/node/node.h"
+
+/* Brings back a window's results one by one: each owner of an expert sends rows of its window, as
+ * they lie there, to each rank of another node, which begins with another owner. */
+static moert_status post_results(moert_exchange *exchange, const moert_plan *plan, int tag,
+                                 const moert_window *window, const moert_cargo *cargo) {
+    const moert_node *node = exchange->state;
+    const moert_rails *rails = exchange->rails;
+    const size_t row_bytes = window->width * sizeof(float);
+    const size_t stride_bytes = window->stride * sizeof(float);
+    const moert_mail_rows from = {window->storage.host, row_bytes, stride_bytes};
+    const moert_mail_rows to = {moert_staging_host(cargo->in), row_bytes, stride_bytes};
+    for (size_t k = 1; k < rails->ranks; k++) {
+        const size_t next = (plan->rank + k) % rails->ranks;
+        const size_t last = (plan->rank + rails->ranks - k) % rails->ranks;
+        if (rails->node_of[last] != rails->node)
+            MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){false, last, tag, 0}, &to,
+                                      &node->routes.packed[last], 1));
+        if (rails->node_of[next] != rails->node)
+            MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){true, next, tag, 0}, &from,
+                                      &node->routes.window[next * plan->local_experts],
+                                      plan->local_experts));
+    }
+    return MOERT_OK;
+}
+
+/* Sums those that are to be summed; the padding has a sum, too. */
+static moert_status sum_results(moert_exchange *exchange, const moert_relay *relay,
+                                const moert_window *window, const moert_buffer *weight,
+                                moert_cargo *cargo) {
+    const moert_sums *sums = &relay->sums;
+    moert_window whole = *window;
+    whole.width = whole.columns = window->stride;
+    MOERT_TRY(moert_cargo_reserve(exchange->device, sums->rows_out, sums->rows_in, window->stride,
+                                  cargo));
+    const moert_move sum = {.plan = &relay->summed,
+                            .window = &whole,
+                            .weight = weight,
+                            .target = moert_staging_buffer(cargo->out)};
+    return moert_kernel_combine_rows(exchange, &sum, true, window->storage.addresses,
+                                     relay->summed.destination);
+}
+
+/* Where slots of this rank find their results: windows of this node, and what has arrived. */
+static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
+                               moert_cargo *cargo) {
+    const size_t bytes = exchange->rails->here * sizeof(uint64_t);
+    const uint64_t arrived = (uintptr_t)moert_staging_host(cargo->in);
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &cargo->reach));
+    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, cargo->reach, 0, bytes));
+    return moert_buffer_write(cargo->reach, bytes, &arrived, sizeof arrived);
+}
+
+/* Whether results come as sums: not codes, since a sum has more digits. */
+static bool are_summed(const moert_exchange *exchange, const moert_move *move) {
+    const bool sums = exchange->rails->presum || move->weight == NULL;
+    return sums && !moert_window_has_codes(move->window);
+}
+
+/* Whether relays weight what they sum. */
+static bool weights_sums(const moert_exchange *exchange, const moert_move *move) {
+    return move->weight != NULL && are_summed(exchange, move);
+}
+
+/* *mixed = the weights of near slots, and 1 for the sums of the others. */
+static moert_status mix_weights(moert_exchange *exchange, const moert_move *move,
+                                const moert_buffer **mixed) {
+    moert_node *node = exchange->state;
+    const moert_pairs *sums = &move->plan->relay->sums.to;
+    const size_t bytes = sums->count * sizeof(float);
+    float *weights;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW_ARRAY(&weights, sums->count));
+    MOERT_TRY_OR(free_weights, moert_buffer_read(move->weight, 0, weights, bytes));
+    for (size_t s = 0; s < sums->count; s++)
+        if (sums->data[s][0] == exchange->rails->here)
+            weights[s] = 1.0f;
+    MOERT_TRY_OR(free_weights, moert_buffer_reserve(exchange->device, bytes, &node->mixed));
+    MOERT_TRY_OR(free_weights, moert_buffer_write(node->mixed, 0, weights, bytes));
+    *mixed = node->mixed;
+free_weights:
+    free(weights);
+    return status;
+}
+
+/* The last kernels: sums of near and far rows, and the slots' floats. */
+static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const moert_pairs *from = are_summed(exchange, move) ? &relay->sums.to : &relay->each;
+    moert_move sum = *move;
+    MOERT_TRY(make_reach(exchange, move->window, &node->rows));
+    if (weights_sums(exchange, move))
+        MOERT_TRY(mix_weights(exchange, move, &sum.weight));
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, from->buffer));
+    if (move->slots == NULL)
+        return MOERT_OK;
+    MOERT_TRY(make_reach(exchange, move->slots, &node->slots));
+    moert_window slots = *move->slots;
+    moert_exchange_plan plan = *move->plan;
+    slots.storage.addresses = node->slots.reach;
+    plan.destination = relay->each.buffer;
+    sum.slots = &slots;
+    sum.plan = &plan;
+    return moert_kernel_combine_slots(exchange, &sum, true);
+}
+
+/* What the relays weight their sums by. */
+static moert_status send_weights(moert_exchange *exchange, const moert_move *move,
+                                 moert_status status) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const size_t topk = move->plan->plan->topk;
+    if (status == MOERT_OK)
+        status = moert_cargo_pack(exchange, relay, move->weight, topk, &node->weights);
+    MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
+    MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_WEIGHTS, &node->weights, relay->send_rows,
+                               relay->receive_rows, topk));
+    return moert_node_await(exchange);
+}
+
+/* Gets ready what this rank sends and receives, once all of its node have their results. */
+static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const size_t slots = moert_routes_packed_rows(move->plan->plan);
+    const moert_buffer *weight =
+        weights_sums(exchange, move) ? moert_staging_buffer(node->weights.in) : NULL;
+    MOERT_TRY(moert_routes_find(&node->routes, move->plan));
+    if (move->slots != NULL)
+        MOERT_TRY(
+            moert_cargo_reserve(exchange->device, 0, slots, move->slots->stride, &node->slots));
+    if (are_summed(exchange, move))
+        return sum_results(exchange, relay, move->window, weight, &node->rows);
+    return moert_cargo_reserve(exchange->device, 0, slots, move->window->stride, &node->rows);
+}
+
+moert_status moert_node_combine(moert_exchange *exchange, const moert_move *move,
+                                moert_status status) {
+    moert_node *node = exchange->state;
+    const moert_relay *relay = move->plan->relay;
+    const moert_plan *plan = move->plan->plan;
+    const bool sums = are_summed(exchange, move);
+    if (status == MOERT_OK && !relay->known)
+        status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
+    status = moert_node_finish(exchange, status);
+    if (sums)
+        status = moert_node_meet(node->inside.comm, status);
+    if (weights_sums(exchange, move))
+        MOERT_TRY(send_weights(exchange, move, status));
+    if (status == MOERT_OK)
+        status = prepare_results(exchange, move);
+    MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
+    if (move->slots != NULL)
+        MOERT_TRY(post_results(exchange, plan, MOERT_NODE_SLOTS, move->slots, &node->slots));
+    MOERT_TRY(sums ? moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->sums.send,
+                                      relay->sums.receive, move->window->stride)
+                   : post_results(exchange, plan, MOERT_NODE_ROWS, move->window, &node->rows));
+    MOERT_TRY(moert_node_await(exchange));
+    return sum_all(exchange, move);
+}

@@ -1,0 +1,174 @@
+/*
+ * Ranks of several hosts on CPU devices: windows among the ranks of a node (engine_window.c), and
+ * messages between nodes, in which a row travels to each other node at most once (relay.h).
+ *
+ *   dispatch  rows for this node go into its windows; a row for another node goes to this rank's
+ *             relay there, which stores it into the windows of its neighbours by the same kernel
+ *   combine   (node_combine.c) the experts' owners send the results of the slots back one by one;
+ *             where a sum of several has the same bits, the relay sums them and sends that. The
+ *             source sums its slots, near and far, in slot order: the bits of all engines. With
+ *             MOERT_NODE_SUM=presum a relay sends one sum a row: fewer bytes, other bits. Rows of
+ *             codes are never summed there
+ *
+ * What a relay must know of a plan's rows comes before its first dispatch.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "exchange/node/node.h"
+
+/* ---- dispatch ---- */
+
+/* Tells the relays where their rows belong, once per plan. */
+static moert_status introduce(moert_exchange *exchange, const moert_relay *relay, size_t topk) {
+    if (relay->known)
+        return MOERT_OK;
+    return moert_node_post(exchange, MOERT_NODE_TABLES, relay->outgoing.data, relay->send_rows,
+                           relay->incoming.data, relay->receive_rows,
+                           topk * sizeof *relay->incoming.data);
+}
+
+/* Stores the rows that have arrived into this node's windows. */
+static moert_status pass_on(moert_exchange *exchange, const moert_move *move) {
+    moert_node *node = exchange->state;
+    moert_relay *relay = move->plan->relay;
+    if (!relay->known)
+        MOERT_TRY(moert_relay_learn(exchange->device, exchange->rails->ranks, relay));
+    const moert_move relayed = {
+        .plan = &relay->relayed,
+        .window = move->window,
+        .slots = move->slots,
+        .source = moert_staging_buffer(node->rows.in),
+        .slot_source = move->slots != NULL ? moert_staging_buffer(node->slots.in) : NULL};
+    return moert_kernel_dispatch(exchange, &relayed, true);
+}
+
+static moert_status dispatch_node(moert_exchange *exchange, const moert_move *move,
+                                  moert_status status) {
+    moert_node *node = exchange->state;
+    moert_relay *relay = move->plan->relay;
+    const size_t topk = move->plan->plan->topk, width = move->window->width;
+    const bool slots = move->slots != NULL;
+    if (status == MOERT_OK)
+        status = moert_cargo_pack(exchange, relay, move->source, width, &node->rows);
+    if (status == MOERT_OK && slots)
+        status = moert_cargo_pack(exchange, relay, move->slot_source, topk, &node->slots);
+    status = moert_node_finish(exchange, status);
+    moert_move direct = *move;
+    direct.plan = &relay->direct;
+    if (status == MOERT_OK) /* goes on while messages travel */
+        status = moert_kernel_dispatch(exchange, &direct, true);
+    MOERT_TRY(moert_node_meet(exchange->comm, status));
+    MOERT_TRY(introduce(exchange, relay, topk));
+    if (slots)
+        MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_SLOTS, &node->slots, relay->send_rows,
+                                   relay->receive_rows, topk));
+    MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->send_rows,
+                               relay->receive_rows, width));
+    MOERT_TRY(moert_node_await(exchange));
+    status = moert_node_finish(exchange, pass_on(exchange, move));
+    MOERT_TRY(moert_node_meet(exchange->comm, status));
+    relay->known = true;
+    return MOERT_OK;
+}
+
+/* ---- the engine ---- */
+
+/* What excludes the engine before anything is made. */
+static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const moert_device_info *info = moert_device_describe(exchange->device);
+    const size_t nodes = moert_comm_node_count(exchange->comm);
+    if (exchange->automatic && nodes == 1)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on one host");
+    else if (exchange->automatic && nodes == moert_comm_size(exchange->comm))
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "every rank is alone on its host");
+    else if (!info->is_cpu)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
+                 "rank %zu uses %.96s; the node exchange is for CPU devices",
+                 moert_comm_rank(exchange->comm), info->name);
+}
+
+/* The ranks must agree on how results are summed. Collective. */
+static void compare_settings(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const unsigned mine = moert_config_get()->node_sum;
+    unsigned first = mine;
+    if (moert_comm_broadcast(exchange->comm, 0, &first, sizeof first) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    else if (mine != first)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "MOERT_NODE_SUM is %s on rank %zu, %s on 0",
+                 moert_config_choice("MOERT_NODE_SUM", mine), moert_comm_rank(exchange->comm),
+                 moert_config_choice("MOERT_NODE_SUM", first));
+}
+
+static void close_node(moert_exchange *exchange) {
+    moert_node *node = exchange->state;
+    if (node->inside.engine != NULL)
+        node->inside.engine->close(&node->inside);
+    moert_comm_destroy(node->inside.comm);
+    moert_mail_destroy(node->mail);
+    moert_cargo_free(&node->rows);
+    moert_cargo_free(&node->slots);
+    moert_cargo_free(&node->weights);
+    moert_routes_free(&node->routes);
+    moert_buffer_destroy(node->mixed);
+    moert_rails_destroy(exchange->rails);
+    free(node);
+    exchange->state = exchange->rails = NULL;
+}
+
+/* The memory of the engine, and the communicator of the node's ranks. */
+static moert_status make_node(moert_exchange *exchange) {
+    moert_node *node;
+    MOERT_TRY(MOERT_NEW(&node));
+    exchange->state = node;
+    node->inside.device = exchange->device;
+    MOERT_TRY(moert_mail_create(exchange->comm, &node->mail));
+    return moert_rails_create(exchange->comm, moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM,
+                              &exchange->rails);
+}
+
+static void open_windows(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    moert_node *node = exchange->state;
+    if (moert_comm_split(exchange->comm, exchange->rails->node, &node->inside.comm) != MOERT_OK) {
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+        return;
+    }
+    moert_engine_window.open(&node->inside, reason);
+    if (reason[0] == '\0')
+        node->inside.engine = &moert_engine_window;
+    exchange->reserves_worst_case = node->inside.reserves_worst_case;
+}
+
+/* Each step is agreed on before the next collective one. */
+static void open_node(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    compare_settings(exchange, reason);
+    if (reason[0] == '\0')
+        look(exchange, reason);
+    if (reason[0] == '\0' && make_node(exchange) != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    moert_exchange_share_reason(exchange->comm, reason);
+    if (reason[0] == '\0') {
+        open_windows(exchange, reason);
+        moert_exchange_share_reason(exchange->comm, reason);
+    }
+    if (reason[0] != '\0' && exchange->state != NULL)
+        close_node(exchange);
+}
+
+static moert_status allocate_node(const moert_window *window, size_t rows, moert_storage *storage) {
+    moert_node *node = window->exchange->state;
+    moert_window inside = *window;
+    inside.exchange = &node->inside;
+    return node->inside.engine->allocate(&inside, rows, storage);
+}
+
+const moert_engine moert_engine_node = {
+    .name = "node",
+    .open = open_node,
+    .close = close_node,
+    .allocate = allocate_node,
+    .dispatch = dispatch_node,
+    .combine = moert_node_combine,
+};

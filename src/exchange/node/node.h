@@ -1,0 +1,55 @@
+/*
+ * The parts of the node engine (engine_node.c): its memory, its messages and its combine.
+ */
+#ifndef MOERT_EXCHANGE_NODE_NODE_H
+#define MOERT_EXCHANGE_NODE_NODE_H
+
+#include "comm/mail.h"
+#include "exchange/internal.h"
+#include "exchange/routes.h"
+
+/* Kinds of messages, which are their tags. */
+enum { MOERT_NODE_TABLES = 1, MOERT_NODE_ROWS, MOERT_NODE_SLOTS, MOERT_NODE_WEIGHTS };
+
+/* What goes out and what comes in; kernels fill and read it where it lies. */
+typedef struct moert_cargo {
+    moert_staging *out, *in;
+    moert_buffer *reach; /* combine: uint64 [here + 1], this node's segments and then `in` */
+} moert_cargo;
+
+typedef struct moert_node {
+    moert_exchange inside; /* of this node's ranks, for its windows alone */
+    moert_mail *mail;
+    moert_cargo rows, slots, weights;
+    moert_routes routes; /* of results that come one by one */
+    moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
+} moert_node;
+
+/* ---- messages (node_cargo.c) ---- */
+
+moert_status moert_cargo_reserve(moert_device *device, size_t rows_out, size_t rows_in,
+                                 size_t width, moert_cargo *cargo);
+void moert_cargo_free(moert_cargo *cargo);
+/* Packs the rows of source[T,width] that leave the node. */
+moert_status moert_cargo_pack(moert_exchange *exchange, const moert_relay *relay,
+                              const moert_buffer *source, size_t width, moert_cargo *cargo);
+/* Posts rows to and from all ranks, sorted by rank: of a cargo `width` floats each. */
+moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_cargo *cargo,
+                              const size_t *send_rows, const size_t *receive_rows, size_t width);
+moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const size_t *send_rows,
+                             void *in, const size_t *receive_rows, size_t row_bytes);
+/* Until all that is posted has come and gone. */
+moert_status moert_node_await(moert_exchange *exchange);
+
+/* What the device has done, after a status so far. */
+moert_status moert_node_finish(moert_exchange *exchange, moert_status status);
+/* All ranks of `comm` wait for each other, and fail alike if one has failed. What they wrote before
+ * into memory that they share is there for all after. */
+moert_status moert_node_meet(moert_comm *comm, moert_status status);
+
+/* ---- combine (node_combine.c), as of moert_engine ---- */
+
+moert_status moert_node_combine(moert_exchange *exchange, const moert_move *move,
+                                moert_status status);
+
+#endif

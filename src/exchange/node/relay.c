@@ -1,0 +1,334 @@
+/* Routes between nodes: see relay.h. No messages here. */
+#include "exchange/node/relay.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+/* ---- nodes ---- */
+
+/* place[], and the sizes of the nodes. */
+static void number_ranks(moert_rails *rails, size_t *sizes) {
+    for (size_t r = 0; r < rails->ranks; r++)
+        rails->place[r] = sizes[rails->node_of[r]]++;
+}
+
+/* The rank of a node at some place. */
+static size_t rank_at(const moert_rails *rails, size_t node, size_t place) {
+    size_t r = 0;
+    while (rails->node_of[r] != node || rails->place[r] != place)
+        r++;
+    return r;
+}
+
+moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails **rails) {
+    const size_t me = moert_comm_rank(comm);
+    moert_rails *made = NULL;
+    size_t *sizes = NULL;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->ranks = moert_comm_size(comm);
+    made->nodes = moert_comm_node_count(comm);
+    made->node = moert_comm_node(comm, me);
+    made->presum = presum;
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&sizes, made->nodes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node_of, made->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->place, made->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->relay, made->nodes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->serves, made->ranks));
+    for (size_t r = 0; r < made->ranks; r++)
+        made->node_of[r] = moert_comm_node(comm, r);
+    number_ranks(made, sizes);
+    made->here = sizes[made->node];
+    for (size_t n = 0; n < made->nodes; n++)
+        made->relay[n] = n == made->node ? me : rank_at(made, n, made->place[me] % sizes[n]);
+    for (size_t r = 0; r < made->ranks; r++)
+        made->serves[r] =
+            made->node_of[r] != made->node && made->place[r] % made->here == made->place[me];
+    *rails = made;
+    free(sizes);
+    return MOERT_OK;
+fail:
+    moert_rails_destroy(made);
+    free(sizes);
+    return status;
+}
+
+void moert_rails_destroy(moert_rails *rails) {
+    if (rails == NULL)
+        return;
+    free(rails->node_of);
+    free(rails->place);
+    free(rails->relay);
+    free(rails->serves);
+    free(rails);
+}
+
+moert_status moert_relay_count(const moert_rails *rails, const int32_t *index, size_t tokens,
+                               size_t topk, size_t experts, uint64_t *rows) {
+    size_t *last; /* [nodes] 1 + the last token that has been counted */
+    MOERT_TRY(MOERT_NEW_ARRAY(&last, rails->nodes));
+    memset(rows, 0, rails->nodes * sizeof *rows);
+    for (size_t s = 0; s < tokens * topk; s++) {
+        if (index[s] < 0)
+            continue;
+        const size_t owner = moert_plan_owner(experts, rails->ranks, (size_t)index[s]);
+        const size_t node = rails->node_of[owner], token = s / topk;
+        rows[node] += last[node] != token + 1;
+        last[node] = token + 1;
+    }
+    free(last);
+    return MOERT_OK;
+}
+
+/* ---- pairs ---- */
+
+static moert_status make_pairs(size_t count, moert_pairs *pairs) {
+    pairs->count = count;
+    MOERT_TRY(MOERT_NEW_ARRAY(&pairs->data, count));
+    memset(pairs->data, 0xff, count * sizeof *pairs->data);
+    return MOERT_OK;
+}
+
+/* Copies them to the device. */
+static moert_status show_pairs(moert_device *device, moert_pairs *pairs) {
+    const size_t bytes = pairs->count * sizeof *pairs->data;
+    MOERT_TRY(moert_buffer_reserve(device, bytes, &pairs->buffer));
+    return moert_buffer_write(pairs->buffer, 0, pairs->data, bytes);
+}
+
+static void free_pairs(moert_pairs *pairs) {
+    moert_buffer_destroy(pairs->buffer);
+    free(pairs->data);
+}
+
+static void set_pair(moert_pairs *pairs, size_t at, size_t rank, size_t row) {
+    pairs->data[at][0] = (uint32_t)rank;
+    pairs->data[at][1] = (uint32_t)row;
+}
+
+/* ---- the routes of a plan ---- */
+
+/* Marks, in `outgoing`, the rank of a slot that is summed with the one before it. */
+#define JOINS 0x80000000u
+
+/* What goes to another node: where its next row lies among all that this rank sends, and the sums
+ * that come back. */
+typedef struct lane {
+    size_t row;             /* next */
+    size_t first_sum, sums; /* place of the first, and how many so far */
+    size_t token, last_row; /* 1 + the token whose row was last, and its place */
+} lane;
+
+/* Slots of rank r for the experts of this rank's node. */
+static size_t slots_for_node(const moert_rails *rails, const moert_plan *plan, size_t r) {
+    size_t slots = 0;
+    for (size_t e = 0; e < plan->experts; e++)
+        if (rails->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] == rails->node)
+            slots += plan->counts[r * plan->experts + e];
+    return slots;
+}
+
+/* How much travels between which ranks, and where each lane begins. */
+static void size_up(const moert_rails *rails, const moert_plan *plan, const uint64_t *told,
+                    size_t stride, lane *lanes, moert_relay *relay) {
+    for (size_t r = 0; r < plan->ranks; r++) {
+        const size_t node = rails->node_of[r];
+        if (node == rails->node)
+            relay->slots_here += plan->send_rows[r];
+        if (node != rails->node && rails->relay[node] == r)
+            relay->send_rows[r] = told[plan->rank * stride + node];
+        if (rails->serves[r]) {
+            relay->receive_rows[r] = told[r * stride + rails->node];
+            relay->slots_relayed += slots_for_node(rails, plan, r);
+        }
+        relay->rows_in += relay->receive_rows[r];
+    }
+    for (size_t r = 0; r < plan->ranks; r++) {
+        if (relay->send_rows[r] > 0)
+            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out};
+        relay->rows_out += relay->send_rows[r];
+    }
+}
+
+/* Gives a slot of another node its place: with the row of its token, the first there or not. */
+static void route_away(lane *to, const moert_plan *plan, size_t slot, const uint32_t place,
+                       size_t here, bool joins, moert_relay *relay) {
+    const size_t token = slot / plan->topk, row = plan->slot_row[slot];
+    if (to->token != token + 1) {
+        to->token = token + 1;
+        to->last_row = to->row++;
+        set_pair(&relay->source, to->last_row, 0, token);
+        joins = false;
+    }
+    set_pair(&relay->outgoing, to->last_row * plan->topk + slot % plan->topk,
+             joins ? place | JOINS : place, row);
+    set_pair(&relay->each, slot, here, plan->slot_position[slot]);
+    if (!joins)
+        set_pair(&relay->sums.to, slot, here, to->sums++);
+}
+
+/* A token's head is the node of all its slots so far, if it is one. */
+enum { NO_SLOT = -1, NO_HEAD = -2 };
+
+static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
+                  moert_relay *relay) {
+    int64_t head = NO_SLOT;
+    for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
+        const size_t rank = plan->slot_rank[s], row = plan->slot_row[s];
+        if (s % plan->topk == 0)
+            head = NO_SLOT;
+        if (rank == MOERT_PLAN_DROPPED)
+            continue;
+        const size_t node = rails->node_of[rank], place = rails->place[rank];
+        head = head == NO_SLOT || head == (int64_t)node ? (int64_t)node : NO_HEAD;
+        if (node != rails->node) {
+            route_away(&lanes[node], plan, s, (uint32_t)place, rails->here,
+                       rails->presum || head == (int64_t)node, relay);
+            continue;
+        }
+        set_pair(&relay->near, s, place, row);
+        set_pair(&relay->each, s, place, row);
+        set_pair(&relay->sums.to, s, place, row);
+    }
+}
+
+/* Sums come back sorted by relay, too. */
+static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *lanes,
+                       moert_relay *relay) {
+    for (size_t r = 0; r < plan->ranks; r++) {
+        lane *from = &lanes[rails->node_of[r]];
+        if (relay->send_rows[r] == 0)
+            continue;
+        from->first_sum = relay->sums.rows_in;
+        relay->sums.receive[r] = from->sums;
+        relay->sums.rows_in += from->sums;
+    }
+    for (size_t s = 0; s < relay->sums.to.count; s++)
+        if (relay->sums.to.data[s][0] == rails->here)
+            relay->sums.to.data[s][1] +=
+                (uint32_t)lanes[rails->node_of[plan->slot_rank[s]]].first_sum;
+}
+
+static moert_status make_sizes(const moert_rails *rails, moert_relay *relay, lane **lanes) {
+    MOERT_TRY(MOERT_NEW_ARRAY(lanes, rails->nodes));
+    MOERT_TRY(MOERT_NEW_ARRAY(&relay->send_rows, rails->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&relay->receive_rows, rails->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&relay->sums.send, rails->ranks));
+    return MOERT_NEW_ARRAY(&relay->sums.receive, rails->ranks);
+}
+
+static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
+    const size_t slots = plan->tokens * plan->topk;
+    MOERT_TRY(make_pairs(relay->rows_out, &relay->source));
+    MOERT_TRY(make_pairs(slots, &relay->near));
+    MOERT_TRY(make_pairs(relay->rows_out * plan->topk, &relay->outgoing));
+    MOERT_TRY(make_pairs(relay->rows_in * plan->topk, &relay->incoming));
+    MOERT_TRY(make_pairs(slots, &relay->each));
+    return make_pairs(slots, &relay->sums.to);
+}
+
+static moert_status show(moert_device *device, const moert_plan *plan, moert_relay *relay) {
+    MOERT_TRY(show_pairs(device, &relay->source));
+    MOERT_TRY(show_pairs(device, &relay->near));
+    MOERT_TRY(show_pairs(device, &relay->each));
+    MOERT_TRY(show_pairs(device, &relay->sums.to));
+    relay->direct_slots = (moert_plan){
+        .tokens = plan->tokens, .topk = plan->topk, .ranks = 1, .send_rows = &relay->slots_here};
+    relay->relayed_slots = (moert_plan){.tokens = relay->rows_in,
+                                        .topk = plan->topk,
+                                        .ranks = 1,
+                                        .send_rows = &relay->slots_relayed};
+    relay->direct =
+        (moert_exchange_plan){.plan = &relay->direct_slots, .destination = relay->near.buffer};
+    return MOERT_OK;
+}
+
+moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
+                                const moert_plan *plan, const uint64_t *told, size_t stride,
+                                moert_relay **relay) {
+    moert_relay *made = NULL;
+    lane *lanes = NULL;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    MOERT_TRY_OR(fail, make_sizes(rails, made, &lanes));
+    size_up(rails, plan, told, stride, lanes, made);
+    MOERT_TRY_OR(fail, make_tables(plan, made));
+    route(rails, plan, lanes, made);
+    place_sums(rails, plan, lanes, made);
+    MOERT_TRY_OR(fail, show(device, plan, made));
+    *relay = made;
+    made = NULL;
+fail:
+    moert_relay_destroy(made);
+    free(lanes);
+    return status;
+}
+
+/* Walks the slots that have come: which of them make up each sum. */
+static void find_sums(moert_relay *relay, size_t ranks) {
+    const size_t topk = relay->relayed_slots.topk;
+    size_t row = 0, sums = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        const size_t before = sums;
+        for (const size_t end = row + relay->receive_rows[r]; row < end; row++)
+            for (size_t k = 0; k < topk; k++) {
+                const uint32_t *slot = relay->incoming.data[row * topk + k];
+                if (slot[0] == MOERT_PLAN_DROPPED)
+                    continue;
+                const uint32_t place = slot[0] & ~JOINS;
+                sums += (slot[0] & JOINS) == 0;
+                set_pair(&relay->sums.from, (sums - 1) * topk + k, place, slot[1]);
+                set_pair(&relay->incoming, row * topk + k, place, slot[1]);
+            }
+        relay->sums.send[r] = sums - before;
+    }
+}
+
+/* Results among the slots that have come, and sums of them. */
+static void count_results(const moert_pairs *incoming, size_t *results, size_t *sums) {
+    *results = *sums = 0;
+    for (size_t s = 0; s < incoming->count; s++) {
+        *results += incoming->data[s][0] != MOERT_PLAN_DROPPED;
+        *sums += (incoming->data[s][0] & JOINS) == 0;
+    }
+}
+
+moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay) {
+    const size_t topk = relay->relayed_slots.topk;
+    size_t results;
+    count_results(&relay->incoming, &results, &relay->sums.rows_out);
+    if (results != relay->slots_relayed)
+        return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have come, counts told of %zu",
+                          results, relay->slots_relayed);
+    free(relay->sums.from.data);
+    relay->sums.from.data = NULL;
+    MOERT_TRY(make_pairs(relay->sums.rows_out * topk, &relay->sums.from));
+    find_sums(relay, ranks);
+    MOERT_TRY(show_pairs(device, &relay->incoming));
+    MOERT_TRY(show_pairs(device, &relay->sums.from));
+    relay->summed_slots = (moert_plan){.tokens = relay->sums.rows_out, .topk = topk};
+    relay->relayed =
+        (moert_exchange_plan){.plan = &relay->relayed_slots, .destination = relay->incoming.buffer};
+    relay->summed =
+        (moert_exchange_plan){.plan = &relay->summed_slots, .destination = relay->sums.from.buffer};
+    return MOERT_OK;
+}
+
+void moert_relay_destroy(moert_relay *relay) {
+    if (relay == NULL)
+        return;
+    free_pairs(&relay->source);
+    free_pairs(&relay->near);
+    free_pairs(&relay->outgoing);
+    free_pairs(&relay->incoming);
+    free_pairs(&relay->each);
+    free_pairs(&relay->sums.from);
+    free_pairs(&relay->sums.to);
+    free(relay->sums.send);
+    free(relay->sums.receive);
+    free(relay->send_rows);
+    free(relay->receive_rows);
+    free(relay);
+}

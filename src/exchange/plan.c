@@ -1,0 +1,360 @@
+/*
+ * Plans: the device counts this rank's slots, one gather brings the counts of all ranks, which
+ * carries each rank's status, and the device places the slots. The host waits once, for the counts;
+ * what is enqueued between begin and end runs meanwhile.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+#include "exchange/internal.h"
+
+enum { CHUNK = 32 }; /* tokens, as in kernels/exchange/plan.cl */
+enum { LANE = 4 };   /* words of lane[e] there */
+enum { WORDS = 240 };
+
+/* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
+ * slots on each node, as words of 64 bits. */
+enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
+
+static size_t count_words(const moert_exchange *exchange, size_t experts) {
+    return HEADER_WORDS + experts + (exchange->rails != NULL ? exchange->rails->nodes : 0);
+}
+
+/* What is planned. */
+typedef struct moert_choice {
+    const moert_buffer *index; /* int32 [T,K] */
+    size_t tokens, topk, experts;
+} moert_choice;
+
+/* What plans of one exchange are made in. Memory of the host and of devices takes longer to get
+ * than a plan, so it stays, and that of a plan goes to the next one. */
+typedef struct moert_planner {
+    moert_choice choice;
+    size_t told;                /* words that each rank tells */
+    size_t room;                /* for so many */
+    uint64_t *mine;             /* [told] */
+    uint64_t *all;              /* [ranks,told] */
+    uint64_t *counts;           /* [ranks,E] */
+    uint32_t (*table)[LANE];    /* ends, then lanes */
+    moert_buffer *chunks;       /* uint32 [E + 1,chunks] counts, see kernels/exchange/plan.cl */
+    moert_staging *totals;      /* uint32 [E + 1] */
+    moert_mark *counted;        /* the totals are on the host; NULL: nobody counts */
+    moert_exchange_plan *spare; /* the memory of the next plan, or NULL */
+} moert_planner;
+
+static size_t chunks_of(const moert_choice *choice) {
+    return moert_ceil_div(choice->tokens, CHUNK);
+}
+
+/* ---- memory ---- */
+
+static void destroy_plan(moert_exchange_plan *plan) {
+    if (plan == NULL)
+        return;
+    moert_buffer_destroy(plan->ends);
+    moert_buffer_destroy(plan->destination);
+    moert_buffer_destroy(plan->packed);
+    free(plan);
+}
+
+void moert_exchange_free_plan(moert_exchange_plan *plan) {
+    if (plan == NULL)
+        return;
+    moert_plan_destroy(plan->plan);
+    moert_relay_destroy(plan->relay);
+    plan->plan = NULL;
+    plan->relay = NULL;
+    if (plan->planner->spare == NULL)
+        plan->planner->spare = plan;
+    else
+        destroy_plan(plan);
+}
+
+void moert_exchange_free_planner(moert_planner *planner) {
+    if (planner == NULL)
+        return;
+    moert_mark_free(planner->counted);
+    moert_staging_destroy(planner->totals);
+    moert_buffer_destroy(planner->chunks);
+    destroy_plan(planner->spare);
+    free(planner->mine);
+    free(planner->all);
+    free(planner->counts);
+    free(planner->table);
+    free(planner);
+}
+
+/* What the gather needs; without it a rank cannot even tell the others. */
+static moert_status reserve_message(moert_planner *planner, size_t told, size_t ranks) {
+    planner->told = 0;
+    if (planner->room < told) {
+        planner->room = 0;
+        free(planner->mine);
+        free(planner->all);
+        free(planner->counts);
+        free(planner->table);
+        planner->mine = planner->all = planner->counts = NULL;
+        planner->table = NULL;
+        MOERT_TRY(moert_alloc(&planner->mine, told, sizeof(uint64_t)));
+        MOERT_TRY(moert_alloc(&planner->all, ranks * told, sizeof(uint64_t)));
+        MOERT_TRY(moert_alloc(&planner->counts, ranks * told, sizeof(uint64_t)));
+        MOERT_TRY(moert_alloc(&planner->table, 2 * told, sizeof *planner->table));
+        planner->room = told;
+    }
+    planner->told = told;
+    return MOERT_OK;
+}
+
+/* Where lane[0] is in a plan's table, in lanes: behind the ends. */
+static size_t first_lane(size_t local) {
+    return moert_ceil_div(local, LANE);
+}
+
+static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
+    const moert_choice *choice = &planner->choice;
+    const size_t slots = choice->tokens * choice->topk, rows = choice->experts + 1;
+    moert_device *device = exchange->device;
+    size_t first, local;
+    int narrow;
+    MOERT_TRY(moert_to_int(slots, "slots of a plan", &narrow));
+    moert_plan_experts(choice->experts, moert_comm_size(exchange->comm),
+                       moert_comm_rank(exchange->comm), &first, &local);
+    if (planner->spare == NULL)
+        MOERT_TRY(MOERT_NEW(&planner->spare));
+    planner->spare->planner = planner;
+    MOERT_TRY(moert_buffer_reserve(device,
+                                   (first_lane(local) + choice->experts) * sizeof *planner->table,
+                                   &planner->spare->ends));
+    MOERT_TRY(
+        moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
+    if (exchange->engine->packs)
+        MOERT_TRY(
+            moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->packed));
+    MOERT_TRY(moert_buffer_reserve(device, rows * chunks_of(choice) * sizeof(uint32_t),
+                                   &planner->chunks));
+    return moert_staging_reserve(device, rows * sizeof(uint32_t), &planner->totals);
+}
+
+/* ---- counts ---- */
+
+/* Enqueues that the device counts, and tells the host. */
+static moert_status count(moert_exchange *exchange, moert_planner *planner) {
+    const moert_choice *choice = &planner->choice;
+    const size_t experts = choice->experts, chunks = chunks_of(choice);
+    const moert_grid grid = {chunks, 1, 1}, rows = {experts + 1, 1, 1};
+    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "count_slots", grid, MOERT_ARG(choice->index),
+                        MOERT_ARG((unsigned)choice->tokens), MOERT_ARG((unsigned)choice->topk),
+                        MOERT_ARG((unsigned)experts), MOERT_ARG((unsigned)chunks),
+                        MOERT_ARG(planner->chunks),
+                        moert_argument_local((experts + 1) * sizeof(uint32_t))));
+    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "scan_chunks", rows, MOERT_ARG(planner->chunks),
+                        MOERT_ARG((unsigned)chunks),
+                        MOERT_ARG(moert_staging_buffer(planner->totals))));
+    MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
+    if (exchange->engine->fetch != NULL)
+        MOERT_TRY(exchange->engine->fetch(exchange));
+    return moert_mark_set(exchange->device, &planner->counted);
+}
+
+/* The slots themselves, where the device has found an index wrong, which the host then names, or
+ * rails need them. */
+static moert_status look_at_slots(moert_exchange *exchange, const moert_planner *planner,
+                                  int32_t **index) {
+    const moert_choice *choice = &planner->choice;
+    const size_t slots = choice->tokens * choice->topk;
+    MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
+    if (slots > 0)
+        MOERT_TRY(moert_buffer_read(choice->index, 0, *index, slots * sizeof(int32_t)));
+    MOERT_TRY(moert_plan_count(*index, choice->tokens, choice->topk, choice->experts,
+                               planner->mine + HEADER_WORDS));
+    if (exchange->rails == NULL)
+        return MOERT_OK;
+    return moert_relay_count(exchange->rails, *index, choice->tokens, choice->topk, choice->experts,
+                             planner->mine + HEADER_WORDS + choice->experts);
+}
+
+/* Waits for the device's counts, and for its verdict on what it has done before. */
+static moert_status take_counts(moert_exchange *exchange, const moert_planner *planner,
+                                int32_t **index) {
+    const size_t experts = planner->choice.experts;
+    const uint32_t *totals = moert_staging_host(planner->totals);
+    MOERT_TRY(moert_mark_wait(planner->counted));
+    for (size_t e = 0; e < experts; e++)
+        planner->mine[HEADER_WORDS + e] = totals[e];
+    if (totals[experts] != 0 || exchange->rails != NULL)
+        MOERT_TRY(look_at_slots(exchange, planner, index));
+    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
+}
+
+/* ---- what all ranks tell ---- */
+
+/* Tells this rank's status, tokens and counts, and learns the others'. All ranks fail alike. */
+static moert_status share_counts(moert_exchange *exchange, const moert_planner *planner,
+                                 moert_status local) {
+    moert_comm *comm = exchange->comm;
+    const size_t bytes = planner->told * sizeof(uint64_t);
+    bool failed = false;
+    planner->mine[STATUS] = local;
+    planner->mine[TOKENS] = planner->choice.tokens;
+    planner->mine[TOPK] = planner->choice.topk;
+    MOERT_TRY(exchange->engine->gather != NULL
+                  ? exchange->engine->gather(exchange, planner->mine, bytes, planner->all)
+                  : moert_comm_allgather(comm, planner->mine, bytes, planner->all));
+    for (size_t r = 0; r < moert_comm_size(comm); r++)
+        failed = failed || planner->all[r * planner->told + STATUS] != MOERT_OK;
+    return failed ? moert_comm_agree(comm, local) : MOERT_OK;
+}
+
+/*
+ * Reads what all ranks told: the counts, the most slots of a rank, and the bound of rows that any
+ * one rank can receive from as many tokens: each token sends it at most min(K, experts there) rows.
+ */
+static moert_status read_counts(const moert_planner *planner, size_t ranks,
+                                moert_exchange_plan *made) {
+    const size_t experts = planner->choice.experts, topk = planner->choice.topk;
+    size_t tokens = 0, most = 0, first, largest;
+    for (size_t r = 0; r < ranks; r++) {
+        const uint64_t *row = planner->all + r * planner->told;
+        if (row[TOPK] != planner->all[TOPK])
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "rank %zu plans with %zu experts per token, rank 0 "
+                              "with %zu",
+                              r, (size_t)row[TOPK], (size_t)planner->all[TOPK]);
+        memcpy(planner->counts + r * experts, row + HEADER_WORDS,
+               experts * sizeof *planner->counts);
+        tokens += row[TOKENS];
+        most = moert_max(most, row[TOKENS]);
+    }
+    moert_plan_experts(experts, ranks, 0, &first, &largest);
+    made->capacity_rows = tokens * moert_min(topk, largest);
+    made->largest_slots = most * topk;
+    return MOERT_OK;
+}
+
+/* ---- places ---- */
+
+/* table[first_lane..] of kernels/exchange/plan.cl: where this rank's first slot of each expert goes. */
+static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
+    uint64_t position = 0;
+    for (size_t owner = 0; owner < plan->ranks; owner++) {
+        size_t first, count;
+        uint64_t rows = 0;
+        moert_plan_experts(plan->experts, plan->ranks, owner, &first, &count);
+        for (size_t e = first; e < first + count; e++) {
+            uint64_t row = rows;
+            for (size_t r = 0; r < plan->rank; r++)
+                row += plan->counts[r * plan->experts + e];
+            lane[e][0] = (uint32_t)owner;
+            lane[e][1] = (uint32_t)row;
+            lane[e][2] = (uint32_t)position;
+            lane[e][3] = 0;
+            rows += plan->expert_counts[e];
+            position += plan->counts[plan->rank * plan->experts + e];
+        }
+    }
+}
+
+/* The table to the device: without a copy, unless it is long. */
+static moert_status tell_device(moert_device *device, const uint32_t *words, size_t count,
+                                moert_buffer *table) {
+    enum { MOST = 11 };
+    if (count > (size_t)MOST * WORDS)
+        return moert_buffer_write(table, 0, words, count * sizeof *words);
+    for (size_t first = 0; first < count; first += WORDS) {
+        uint32_t part[WORDS] = {0};
+        const size_t length = moert_min(count - first, WORDS);
+        memcpy(part, words + first, length * sizeof *words);
+        MOERT_TRY(MOERT_RUN(device, "exchange/plan", "store_words", ((moert_grid){1, 1, 1}),
+                            moert_argument_struct(part, sizeof part), MOERT_ARG((unsigned)length),
+                            MOERT_ARG(table), MOERT_ARG((unsigned)first)));
+    }
+    return MOERT_OK;
+}
+
+static moert_status place(moert_exchange *exchange, const moert_planner *planner,
+                          const moert_exchange_plan *made) {
+    const moert_choice *choice = &planner->choice;
+    const moert_plan *plan = made->plan;
+    const size_t experts = choice->experts, chunks = chunks_of(choice);
+    const size_t first = first_lane(plan->local_experts);
+    memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
+    find_lanes(plan, planner->table + first);
+    MOERT_TRY(
+        tell_device(exchange->device, planner->table[0], LANE * (first + experts), made->ends));
+    return MOERT_RUN(exchange->device, "exchange/plan", "place_slots", ((moert_grid){chunks, 1, 1}),
+                     MOERT_ARG(choice->index), MOERT_ARG((unsigned)choice->tokens),
+                     MOERT_ARG((unsigned)choice->topk), MOERT_ARG((unsigned)experts),
+                     MOERT_ARG((unsigned)chunks), MOERT_ARG(planner->chunks), MOERT_ARG(made->ends),
+                     MOERT_ARG((unsigned)first), MOERT_ARG(made->destination),
+                     MOERT_ARG(made->packed),
+                     moert_argument_local((experts + 1) * sizeof(uint32_t)));
+}
+
+/* From the counts of all ranks to the plan, in the spare memory. */
+static moert_status complete(moert_exchange *exchange, const moert_planner *planner,
+                             const int32_t *index, moert_exchange_plan *made) {
+    const moert_choice *choice = &planner->choice;
+    const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
+    MOERT_TRY(read_counts(planner, ranks, made));
+    MOERT_TRY(moert_plan_create(index, choice->tokens, choice->topk, choice->experts, ranks, rank,
+                                planner->counts, &made->plan));
+    MOERT_TRY(place(exchange, planner, made));
+    if (exchange->rails != NULL)
+        MOERT_TRY(moert_relay_create(exchange->device, exchange->rails, made->plan,
+                                     planner->all + HEADER_WORDS + choice->experts, planner->told,
+                                     &made->relay));
+    made->waves = 1;
+    exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
+    return MOERT_OK;
+}
+
+moert_status moert_exchange_begin_plan(moert_exchange *exchange, moert_status local,
+                                       const moert_buffer *index, size_t tokens, size_t topk,
+                                       size_t experts) {
+    moert_phase_set("plan");
+    if (exchange->planner == NULL)
+        MOERT_TRY(MOERT_NEW(&exchange->planner));
+    moert_planner *planner = exchange->planner;
+    planner->choice = (moert_choice){index, tokens, topk, experts};
+    MOERT_TRY(
+        reserve_message(planner, count_words(exchange, experts), moert_comm_size(exchange->comm)));
+    if (local != MOERT_OK)
+        return local;
+    MOERT_TRY(reserve(exchange, planner));
+    return count(exchange, planner);
+}
+
+moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status local,
+                                     moert_exchange_plan **plan) {
+    moert_planner *planner = exchange->planner;
+    int32_t *index = NULL;
+    moert_status status;
+    moert_phase_set("plan");
+    if (planner == NULL || planner->told == 0)
+        return local; /* out of memory */
+    if (local == MOERT_OK)
+        local = take_counts(exchange, planner, &index);
+    moert_mark_free(planner->counted);
+    planner->counted = NULL;
+    MOERT_TRY_OR(release, share_counts(exchange, planner, local));
+    moert_exchange_plan *made = planner->spare;
+    planner->spare = NULL;
+    status = complete(exchange, planner, index, made);
+    if (status == MOERT_OK)
+        *plan = made;
+    else
+        moert_exchange_free_plan(made);
+release:
+    free(index);
+    return status;
+}
+
+moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
+                                      const moert_buffer *index, size_t tokens, size_t topk,
+                                      size_t experts, moert_exchange_plan **plan) {
+    local = moert_exchange_begin_plan(exchange, local, index, tokens, topk, experts);
+    return moert_exchange_end_plan(exchange, local, plan);
+}

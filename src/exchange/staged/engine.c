@@ -1,0 +1,234 @@
+/*
+ * Any ranks and devices: rows travel as non-blocking messages from and into host memory, in waves.
+ *
+ * A rank packs its rows on the device, sorted by (owner, row there), the plan's `packed` places:
+ * its packed rows are a window of one rank. What travels between two ranks in a wave is one run of
+ * packed rows, and one run of the owner's window for each expert of the wave. Combine sends the
+ * same rows back, and the combine kernel of the other engines sums them from their packed places:
+ * the same bits.
+ *
+ *   dispatch   out.packed -> window        combine   window -> back.packed
+ *
+ * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
+ * read what was received. When a wave's messages are posted: flights.h.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "exchange/staged/flights.h"
+
+/* ---- dispatch and combine ---- */
+
+/* Room for the packed rows of a window's stride, and for slots, forth and back. What comes back may
+ * be wider: as wide as any window so far. */
+static moert_status reserve_packed(moert_stage *stage, const moert_move *move) {
+    moert_device *device = stage->exchange->device;
+    const size_t rows = moert_routes_packed_rows(move->plan->plan);
+    stage->stride = stage->exchange->widest;
+    MOERT_TRY(moert_staging_reserve(device, rows * move->window->stride * sizeof(float),
+                                    &stage->out.packed[MOERT_FLIGHT_ROWS]));
+    MOERT_TRY(moert_staging_reserve(device, rows * stage->stride * sizeof(float),
+                                    &stage->back.packed[MOERT_FLIGHT_ROWS]));
+    if (move->slots != NULL)
+        MOERT_TRY(moert_staging_reserve(device, rows * move->slots->stride * sizeof(float),
+                                        &stage->out.packed[MOERT_FLIGHT_SLOTS]));
+    return moert_staging_reserve(device, rows * MOERT_SLOT_STRIDE * sizeof(float),
+                                 &stage->back.packed[MOERT_FLIGHT_SLOTS]);
+}
+
+/* The packed rows of a move as its windows, which have one rank. */
+typedef struct moert_packed_move {
+    moert_exchange_plan plan;
+    moert_window window[MOERT_FLIGHT_KINDS];
+    moert_move move;
+} moert_packed_move;
+
+static void pack_move(const moert_flight *flight, const moert_move *move, moert_packed_move *made) {
+    made->plan = *move->plan;
+    made->plan.destination = move->plan->packed;
+    made->move = *move;
+    made->move.plan = &made->plan;
+    made->window[MOERT_FLIGHT_ROWS] = *move->window;
+    made->window[MOERT_FLIGHT_ROWS].storage.rows =
+        moert_staging_buffer(flight->packed[MOERT_FLIGHT_ROWS]);
+    made->move.window = &made->window[MOERT_FLIGHT_ROWS];
+    if (move->slots == NULL)
+        return;
+    made->window[MOERT_FLIGHT_SLOTS] = *move->slots;
+    made->window[MOERT_FLIGHT_SLOTS].storage.rows =
+        moert_staging_buffer(flight->packed[MOERT_FLIGHT_SLOTS]);
+    made->move.slots = &made->window[MOERT_FLIGHT_SLOTS];
+}
+
+/* Copies a wave's rows between the device and the host. */
+typedef moert_status moert_copy(moert_staging *staging, size_t offset_bytes, size_t bytes);
+
+static moert_status copy_rows(moert_staging *staging, const moert_window *window, size_t first,
+                              size_t end, moert_copy *copy) {
+    const size_t row_bytes = window->stride * sizeof(float);
+    return copy(staging, first * row_bytes, (end - first) * row_bytes);
+}
+
+static moert_status copy_wave(const moert_flight *flight, size_t wave, moert_copy *copy) {
+    const moert_wave part = moert_exchange_wave(flight->plan, wave);
+    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+        if (flight->window[kind] != NULL)
+            MOERT_TRY(copy_rows(flight->window[kind]->storage.staging, flight->window[kind],
+                                part.first_row, part.end_row, copy));
+    return MOERT_OK;
+}
+
+static moert_status copy_packed(const moert_flight *flight, moert_copy *copy) {
+    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+        if (flight->window[kind] != NULL)
+            MOERT_TRY(copy_rows(flight->packed[kind], flight->window[kind], 0,
+                                moert_routes_packed_rows(flight->plan->plan), copy));
+    return MOERT_OK;
+}
+
+/* Enqueues the packing of rows and slots, and how they come to the host. */
+static moert_status pack(moert_stage *stage, const moert_move *move) {
+    moert_packed_move packed;
+    MOERT_TRY(moert_routes_find(&stage->routes, move->plan));
+    MOERT_TRY(reserve_packed(stage, move));
+    pack_move(&stage->out, move, &packed);
+    moert_flight_begin(&stage->out, move);
+    MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.move, false));
+    return copy_packed(&stage->out, moert_staging_fetch);
+}
+
+/* All ranks fail here or go through all waves. */
+static moert_status dispatch_staged(moert_exchange *exchange, const moert_move *move,
+                                    moert_status status) {
+    moert_stage *stage = exchange->state;
+    stage->status = MOERT_OK;
+    const moert_status last =
+        moert_stage_await(stage, MOERT_STAGE_ALL); /* what is packed next may still be sent */
+    if (status == MOERT_OK)
+        status = last == MOERT_OK ? pack(stage, move) : last;
+    MOERT_TRY(moert_comm_agree(exchange->comm, status));
+    for (size_t w = 0; w < move->plan->waves; w++)
+        moert_flight_mark(stage, &stage->out);
+    moert_stage_advance(stage);
+    return MOERT_OK;
+}
+
+/* Rows travel without their padding. */
+static void clear_padding(const moert_window *window, size_t first, size_t end) {
+    const size_t bytes = (window->stride - window->width) * sizeof(float);
+    float *row = (float *)moert_staging_host(window->storage.staging) + first * window->stride;
+    for (size_t i = first; bytes > 0 && i < end; i++, row += window->stride)
+        memset(row + window->width, 0, bytes);
+}
+
+static moert_status wait_staged(moert_exchange *exchange, size_t wave) {
+    moert_stage *stage = exchange->state;
+    const moert_wave part = moert_exchange_wave(stage->out.plan, wave);
+    MOERT_TRY(moert_stage_await(stage, (int)wave));
+    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+        if (stage->out.window[kind] != NULL)
+            clear_padding(stage->out.window[kind], part.first_row, part.end_row);
+    return copy_wave(&stage->out, wave, moert_staging_give);
+}
+
+/* Room for rows of a window that is new since the dispatch; all ranks come here or none. */
+static moert_status widen(moert_stage *stage, const moert_move *move) {
+    moert_exchange *exchange = stage->exchange;
+    const size_t bytes =
+        moert_routes_packed_rows(move->plan->plan) * move->window->stride * sizeof(float);
+    MOERT_TRY(moert_comm_agree(
+        exchange->comm,
+        moert_staging_reserve(exchange->device, bytes, &stage->back.packed[MOERT_FLIGHT_ROWS])));
+    stage->stride = move->window->stride;
+    return MOERT_OK;
+}
+
+static moert_status begin_back(moert_stage *stage, const moert_move *move) {
+    if (stage->out.plan != move->plan)
+        return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
+    if (move->window->stride > stage->stride)
+        MOERT_TRY(widen(stage, move));
+    moert_flight_begin(&stage->back, move);
+    return MOERT_OK;
+}
+
+static moert_status send_staged(moert_exchange *exchange, const moert_move *move, size_t wave) {
+    moert_stage *stage = exchange->state;
+    if (wave == 0)
+        MOERT_TRY(begin_back(stage, move));
+    moert_stage_note(stage, copy_wave(&stage->back, wave, moert_staging_fetch));
+    moert_flight_mark(stage, &stage->back);
+    moert_stage_advance(stage);
+    return stage->status;
+}
+
+static moert_status combine_staged(moert_exchange *exchange, const moert_move *move,
+                                   moert_status status) {
+    moert_stage *stage = exchange->state;
+    moert_packed_move packed;
+    const moert_status come = moert_stage_await(stage, MOERT_STAGE_ALL);
+    if (status == MOERT_OK)
+        status = come;
+    MOERT_TRY(moert_comm_agree(exchange->comm, status));
+    MOERT_TRY(copy_packed(&stage->back, moert_staging_give));
+    pack_move(&stage->back, move, &packed);
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.move, false,
+                                        packed.window[MOERT_FLIGHT_ROWS].storage.rows,
+                                        packed.plan.destination));
+    return move->slots != NULL ? moert_kernel_combine_slots(exchange, &packed.move, false)
+                               : MOERT_OK;
+}
+
+/* ---- the engine ---- */
+
+static void free_stage(moert_stage *stage) {
+    moert_flight_free(&stage->out);
+    moert_flight_free(&stage->back);
+    moert_mail_destroy(stage->mail);
+    moert_routes_free(&stage->routes);
+    free(stage);
+}
+
+static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    moert_stage *stage = NULL;
+    moert_status status = MOERT_NEW(&stage);
+    if (status == MOERT_OK) {
+        *stage = (moert_stage){.exchange = exchange};
+        stage->back.back = true;
+        status = moert_mail_create(exchange->comm, &stage->mail);
+    }
+    if (status != MOERT_OK)
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
+    moert_exchange_share_reason(exchange->comm, reason);
+    exchange->state = stage;
+    if (reason[0] != '\0' && stage != NULL)
+        free_stage(stage);
+}
+
+static void close_staged(moert_exchange *exchange) {
+    moert_stage *stage = exchange->state;
+    moert_stage_await(stage, MOERT_STAGE_ALL);
+    free_stage(stage);
+}
+
+static moert_status allocate_staged(const moert_window *window, size_t rows,
+                                    moert_storage *storage) {
+    MOERT_TRY(moert_staging_create(window->exchange->device, rows * window->stride * sizeof(float),
+                                   &storage->staging));
+    storage->rows = moert_staging_buffer(storage->staging);
+    return MOERT_OK;
+}
+
+const moert_engine moert_engine_staged = {
+    .name = "staged",
+    .packs = true,
+    .open = open_staged,
+    .close = close_staged,
+    .allocate = allocate_staged,
+    .dispatch = dispatch_staged,
+    .combine = combine_staged,
+    .wait = wait_staged,
+    .send = send_staged,
+};

@@ -1,0 +1,182 @@
+/* Flights and their messages: see flights.h. */
+#include "exchange/staged/flights.h"
+
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/phase.h"
+#include "device/profile/profile.h"
+
+enum { NAP_NS = 20000 };
+
+/* What a message is part of: the rows of a wave, or one of these. */
+enum { PART_SENT = MOERT_FLIGHT_WAVES, PART_BACK, PART_RETURNED };
+
+/* ---- messages ---- */
+
+/* Posts a wave's messages of one kind with one peer, one way. */
+static moert_status post_pair(moert_stage *stage, const moert_flight *flight, int kind, size_t wave,
+                              bool send, size_t peer) {
+    const moert_exchange_plan *plan = flight->plan;
+    const moert_window *window = flight->window[kind];
+    const size_t local = plan->plan->local_experts, row_bytes = window->width * sizeof(float);
+    const size_t part = send ? (flight->back ? PART_RETURNED : PART_SENT)
+                             : (flight->back ? (size_t)PART_BACK : wave);
+    const moert_mail_address to = {send, peer, flight->back ? 2 : 1, part};
+    const bool packed = send != flight->back;
+    moert_staging *memory = packed ? flight->packed[kind] : window->storage.staging;
+    const moert_mail_rows rows = {moert_staging_host(memory), row_bytes,
+                                  window->stride * sizeof(float)};
+    if (packed)
+        return moert_mail_post(stage->mail, to, &rows,
+                               &stage->routes.packed[peer * plan->waves + wave], 1);
+    const moert_wave experts = moert_exchange_wave(plan, wave);
+    return moert_mail_post(stage->mail, to, &rows,
+                           &stage->routes.window[peer * local + experts.first],
+                           experts.end - experts.first);
+}
+
+/* Posts a wave's messages one way; each rank begins with another peer. */
+static moert_status post_wave(moert_stage *stage, const moert_flight *flight, size_t wave,
+                              bool send) {
+    const size_t ranks = flight->plan->plan->ranks, rank = flight->plan->plan->rank;
+    for (size_t k = 0; k < ranks; k++) {
+        const size_t peer = (send ? rank + k : rank + ranks - k) % ranks;
+        for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+            if (flight->window[kind] != NULL)
+                MOERT_TRY(post_pair(stage, flight, kind, wave, send, peer));
+    }
+    return MOERT_OK;
+}
+
+/* Posts the next wave. Rows that could not be made are sent as they are: nobody may wait for them.
+ */
+static void post_next(moert_stage *stage, moert_flight *flight) {
+    if (flight->posted == 0) {
+        flight->began_ns = moert_clock_ns();
+        for (size_t w = 0; w < flight->plan->waves; w++)
+            moert_stage_note(stage, post_wave(stage, flight, w, false));
+    }
+    moert_stage_note(stage, post_wave(stage, flight, flight->posted, true));
+    flight->posted++;
+}
+
+/* Posts the waves whose marks have passed; of a dispatch one at a time, since messages that are
+ * under way together share the link, and the first wave would come no earlier than the last. */
+static void post_marked(moert_stage *stage, moert_flight *flight) {
+    while (flight->posted < flight->marked) {
+        bool passed = true;
+        if (!flight->back && moert_mail_left(stage->mail, PART_SENT) > 0)
+            return;
+        if (flight->mark[flight->posted] != NULL)
+            moert_stage_note(stage, moert_mark_look(flight->mark[flight->posted], &passed));
+        if (!passed)
+            return;
+        post_next(stage, flight);
+    }
+}
+
+static bool has_landed(const moert_stage *stage, const moert_flight *flight) {
+    size_t left = flight->posted < flight->plan->waves;
+    for (size_t w = 0; w < flight->plan->waves && !flight->back; w++)
+        left += moert_mail_left(stage->mail, w);
+    return left + (flight->back ? moert_mail_left(stage->mail, PART_BACK) : 0) == 0;
+}
+
+/* Tells a profile how long rows were on their way, once all have come. */
+static void tell_flight(moert_stage *stage, moert_flight *flight) {
+    if (flight->began_ns == 0 || !has_landed(stage, flight))
+        return;
+    moert_profile_flight(stage->exchange->device,
+                         flight->back ? MOERT_OPERATION_COMBINE : MOERT_OPERATION_DISPATCH,
+                         flight->began_ns, moert_clock_ns());
+    flight->began_ns = 0;
+}
+
+/* Posts what can be and lets messages move; `wait`: until one is done. */
+static moert_status advance(moert_stage *stage, bool wait) {
+    post_marked(stage, &stage->out);
+    post_marked(stage, &stage->back);
+    MOERT_TRY(moert_mail_progress(stage->mail, wait));
+    tell_flight(stage, &stage->out);
+    tell_flight(stage, &stage->back);
+    return MOERT_OK;
+}
+
+void moert_stage_advance(moert_stage *stage) {
+    moert_stage_note(stage, advance(stage, false));
+}
+
+/* ---- waiting ---- */
+
+static bool is_posted(const moert_flight *flight) {
+    return flight->posted == flight->marked;
+}
+
+/* Whether the rows of a wave have come, with the last one all of this rank's are sent off, or ALL
+ * messages are done. */
+static bool is_done(const moert_stage *stage, int wave) {
+    const moert_flight *out = &stage->out;
+    if (wave == MOERT_STAGE_ALL)
+        return is_posted(out) && is_posted(&stage->back) &&
+               moert_mail_left_of_all(stage->mail) == 0;
+    const size_t needed = (size_t)wave + 1 == out->plan->waves ? out->marked : 1;
+    return out->posted >= needed && moert_mail_left(stage->mail, (size_t)wave) == 0;
+}
+
+/*
+ * Until a wave has come, or ALL is done. While the device works, looks now and then; this rank
+ * waits for others, as the watchdog and a profile count it, from when its device has nothing to do.
+ */
+moert_status moert_stage_await(moert_stage *stage, int wave) {
+    const struct timespec nap = {0, NAP_NS};
+    moert_mark *end = NULL;
+    bool idle = false, waiting = false;
+    moert_status status = advance(stage, false);
+    if (status == MOERT_OK && !is_done(stage, wave))
+        moert_stage_note(stage, moert_mark_set(stage->exchange->device, &end));
+    while (status == MOERT_OK && !is_done(stage, wave)) {
+        if (!idle && end != NULL && moert_mark_look(end, &idle) != MOERT_OK)
+            idle = true;
+        if (idle && !waiting)
+            moert_phase_wait_begin();
+        waiting = idle;
+        if (!idle)
+            nanosleep(&nap, NULL);
+        status = advance(stage, idle); /* then no mark holds up a message */
+    }
+    if (waiting)
+        moert_phase_wait_end();
+    moert_mark_free(end);
+    moert_stage_note(stage, status);
+    return stage->status;
+}
+
+/* ---- flights ---- */
+
+static void free_marks(moert_flight *flight) {
+    for (size_t w = 0; w < MOERT_FLIGHT_WAVES; w++) {
+        moert_mark_free(flight->mark[w]);
+        flight->mark[w] = NULL;
+    }
+}
+
+void moert_flight_begin(moert_flight *flight, const moert_move *move) {
+    free_marks(flight);
+    flight->plan = move->plan;
+    flight->window[MOERT_FLIGHT_ROWS] = move->window;
+    flight->window[MOERT_FLIGHT_SLOTS] = move->slots;
+    flight->marked = flight->posted = 0;
+    flight->began_ns = 0;
+}
+
+void moert_flight_mark(moert_stage *stage, moert_flight *flight) {
+    moert_stage_note(stage, moert_mark_set(stage->exchange->device, &flight->mark[flight->marked]));
+    flight->marked++;
+}
+
+void moert_flight_free(moert_flight *flight) {
+    free_marks(flight);
+    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+        moert_staging_destroy(flight->packed[kind]);
+}

@@ -1,0 +1,60 @@
+/*
+ * The flights of the staged engine (engine_staged.c): which messages each wave is, and when they
+ * are posted.
+ *
+ * A wave's messages are posted once a mark behind the work that makes its rows has passed. That
+ * mark also says that no earlier work uses the memory to receive into, so the first wave's posts
+ * all receives. A dispatch sends its waves one after the other, so that the first comes first. Who
+ * waits lets messages move and marks pass meanwhile.
+ */
+#ifndef MOERT_EXCHANGE_STAGED_FLIGHTS_H
+#define MOERT_EXCHANGE_STAGED_FLIGHTS_H
+
+#include "exchange/internal.h"
+#include "exchange/routes.h"
+
+enum { MOERT_FLIGHT_WAVES = MOERT_EXCHANGE_MOST_WAVES };
+
+/* What travels: rows, and slots of one float. */
+enum { MOERT_FLIGHT_ROWS, MOERT_FLIGHT_SLOTS, MOERT_FLIGHT_KINDS };
+
+/* A dispatch or a combine. */
+typedef struct moert_flight {
+    bool back;                                      /* a combine */
+    const moert_exchange_plan *plan;                /* NULL: nothing is under way */
+    const moert_window *window[MOERT_FLIGHT_KINDS]; /* slots: or NULL */
+    moert_staging *packed[MOERT_FLIGHT_KINDS];      /* kept for the next flight */
+    moert_mark *mark[MOERT_FLIGHT_WAVES];           /* behind what makes a wave's rows */
+    size_t marked, posted;                          /* waves */
+    uint64_t began_ns;                              /* 0: told already, or not begun */
+} moert_flight;
+
+/* What the engine keeps. */
+typedef struct moert_stage {
+    moert_exchange *exchange;
+    moert_mail *mail;
+    moert_routes routes;
+    moert_flight out, back;
+    size_t stride;       /* of rows that there is room for on the way back */
+    moert_status status; /* the first failure since the dispatch began */
+} moert_stage;
+
+/* Keeps the first failure. */
+static inline void moert_stage_note(moert_stage *stage, moert_status status) {
+    if (stage->status == MOERT_OK)
+        stage->status = status;
+}
+
+/* A flight whose waves are still to be marked. */
+void moert_flight_begin(moert_flight *flight, const moert_move *move);
+/* The rows that are made by what is enqueued so far are the next wave's. Failures are noted. */
+void moert_flight_mark(moert_stage *stage, moert_flight *flight);
+void moert_flight_free(moert_flight *flight);
+
+/* Posts what can be, and lets messages move. Failures are noted. */
+void moert_stage_advance(moert_stage *stage);
+/* Until a wave's rows have come, or ALL messages are done; the first failure noted. */
+enum { MOERT_STAGE_ALL = -1 };
+moert_status moert_stage_await(moert_stage *stage, int wave);
+
+#endif

@@ -1,0 +1,220 @@
+/*
+ * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
+ * and read by address (moert_exchange_memory). No row is copied twice, none is packed.
+ *
+ * A dispatch and a combine have one meeting each, of hosts or devices (exchange/window/control.h). With
+ * devices that wait for each other a move of few rows is one kernel with the meeting inside
+ * (move_fused), as each launch and each kernel that only waits take longer than the rows do.
+ */
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "exchange/window/control.h"
+
+/* Beside a combine products leave SPARED of PARTS compute units to it, which have so many
+ * work-groups of it each. Measured on H200s. */
+enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
+/* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
+ * least of their bytes, where that takes more kernels or not. */
+static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20, WORTH_FUSED_BYTES = 1 << 20;
+
+static moert_status allocate_window(const moert_window *window, size_t rows,
+                                    moert_storage *storage) {
+    const moert_exchange *exchange = window->exchange;
+    const moert_control *control = exchange->state;
+    return control->memory->create(exchange->device, exchange->comm, rows * moert_row_bytes(window),
+                                   storage);
+}
+
+static void drop_mark(moert_mark **mark) {
+    moert_mark_free(*mark);
+    *mark = NULL;
+}
+
+static moert_status join_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
+    drop_mark(&control->landed);
+    return status;
+}
+
+static moert_status fetch_window(moert_exchange *exchange) {
+    MOERT_TRY(join_window(exchange)); /* what ran aside is earlier work, too */
+    return moert_control_fetch(exchange);
+}
+
+bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
+    const double least_bytes = fused ? WORTH_FUSED_BYTES : WORTH_BYTES;
+    const double ranks = (double)plan->ranks, slots = (double)plan->topk;
+    double none = 1.0, rows = 0.0;
+    for (size_t k = 0; k < plan->topk; k++)
+        none *= 1.0 - 1.0 / ranks;
+    for (size_t e = 0; e < plan->experts; e++)
+        rows += (double)plan->expert_counts[e];
+    const double saved = 1.0 - ranks * (1.0 - none) / slots;
+    const double off_rank = rows / ranks * (1.0 - 1.0 / ranks);
+    return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
+}
+
+/* The same on all ranks. */
+static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
+    const moert_control *control = exchange->state;
+    return control->once == MOERT_ONCE_ON ||
+           (control->once == MOERT_ONCE_AUTO &&
+            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float),
+                               control->all_fuse));
+}
+
+/* A combine beside other work meets before that work, which may still read the rows of the last
+ * dispatch when another rank is about to send the next. Then the devices meet once more; a plan in
+ * between, for which every host has waited for its device, spares that. */
+static moert_status catch_up(moert_exchange *exchange, moert_status status) {
+    moert_control *control = exchange->state;
+    const moert_status met = control->behind ? moert_flags_meet(control->flags) : MOERT_OK;
+    control->behind = false;
+    return status != MOERT_OK ? status : met;
+}
+
+/* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
+static bool is_fused(const moert_exchange *exchange, const moert_move *move, bool combines) {
+    const moert_control *control = exchange->state;
+    return control->fuse && !(combines && control->besides) &&
+           moert_kernel_is_small(move, combines);
+}
+
+static bool sends_window(const moert_exchange *exchange, const moert_move *move) {
+    return is_fused(exchange, move, true);
+}
+
+/* A kernel is compiled by a meeting of nobody: one that waits must not hold the cache's lock. */
+static moert_status move_fused(moert_exchange *exchange, const moert_move *move, bool combines,
+                               moert_status status) {
+    moert_control *control = exchange->state;
+    const moert_meeting nobody = moert_flags_nobody(control->flags);
+    const size_t numbers = combines ? move->window->columns : move->window->width;
+    const unsigned kernel = 1U << (2 * (combines + move->pushed) + (numbers % 4 == 0));
+    if (status == MOERT_OK && (control->compiled & kernel) == 0)
+        status = moert_kernel_move_meeting(exchange, move, combines, &nobody);
+    control->compiled |= status == MOERT_OK ? kernel : 0;
+    MOERT_TRY(moert_control_meet(exchange, status));
+    const moert_meeting next = moert_flags_next(control->flags);
+    MOERT_TRY(moert_kernel_move_meeting(exchange, move, combines, &next));
+    return moert_device_flush(exchange->device); /* the others wait for it */
+}
+
+static moert_status dispatch_window(moert_exchange *exchange, const moert_move *given,
+                                    moert_status status) {
+    moert_move move = *given;
+    move.once = goes_once(exchange, given);
+    status = catch_up(exchange, status);
+    if (is_fused(exchange, &move, false))
+        return move_fused(exchange, &move, false, status);
+    if (status == MOERT_OK)
+        status = move.once ? moert_kernel_dispatch_once(exchange, &move)
+                           : moert_kernel_dispatch(exchange, &move, true);
+    MOERT_TRY(moert_control_pass(exchange, status));
+    return move.once ? moert_kernel_fan_out(exchange, &move) : MOERT_OK;
+}
+
+static bool pushes_window(const moert_exchange *exchange, bool products) {
+    const moert_control *control = exchange->state;
+    return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && products);
+}
+
+static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
+    if (move->pushed)
+        return moert_kernel_sum(exchange, move);
+    return moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
+                                     move->plan->destination);
+}
+
+static moert_status combine_slots(moert_exchange *exchange, const moert_move *move) {
+    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+}
+
+static unsigned spared_units(const moert_exchange *exchange) {
+    return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
+}
+
+/* Only where no host has to wait for a device. What can fail is done here, where a rank can still
+ * tell the others in time. */
+static moert_status branch_window(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    control->besides = control->flags != NULL;
+    if (!control->besides || !moert_device_has_aside(exchange->device))
+        return MOERT_OK;
+    MOERT_TRY(join_window(exchange));
+    MOERT_TRY(moert_device_turn(exchange->device, true));
+    MOERT_TRY(moert_device_turn(exchange->device, false));
+    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
+    moert_device_spare(exchange->device, spared_units(exchange));
+    return MOERT_OK;
+}
+
+/* The second queue from the branch on, to marks behind the slots and behind the rows. */
+static moert_status combine_aside(moert_exchange *exchange, const moert_move *move,
+                                  moert_mark **slots) {
+    moert_control *control = exchange->state;
+    moert_move rows = *move;
+    rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
+    const moert_status follows = moert_mark_follow(control->branch);
+    MOERT_TRY(moert_flags_meet(control->flags)); /* in any case: the others count it, too */
+    MOERT_TRY(follows);
+    MOERT_TRY(combine_slots(exchange, move));
+    MOERT_TRY(moert_mark_set(exchange->device, slots));
+    MOERT_TRY(combine_rows(exchange, &rows));
+    if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
+        MOERT_INFO("units stay idle behind a combine: %s", moert_last_error());
+    return moert_mark_set(exchange->device, &control->landed);
+}
+
+static moert_status combine_beside(moert_exchange *exchange, const moert_move *move) {
+    moert_mark *slots = NULL;
+    MOERT_TRY(moert_device_turn(exchange->device, true));
+    moert_status status = combine_aside(exchange, move, &slots);
+    const moert_status back = moert_device_turn(exchange->device, false);
+    status = status != MOERT_OK ? status : back;
+    if (status == MOERT_OK)
+        status = moert_mark_follow(slots);
+    if (status != MOERT_OK)
+        moert_device_finish(exchange->device); /* nothing else orders the two queues now */
+    moert_mark_free(slots);
+    return status;
+}
+
+static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
+                                   moert_status status) {
+    moert_control *control = exchange->state;
+    const bool besides = control->besides, branched = control->branch != NULL;
+    control->behind = false;
+    if (is_fused(exchange, move, true))
+        return move_fused(exchange, move, true, status);
+    control->besides = false;
+    status = branched ? moert_control_meet(exchange, status) : moert_control_pass(exchange, status);
+    control->behind = status == MOERT_OK && besides;
+    if (status == MOERT_OK && branched)
+        status = combine_beside(exchange, move);
+    if (branched)
+        moert_device_spare(exchange->device, 0);
+    drop_mark(&control->branch);
+    if (branched || status != MOERT_OK)
+        return status;
+    MOERT_TRY(combine_slots(exchange, move));
+    return combine_rows(exchange, move);
+}
+
+const moert_engine moert_engine_window = {
+    .name = "window",
+    .open = moert_control_open,
+    .close = moert_control_close,
+    .allocate = allocate_window,
+    .dispatch = dispatch_window,
+    .combine = combine_window,
+    .fetch = fetch_window,
+    .beside = branch_window,
+    .join = join_window,
+    .check = moert_control_check,
+    .pushes = pushes_window,
+    .sends = sends_window,
+    .gather = moert_control_gather,
+};

@@ -1,0 +1,116 @@
+/* Meetings of the ranks' devices, enqueued and checked. */
+#include "exchange/window/flags.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+
+enum { LINE_BYTES = 64, PHASES = 256 };
+
+/* As kernels/exchange/meet.h writes it. */
+typedef struct verdict {
+    uint32_t late; /* rank + 1, or 0 */
+    uint32_t number;
+} verdict;
+enum { VERDICT_BYTES = 2 * LINE_BYTES }; /* and a count of its own */
+
+struct moert_flags {
+    moert_device *device;
+    moert_comm *comm;
+    moert_storage segment; /* line r: the flag of rank r */
+    moert_staging *verdict;
+    uint64_t patience_ns;
+    uint32_t number;           /* of the last meeting */
+    const char *phase[PHASES]; /* of the last meetings, by number */
+};
+
+static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
+    return (moert_meeting){
+        .segments = flags->segment.addresses,
+        .verdict = moert_staging_buffer(flags->verdict),
+        .terms = {.patience_ns = flags->patience_ns,
+                  .ranks = (uint32_t)ranks,
+                  .rank = (uint32_t)moert_comm_rank(flags->comm),
+                  .number = (int32_t)flags->number},
+    };
+}
+
+static moert_status launch(moert_flags *flags, const moert_meeting *meeting) {
+    return MOERT_RUN(flags->device, "exchange/meet", "meet", ((moert_grid){1, 1, 1}),
+                     MOERT_MEETING_ARGS(meeting));
+}
+
+static moert_status begin(moert_flags *flags) {
+    MOERT_TRY(moert_staging_create(flags->device, VERDICT_BYTES, &flags->verdict));
+    MOERT_TRY(moert_staging_give(flags->verdict, 0, VERDICT_BYTES));
+    MOERT_TRY(
+        moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
+    const moert_meeting nobody = moert_flags_nobody(flags);
+    MOERT_TRY(launch(flags, &nobody));
+    return moert_device_finish(flags->device);
+}
+
+moert_status moert_flags_create(moert_device *device, moert_comm *comm,
+                                const moert_exchange_memory *memory, uint64_t patience_ns,
+                                moert_flags **flags) {
+    moert_flags *made = NULL;
+    moert_status status = MOERT_NEW(&made);
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
+    made->device = device;
+    made->comm = comm;
+    made->patience_ns = patience_ns;
+    status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
+    if (status == MOERT_OK)
+        status = begin(made);
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* and nobody raises a flag before */
+    *flags = made;
+    return MOERT_OK;
+undo:
+    moert_flags_destroy(made);
+    return status;
+}
+
+void moert_flags_destroy(moert_flags *flags) {
+    if (flags == NULL)
+        return;
+    moert_device_finish(flags->device);
+    moert_staging_destroy(flags->verdict);
+    moert_storage_release(&flags->segment);
+    free(flags);
+}
+
+moert_meeting moert_flags_nobody(const moert_flags *flags) {
+    return meeting_of(flags, 0);
+}
+
+moert_meeting moert_flags_next(moert_flags *flags) {
+    flags->number++;
+    flags->phase[flags->number % PHASES] = moert_phase_name();
+    return meeting_of(flags, moert_comm_size(flags->comm));
+}
+
+moert_status moert_flags_meet(moert_flags *flags) {
+    const moert_meeting next = moert_flags_next(flags);
+    MOERT_TRY(launch(flags, &next));
+    return moert_device_flush(flags->device); /* the others wait for it */
+}
+
+moert_status moert_flags_fetch(moert_flags *flags) {
+    return moert_staging_fetch(flags->verdict, 0, sizeof(verdict));
+}
+
+moert_status moert_flags_check(moert_flags *flags) {
+    verdict *told = moert_staging_host(flags->verdict);
+    const verdict seen = *told;
+    if (seen.late == 0)
+        return MOERT_OK;
+    *told = (verdict){0, 0};
+    MOERT_TRY(moert_staging_give(flags->verdict, 0, sizeof *told));
+    return MOERT_FAIL(
+        ERROR_COMM,
+        "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
+        "%.3g s; MOERT_SYNC=host waits as long as MOERT_TIMEOUT_S allows",
+        seen.late - 1, moert_comm_host(flags->comm, seen.late - 1), seen.number,
+        flags->phase[seen.number % PHASES], (double)flags->patience_ns * 1e-9);
+}

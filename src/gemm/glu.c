@@ -1,0 +1,116 @@
+/* Checks the arguments of the GLU, alone and behind a grouped GEMM, and hands them to the backend
+ * in use. */
+#include "base/memory.h"
+#include "base/number.h"
+#include "device/profile/profile.h"
+#include "gemm/backend.h"
+
+/* A matrix without gaps. */
+static moert_status check(const char *name, const moert_buffer *buffer, const moert_glu *glu,
+                          size_t width, moert_number type) {
+    return moert_check_buffer(name, buffer, glu->rows, width, width, moert_number_bits(type) / 8);
+}
+
+static moert_status check_weights(const char *name, const moert_buffer *buffer,
+                                  const moert_glu *glu) {
+    return moert_check_buffer(name, buffer, glu->rows, 1, glu->prob_stride, sizeof(float));
+}
+
+static moert_status check_type(moert_number type) {
+    if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU takes and gives f32 or bf16, not type %d",
+                          (int)type);
+    return MOERT_OK;
+}
+
+static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
+    *full = *glu;
+    full->prob_stride = glu->prob_stride > 0 ? glu->prob_stride : 1;
+    int narrow;
+    MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
+    MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));
+    if (glu->first_row > glu->rows)
+        return MOERT_FAIL(ERROR_USAGE, "rows [%zu, %zu) of a GLU", glu->first_row, glu->rows);
+    MOERT_TRY(check_type(glu->from));
+    MOERT_TRY(check_type(glu->type));
+    if (glu->width == 0 || !(glu->form.limit > 0.0f))
+        return MOERT_FAIL(ERROR_USAGE, "a GLU needs columns and a positive limit, not %zu and %g",
+                          glu->width, (double)glu->form.limit);
+    MOERT_TRY(check("v", glu->v, glu, 2 * glu->width, glu->from));
+    if (glu->prob != NULL)
+        MOERT_TRY(check_weights("prob", glu->prob, full));
+    if (!backward)
+        return check("h", glu->h, glu, glu->width, glu->type);
+    MOERT_TRY(check("dh", glu->dh, glu, glu->width, glu->from));
+    MOERT_TRY(check("dv", glu->dv, glu, 2 * glu->width, glu->type));
+    return glu->dprob != NULL ? check_weights("dprob", glu->dprob, full) : MOERT_OK;
+}
+
+/* For a profile: per row, so many times I numbers to read and to write, and weights. */
+static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
+    const size_t bits =
+        widths * moert_number_bits(glu->from) + results * moert_number_bits(glu->type);
+    const size_t row = glu->width * bits / 8 + weights * sizeof(float);
+    moert_profile_work(moert_buffer_device(glu->v), "gemm/glu", 0.0,
+                       (double)((glu->rows - glu->first_row) * row));
+}
+
+moert_status moert_glu_forward(const moert_glu *glu) {
+    moert_glu full;
+    MOERT_TRY(check_glu(glu, false, &full));
+    if (glu->rows == glu->first_row)
+        return MOERT_OK;
+    tell_glu(glu, 2, 1, 1);
+    MOERT_TRY(moert_backend_get(NULL)->glu_forward(&full));
+    return MOERT_OK;
+}
+
+moert_status moert_glu_backward(const moert_glu *glu) {
+    moert_glu full;
+    MOERT_TRY(check_glu(glu, true, &full));
+    if (glu->rows == glu->first_row)
+        return MOERT_OK;
+    tell_glu(glu, 3, 2, 2);
+    MOERT_TRY(moert_backend_get(NULL)->glu_backward(&full));
+    return MOERT_OK;
+}
+
+/* For a profile, beside what the product tells: h and the weights, and v only if it is kept. */
+static void tell_fused(const moert_gemm_glu *fused) {
+    const double rows = (double)(fused->glu.rows - fused->glu.first_row),
+                 width = (double)fused->glu.width;
+    const double h = width * (double)moert_number_bits(fused->glu.type) / 8.0;
+    const double v = 2.0 * width * (double)moert_number_bits(fused->glu.from) / 8.0;
+    moert_profile_work(moert_buffer_device(fused->glu.h), "gemm/gemm", 0.0,
+                       rows * (h + sizeof(float) - (fused->drop_v ? v : 0.0)));
+}
+
+moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
+    moert_gemm_glu full = *fused;
+    if (fused->gemm.n % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", fused->gemm.n);
+    const moert_part part = moert_part_of(&fused->gemm);
+    full.glu.first_row = part.first_row;
+    full.glu.rows = part.end_row;
+    full.glu.width = fused->gemm.n / 2;
+    full.glu.v = fused->gemm.y;
+    full.glu.from = fused->gemm.result;
+    MOERT_TRY(check_glu(&full.glu, false, &full.glu));
+    MOERT_TRY(
+        moert_check_forward(&fused->gemm, moert_packed_for_glu(&fused->glu.form), &full.gemm));
+    if (full.gemm.ldy != full.gemm.n)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a GLU behind a GEMM needs dense rows of %zu columns, not %zu",
+                          full.gemm.n, full.gemm.ldy);
+    if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
+    if (full.gemm.groups.count == 0 || full.glu.rows == full.glu.first_row)
+        return MOERT_OK;
+    moert_gemm gates = full.gemm; /* half of the columns: alone they must be such that it rounds */
+    gates.n = full.glu.width;
+    MOERT_TRY(moert_check_result(&gates));
+    tell_fused(&full);
+    MOERT_TRY(
+        moert_backend_get(moert_buffer_device(fused->gemm.groups.ends))->gemm_glu_forward(&full));
+    return MOERT_OK;
+}

@@ -1,0 +1,132 @@
+/* Products of float32 factors by kernels/gemm/nvidia/split.cl: the factor that has the result's
+ * columns is split into parts in scratch first. */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "device/device.h"
+#include "gemm/nvidia/tensor_cores.h"
+
+enum {
+    PARTS = 3,
+    GRAIN = 8, /* numbers of 16 bits in 16 bytes, of which rows of parts consist */
+    QUAD = 4,  /* the same of floats */
+    ITEMS = 256,
+    LINES = 128, /* of a tile */
+    TERMS = 32,  /* of a stage */
+    BARRIER_BYTES = 16,
+    SPEC_BYTES = 96,
+};
+
+/* A float32 matrix [rows, columns]. */
+typedef struct matrix {
+    const moert_buffer *buffer;
+    size_t rows, columns, stride, first;
+} matrix;
+
+/* What a product consists of; the result has the lines of a and the columns of b. */
+typedef struct product {
+    int orientation;
+    matrix a, b, result;
+    size_t lines, columns, terms; /* terms but for a weight's gradient */
+    const moert_buffer *bias;
+} product;
+
+static product product_of(const moert_gemm *gemm, moert_op_kind kind) {
+    const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
+    const matrix x = {gemm->x, rows, k, gemm->ldx, 0}, weight = {gemm->weight, n, k, k, 0};
+    const matrix y = {gemm->y, rows, n, gemm->ldy, gemm->y_column};
+    if (kind == MOERT_OP_GEMM_FORWARD)
+        return (product){0, x, weight, y, rows, n, k, gemm->bias};
+    if (kind == MOERT_OP_GEMM_DGRAD)
+        return (product){1, y, weight, x, rows, k, n, NULL};
+    return (product){2, x, y, weight, k, n, 0, NULL};
+}
+
+/* Whether the kernel can do it, of rows whose strides are given. */
+static bool suits(const moert_gemm *gemm, moert_op_kind kind) {
+    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
+    const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
+    return gemm->type == MOERT_NUMBER_F32 && gemm->result == MOERT_NUMBER_F32 &&
+           (wgrad || gemm->shared_weight) && (wgrad ? gemm->ldx : lengths) % QUAD == 0 &&
+           gemm->groups.rows > 0;
+}
+
+bool moert_nvidia_splits(const moert_gemm *gemm, moert_op_kind kind) {
+    return gemm->split != NULL && suits(gemm, kind) &&
+           moert_nvidia_uses_wgmma(moert_buffer_device(gemm->groups.ends));
+}
+
+/* Numbers of a part of a factor. */
+static size_t count_numbers(const matrix *m) {
+    return m->rows * moert_round_up(m->columns, GRAIN);
+}
+
+size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm) {
+    size_t most = 0;
+    for (moert_op_kind kind = MOERT_OP_GEMM_FORWARD; kind <= MOERT_OP_GEMM_WGRAD; kind++) {
+        const product p = product_of(gemm, kind);
+        if (suits(gemm, kind))
+            most = moert_max(most, count_numbers(&p.b));
+    }
+    return moert_nvidia_uses_wgmma(device) ? PARTS * most * sizeof(uint16_t) : 0;
+}
+
+/* parts[PARTS, rows, columns rounded up] of a factor. */
+static moert_status split(moert_device *device, const char *spec, const matrix *m,
+                          moert_buffer **parts) {
+    const size_t numbers = count_numbers(m);
+    const moert_grid grid = {moert_ceil_div(numbers / QUAD, ITEMS), 1, 1};
+    MOERT_TRY(moert_buffer_reserve(device, PARTS * numbers * sizeof(uint16_t), parts));
+    return MOERT_RUN(device, spec, "split_rows", grid, MOERT_ARG(m->rows),
+                     MOERT_ARG((unsigned)m->columns), MOERT_ARG(m->buffer), MOERT_ARG(m->stride),
+                     MOERT_ARG(m->first), MOERT_ARG(*parts));
+}
+
+/* Maps of the first factor, in halves of its numbers, and of the parts. */
+static moert_status make_maps(const product *p, moert_buffer *parts, uint32_t columns,
+                              moert_tensor_map *map_a, moert_tensor_map *map_b) {
+    const bool forward = p->orientation == 0, wgrad = p->orientation == 2;
+    MOERT_TRY(moert_tensor_map_make((moert_buffer *)p->a.buffer,
+                                    &(moert_tensor_layout){.groups = 1,
+                                                           .rows = p->a.rows,
+                                                           .columns = 2 * p->a.columns,
+                                                           .stride = 2 * p->a.stride,
+                                                           .first = 2 * p->a.first,
+                                                           .box_rows = wgrad ? TERMS : LINES},
+                                    map_a));
+    return moert_tensor_map_make(
+        parts,
+        &(moert_tensor_layout){.groups = PARTS,
+                               .rows = p->b.rows,
+                               .columns = p->b.columns,
+                               .stride = moert_round_up(p->b.columns, GRAIN),
+                               .box_rows = forward ? columns : TERMS,
+                               .box_bytes = forward ? TERMS * sizeof(uint16_t) : 0},
+        map_b);
+}
+
+moert_status moert_nvidia_split(const moert_gemm *gemm, moert_op_kind kind) {
+    const product p = product_of(gemm, kind);
+    moert_device *device = moert_buffer_device(p.result.buffer);
+    /* narrow tiles of few columns are more, for all units */
+    const unsigned columns = p.columns > LINES ? LINES : LINES / 2;
+    const size_t stage = LINES * TERMS * sizeof(float) + PARTS * columns * TERMS * sizeof(uint16_t);
+    const size_t stages = MOERT_ARENA_BYTES / (stage + BARRIER_BYTES);
+    const size_t tiles = (kind == MOERT_OP_GEMM_WGRAD ? gemm->groups.count : 1) *
+                         moert_ceil_div(p.lines, LINES) * moert_ceil_div(p.columns, columns);
+    const moert_grid grid = {moert_min(tiles, moert_device_units(device)), 1, 1};
+    moert_tensor_map map_a, map_b;
+    char spec[SPEC_BYTES];
+    snprintf(spec, sizeof spec,
+             "gemm/nvidia/split -DORIENTATION=%d -DCOLUMNS=%u -DSTAGES=%zu -DARENA=%d",
+             p.orientation, columns, stages, MOERT_ARENA_BYTES);
+    MOERT_TRY(split(device, spec, &p.b, gemm->split));
+    MOERT_TRY(make_maps(&p, *gemm->split, columns, &map_a, &map_b));
+    return MOERT_RUN(
+        device, spec, "nvidia_gemm_split", grid, moert_argument_struct(&map_a, sizeof map_a),
+        moert_argument_struct(&map_b, sizeof map_b), MOERT_ARG(p.result.buffer),
+        MOERT_ARG(p.result.stride), MOERT_ARG(p.result.first), MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG((unsigned)gemm->groups.count), MOERT_ARG((unsigned)p.lines),
+        MOERT_ARG((unsigned)p.columns), MOERT_ARG((unsigned)p.terms), MOERT_ARG(p.bias),
+        MOERT_ARG((unsigned)gemm->accumulate), MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
+}

@@ -1,0 +1,372 @@
+/* The portable backend: chooses a work-group's share and launches kernels/gemm/gemm.cl,
+ * kernels/gemm/packed.cl and kernels/gemm/glu.cl; in GPU form products are portable_gpu.c's. */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "gemm/backend.h"
+#include "gemm/portable/gemm.h"
+
+enum {
+    COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm/gemm.h, per term of the reduction */
+    LINE_BYTES = 4,    /* of a converted line there */
+    STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm/gemm.cl, per term of the reduction */
+    SMALLEST_SPLIT = 128,
+    IDLE_LAYERS = 1, /* of a grid, its first, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
+    SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
+    GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
+    GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
+};
+
+/* Where a work-group's panels lie, and what else takes local memory. */
+typedef enum form { FORM_ROWS, FORM_PACKED, FORM_WGRAD } form;
+
+/* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
+ * terms. */
+typedef struct product {
+    size_t groups, lines, most_lines, columns, reduction;
+} product;
+
+/* A work-group's share of a product; see the picture in kernels/gemm/gemm.h. */
+typedef struct share {
+    int panels, depth, split, fetch;
+    size_t local_bytes, turned_bytes; /* of panels; of converted lines */
+    moert_grid grid;
+    moert_choices tile;
+} share;
+
+static size_t turned_bytes(moert_number type, size_t depth, size_t lines) {
+    return type == MOERT_NUMBER_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
+}
+
+/* None of the choices shows in the bits, and any within their bounds (gemm/tuning/tuning.h) are safe. */
+static share choose_share(const moert_device *device, moert_number type, product p, form of,
+                          const moert_choices *c) {
+    const moert_device_info *info = moert_device_describe(device);
+    const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
+    const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
+    const size_t panel_bytes = c->width * COLUMN_BYTES;
+    /* both factors of a gradient are packed by every share: the squarer it is, the less often */
+    const bool both = of == FORM_WGRAD;
+    const size_t strip_bytes = both ? STRIP_BYTES : 0;
+    size_t panels = moert_min(c->panels, blocks), split = c->split;
+    size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
+    /* on a CPU local memory is the core's cache. Packed panels pass through half of it, and the
+     * other half is for the other factor and the panels that are fetched; of gradients both
+     * factors are counted, and a quarter is left for sums */
+    for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
+        const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
+        if (wide && panels > 1)
+            panels--;
+        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > room))
+            depth = moert_round_up(depth / 2, 16);
+        else
+            break;
+    }
+    if (both)
+        split = moert_min(split, p.lines);
+    while (p.groups * moert_ceil_div(p.lines, split) * moert_ceil_div(blocks, panels) < wanted) {
+        const bool wide = !both || panels * c->width * MOERT_VECTOR >= split;
+        if (panels > 1 && (wide || split <= SMALLEST_SPLIT))
+            panels--;
+        else if (split > SMALLEST_SPLIT)
+            split = moert_max(split / 2, SMALLEST_SPLIT);
+        else
+            break;
+    }
+    panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
+    if (both)
+        split = moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), c->lines);
+    const size_t layers = IDLE_LAYERS + moert_ceil_div(blocks, panels);
+    return (share){
+        .panels = (int)panels,
+        .depth = (int)depth,
+        .split = (int)split,
+        .fetch = (int)c->fetch,
+        .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
+        .turned_bytes = turned_bytes(type, depth, c->lines),
+        .grid = {moert_ceil_div(p.most_lines, split), p.groups, layers},
+        .tile = *c,
+    };
+}
+
+/* The groups and rows of forward and dgrad. */
+static product rows_of(const moert_gemm *gemm) {
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t rows = part.end_row - part.first_row;
+    return (product){.groups = groups, .lines = moert_ceil_div(rows, groups), .most_lines = rows};
+}
+
+static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
+    return moert_ceil_div(reduction, moert_per_term(moert_gemm_term(gemm, device)));
+}
+
+/* The share of forward and dgrad, whose lines are the rows. */
+static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
+    const moert_device *device = moert_buffer_device(gemm->x);
+    const moert_choices c = moert_portable_choices(gemm, operation, start);
+    product p = rows_of(gemm);
+    p.columns = dgrad ? gemm->k : gemm->n;
+    p.reduction = terms_of(gemm, device, dgrad ? gemm->n : gemm->k);
+    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
+}
+
+/* What the kernels of forward and dgrad call skip, shared and rows. */
+#define MOERT_PART_ARGS(gemm)                                                                      \
+    MOERT_ARG((unsigned)(gemm)->part.first), MOERT_ARG(shared_groups(gemm)),                       \
+        MOERT_ARG((unsigned)moert_part_of(gemm).end_row)
+
+/* The groups that share one weight, or 0. */
+static unsigned shared_groups(const moert_gemm *gemm) {
+    return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
+}
+
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
+    return gemm->packed != NULL ? gemm->packed->term : moert_term_of(device, gemm->type);
+}
+
+moert_term moert_term_of(const moert_device *device, moert_number type) {
+    const moert_device_info *info = moert_device_describe(device);
+    if (type != MOERT_NUMBER_BF16)
+        return MOERT_TERM_NUMBER;
+    if (moert_device_sums_in_tiles(info))
+        return MOERT_TERM_TILE;
+    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_TERM_PAIR
+                                                                             : MOERT_TERM_NUMBER;
+}
+
+void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
+                        const moert_coded *coded, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]) {
+    const moert_term term = packed != NULL ? packed->term : moert_term_of(device, type);
+    char family[112];
+    int length =
+        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+                 packed != NULL ? "gemm/packed" : "gemm/gemm", type == MOERT_NUMBER_BF16, (int)term,
+                 tile->lines, tile->width, coded != NULL);
+    if (packed != NULL)
+        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+                           packed->tile.width);
+    if (term == MOERT_TERM_TILE)
+        snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
+                 moert_device_describe(device)->has_tiles);
+    if (coded != NULL)
+        moert_format_program(family, coded->format, spec);
+    else
+        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
+}
+
+static bool has_gpu_form(moert_device *device) {
+    return moert_device_describe(device)->gpu_form;
+}
+
+/* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
+static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forward) {
+    moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
+    moert_device *device = moert_buffer_device(c);
+    const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
+    const share s =
+        choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
+    return MOERT_RUN(
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(a),
+        MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
+        MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
+        MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
+        MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
+        MOERT_ARG((int)moert_panel_height(gemm->packed, reduction)), MOERT_ARG(s.panels),
+        MOERT_ARG(s.depth), MOERT_ARG(s.split), MOERT_ARG(s.fetch),
+        moert_argument_local(s.turned_bytes));
+}
+
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded) {
+    moert_device *device = moert_buffer_device(gemm->y);
+    if (has_gpu_form(device))
+        return moert_portable_gpu_forward(gemm, start);
+    if (gemm->packed != NULL)
+        return run_packed(gemm, start, true);
+    const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     moert_argument_local(s.turned_bytes));
+}
+
+moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
+    return moert_portable_forward_from(gemm, 0, NULL);
+}
+
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded) {
+    moert_device *device = moert_buffer_device(gemm->x);
+    if (has_gpu_form(device))
+        return moert_portable_gpu_dgrad(gemm, start);
+    if (gemm->packed != NULL)
+        return run_packed(gemm, start, false);
+    const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
+    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     moert_argument_local(s.turned_bytes));
+}
+
+moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
+    return moert_portable_dgrad_from(gemm, 0, NULL);
+}
+
+moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
+    moert_device *device = moert_buffer_device(gemm->weight);
+    const moert_groups *groups = &gemm->groups;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_wgrad(gemm, start);
+    const product p = {groups->count, gemm->n, gemm->n, gemm->k,
+                       terms_of(gemm, device, groups->rows)};
+    const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
+    const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
+    const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, NULL, NULL, &s.tile, spec);
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
+                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     moert_argument_local((size_t)s.depth * STRIP_BYTES));
+}
+
+moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
+    return moert_portable_wgrad_from(gemm, 0);
+}
+
+moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
+    moert_device *device = moert_buffer_device(gemm->bias);
+    const moert_groups *groups = &gemm->groups;
+    const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
+    const moert_tuning_key key = {MOERT_TUNED_WGRAD, gemm->type, gemm->n, gemm->k, 0};
+    char spec[MOERT_SPEC_BYTES];
+    bool measured;
+    if (has_gpu_form(device))
+        return moert_portable_gpu_bias_grad(gemm);
+    const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
+                                               moert_term_of(device, gemm->type)); /* no effect */
+    moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
+    return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
+                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->accumulate));
+}
+
+/* Rows of a GLU's work-group. */
+static size_t glu_split(const moert_glu *glu) {
+    const moert_device *device = moert_buffer_device(glu->v);
+    return moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
+}
+
+static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
+    const moert_glu_form *f = &glu->form;
+    const bool plain = !f->interleaved && isinf(f->limit) && f->alpha == 1.0f && f->offset == 0.0f;
+    snprintf(spec, MOERT_SPEC_BYTES, "%s -DFROM=%d -DTYPE=%d%s",
+             MOERT_PROGRAM(moert_buffer_device(glu->v), "gemm/glu", glu->width), (int)glu->from,
+             (int)glu->type, plain ? " -DPLAIN" : "");
+}
+
+moert_status moert_portable_glu_forward(const moert_glu *glu) {
+    moert_device *device = moert_buffer_device(glu->v);
+    const size_t split = glu_split(glu);
+    const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
+    char spec[MOERT_SPEC_BYTES];
+    name_glu(glu, spec);
+    return MOERT_RUN(device, spec, "glu_forward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
+                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((unsigned)glu->first_row), MOERT_ARG((unsigned)glu->rows),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
+                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
+                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+}
+
+moert_status moert_portable_glu_backward(const moert_glu *glu) {
+    moert_device *device = moert_buffer_device(glu->v);
+    const size_t split = glu_split(glu);
+    const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
+    char spec[MOERT_SPEC_BYTES];
+    name_glu(glu, spec);
+    return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
+                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
+                     MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->first_row),
+                     MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((unsigned)split));
+}
+
+/* Finds the tile of a product with its GLU; false: it takes none. */
+static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
+    const moert_packed *packed = gemm->packed;
+    const moert_tuning_key key = {packed != NULL ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
+                                  gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
+    bool measured;
+    const moert_device *device = moert_buffer_device(gemm->y);
+    *tile = moert_tuning_find(device, &key, &measured);
+    if (packed != NULL)
+        tile->width = moert_packed_width(packed, tile->width);
+    *tile = moert_with_tile(*tile, moert_gemm_term(gemm, device));
+    return moert_gates_fit(packed != NULL ? packed->tile.width : tile->width);
+}
+
+/* Its share: the columns of h. */
+static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choices *tile) {
+    const moert_device *device = moert_buffer_device(gemm->y);
+    product p = rows_of(gemm);
+    p.columns = moert_gated_columns(width, tile->width);
+    p.reduction = terms_of(gemm, device, gemm->k);
+    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS,
+                        tile);
+}
+
+moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
+    const moert_gemm *gemm = &fused->gemm;
+    const moert_glu *glu = &fused->glu;
+    moert_device *device = moert_buffer_device(gemm->y);
+    moert_choices tile;
+    if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
+        MOERT_TRY(moert_portable_gemm_forward(gemm));
+        return moert_portable_glu_forward(glu);
+    }
+    const bool packed = gemm->packed != NULL;
+    const share s = choose_gated(gemm, glu->width, &tile);
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
+    return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
+                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
+                     MOERT_ARG((int)(glu->type != MOERT_NUMBER_F32)),
+                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
+                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
+                     MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
+                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
+                     packed ? MOERT_ARG((int)moert_panel_height(gemm->packed, gemm->k))
+                            : moert_argument_local(s.local_bytes),
+                     MOERT_ARG(s.fetch));
+}

@@ -1,0 +1,104 @@
+/*
+ * The products of the portable backend over a batch of the groups: those from number `start` on,
+ * gemm->groups.count of them, whose weights begin the buffer gemm->weight, and of these gemm->part.
+ * `ends` and `bias` are of all groups, `accumulate` is as in gemm/gemm.h. The arguments have been
+ * checked.
+ */
+#ifndef MOERT_GEMM_PORTABLE_GEMM_H
+#define MOERT_GEMM_PORTABLE_GEMM_H
+
+#include "base/memory.h"
+#include "gemm/backend.h"
+#include "gemm/tuning/tuning.h"
+#include "quant/quantize.h"
+
+/* `coded`: the weight instead of gemm->weight, or NULL; always NULL in GPU form, where weights are
+ * dequantised before their products. */
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
+                                         const moert_coded *coded);
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
+                                       const moert_coded *coded);
+moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
+
+/* The same by the kernels of the GPU form (src/gemm/portable/gpu.c), which the ones above call. */
+moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
+
+/* WEIGHT_ARGUMENTS of kernels/gemm/gemm.h. */
+typedef struct moert_weight_source {
+    const moert_buffer *values, *scale, *global;
+    moert_axis axis;
+    bool flipped;
+} moert_weight_source;
+#define MOERT_WEIGHT_ARGS(w)                                                                       \
+    MOERT_ARG((w).values), MOERT_ARG((w).scale), MOERT_ARG((w).global), MOERT_ARG((int)(w).axis),  \
+        MOERT_ARG((int)(w).flipped)
+
+static inline moert_weight_source moert_weight_source_of(const moert_buffer *weight,
+                                                         const moert_coded *coded) {
+    if (coded == NULL)
+        return (moert_weight_source){.values = weight};
+    return (moert_weight_source){coded->q, coded->scale, coded->global, coded->axis,
+                                 coded->flipped};
+}
+
+/* The program of the products of a type by a tile, by weights in panels or, if `packed` is NULL,
+ * native ones, coded ones unless NULL. */
+void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
+                        const moert_coded *coded, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]);
+
+/* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
+ * measured first, for which the product is run, unless its weight is coded. */
+moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start);
+
+enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
+
+/* By packed weights, as they were packed. */
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
+
+/* The numbers of a term, and those to which panels are filled up. */
+static inline size_t moert_per_term(moert_term term) {
+    return term == MOERT_TERM_NUMBER ? 1 : 2;
+}
+static inline size_t moert_per_step(moert_term term) {
+    return term == MOERT_TERM_TILE ? 32 : 16;
+}
+
+/* The choices of a row, with the tile of sums by tiles, of which there is one. */
+static inline moert_choices moert_with_tile(moert_choices c, moert_term term) {
+    if (term == MOERT_TERM_TILE) {
+        c.lines = 32;
+        c.width = 2;
+    }
+    return c;
+}
+
+/* Rows of a packed panel. */
+static inline size_t moert_panel_height(const moert_packed *packed, size_t reduction) {
+    return moert_round_up(reduction, moert_per_step(packed->term)) / moert_per_term(packed->term);
+}
+
+/* The width of a product's tile by packed weights, in whole panels. */
+static inline unsigned moert_packed_width(const moert_packed *packed, unsigned chosen) {
+    return chosen % packed->tile.width == 0 ? chosen : packed->tile.width;
+}
+
+/* A product by packed weights brings the next panels to the cache, if a row says so. */
+static inline bool moert_fetches(const moert_packed *packed) {
+    return packed != NULL && packed->term != MOERT_TERM_TILE;
+}
+
+/* A product's tile takes a GLU behind it by vectors of gates and as many of ups
+ * (kernels/gemm/gemm_glu.h): whether it can, and the columns of all panels. */
+static inline bool moert_gates_fit(unsigned width) {
+    return width % 2 == 0;
+}
+static inline size_t moert_gated_columns(size_t width, unsigned tile_width) {
+    const size_t columns = tile_width * (size_t)MOERT_VECTOR;
+    return moert_ceil_div(width, columns / 2) * columns;
+}
+
+#endif

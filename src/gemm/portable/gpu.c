@@ -1,0 +1,110 @@
+/* The products of the portable backend in GPU form: kernels/gemm/gpu.cl. None of what is chosen
+ * here shows in the bits. */
+#include <stdio.h>
+
+#include "gemm/backend.h"
+#include "gemm/portable/gemm.h"
+
+/* As in kernels/gemm/gpu.cl. */
+enum { ITEMS = 256, COLUMNS = 128, MOST_LINES = 128, LEAST_LINES = 32 };
+
+/* At once, which hide each other's waits; a sixteenth fewer do as well. */
+enum { TILES_PER_UNIT = 2, SLACK = 16 };
+
+/* Terms of a block: each item brings a quad of each factor at least. On an H200 16 are faster than
+ * 8 in forward (38 and 34 TFLOP/s), slower in dgrad (24 and 33), and the same in wgrad. */
+enum { DEPTH = 16, DGRAD_DEPTH = 8, QUAD = 4 };
+
+/*
+ * Lines of a tile, for `groups` products of about `lines` lines by `columns`: the more, the fewer
+ * loads for a term. Fewer where half of the lines would be empty, or units without a tile.
+ */
+static int choose_lines(const moert_device *device, size_t groups, size_t lines, size_t columns) {
+    const size_t units = moert_max(moert_device_describe(device)->compute_units, 1);
+    const size_t blocks = groups * moert_ceil_div(columns, COLUMNS);
+    const size_t enough = TILES_PER_UNIT * units - TILES_PER_UNIT * units / SLACK;
+    size_t tile = MOST_LINES;
+    while (tile > LEAST_LINES &&
+           (lines <= tile / 2 || blocks * moert_ceil_div(lines, tile) < enough))
+        tile /= 2;
+    return (int)tile;
+}
+
+static void name_program(moert_number type, int lines, int depth, char spec[MOERT_SPEC_BYTES]) {
+    const int least = QUAD * ITEMS / lines;
+    snprintf(spec, MOERT_SPEC_BYTES, "gemm/gpu -DBF16=%d -DLINES=%d -DDEPTH=%d",
+             type == MOERT_NUMBER_BF16, lines, depth > least ? depth : least);
+}
+
+/* Forward and dgrad, whose lines are the rows. */
+typedef struct row_tiles {
+    moert_grid grid;
+    char spec[MOERT_SPEC_BYTES];
+    unsigned skip, groups; /* products are of groups [skip, groups) */
+    unsigned shared;       /* groups that are one product, or 0 */
+} row_tiles;
+
+static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
+    const size_t rows = part.end_row - part.first_row;
+    const int lines = choose_lines(moert_buffer_device(gemm->groups.ends), groups,
+                                   moert_ceil_div(rows, groups), columns);
+    const size_t partial = part.first > 0; /* tiles before count in whole ones */
+    row_tiles tiles = {
+        .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
+        .skip = (unsigned)part.first,
+        .groups = (unsigned)(gemm->shared_weight ? 1 : part.end),
+        .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0};
+    name_program(gemm->type, lines, depth, tiles.spec);
+    return tiles;
+}
+
+moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start) {
+    const row_tiles tiles = choose_rows(gemm, gemm->n, DEPTH);
+    return MOERT_RUN(moert_buffer_device(gemm->y), tiles.spec, "gemm_forward", tiles.grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
+                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
+                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->x),
+                     MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k));
+}
+
+moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start) {
+    const row_tiles tiles = choose_rows(gemm, gemm->k, DGRAD_DEPTH);
+    return MOERT_RUN(moert_buffer_device(gemm->x), tiles.spec, "gemm_dgrad", tiles.grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
+                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
+                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
+                     MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate));
+}
+
+moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
+    moert_device *device = moert_buffer_device(gemm->weight);
+    const moert_groups *groups = &gemm->groups;
+    const int lines = choose_lines(device, groups->count, gemm->n, gemm->k);
+    const moert_grid grid = {moert_ceil_div(gemm->n, (size_t)lines),
+                             moert_ceil_div(gemm->k, COLUMNS), groups->count};
+    char spec[MOERT_SPEC_BYTES];
+    name_program(gemm->type, lines, DEPTH, spec);
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
+                     MOERT_ARG((int)gemm->accumulate));
+}
+
+moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
+    const moert_groups *groups = &gemm->groups;
+    const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), groups->count, 1};
+    char spec[MOERT_SPEC_BYTES];
+    name_program(gemm->type, MOST_LINES, DEPTH, spec);
+    return MOERT_RUN(moert_buffer_device(gemm->bias), spec, "gemm_bias_grad", grid,
+                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias),
+                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->accumulate));
+}

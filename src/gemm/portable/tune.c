@@ -1,0 +1,113 @@
+/*
+ * What a product of the portable backend chooses. With MOERT_TUNE=auto a shape that no row of this
+ * device names is measured when it first comes up: the product itself is run by some candidates,
+ * which give the same bits, for about BUDGET_NS; one that adds to its result does so to a copy's
+ * place. Ranks measure each for itself and do not wait for each other.
+ */
+#include <stdio.h>
+#include <time.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "gemm/backend.h"
+#include "gemm/portable/gemm.h"
+#include "gemm/tuning/search.h"
+
+enum { BUDGET_NS = 300000000, SHARES = MOERT_TUNE_AXES - MOERT_TUNE_PANELS };
+
+typedef struct attempt {
+    moert_gemm gemm;
+    size_t start;
+    moert_status (*run)(const moert_gemm *gemm, size_t start);
+} attempt;
+
+static moert_status run_forward(const moert_gemm *gemm, size_t start) {
+    return moert_portable_forward_from(gemm, start, NULL);
+}
+
+static moert_status run_dgrad(const moert_gemm *gemm, size_t start) {
+    return moert_portable_dgrad_from(gemm, start, NULL);
+}
+
+static moert_status run_attempt(void *what) {
+    const attempt *a = what;
+    return a->run(&a->gemm, a->start);
+}
+
+/* Lets the products go to a buffer of their own if they add to the result. */
+static moert_status spare_result(attempt *a, moert_tuned operation, moert_buffer **spare) {
+    moert_buffer **result = operation == MOERT_TUNED_WGRAD ? &a->gemm.weight : &a->gemm.x;
+    if (!a->gemm.accumulate)
+        return MOERT_OK;
+    const size_t bytes = moert_buffer_bytes(*result);
+    MOERT_TRY(moert_buffer_create(moert_buffer_device(*result), bytes, spare));
+    *result = *spare;
+    return moert_buffer_clear(*spare, 0, bytes);
+}
+
+static void remember(const moert_device *device, const moert_tuning_key *key,
+                     const moert_tune_result *found) {
+    const moert_device_info *info = moert_device_describe(device);
+    const bool faster = found->chosen != 0;
+    const time_t now = time(NULL);
+    char day[16] = "", comment[180];
+    struct tm parts;
+    if (gmtime_r(&now, &parts) != NULL)
+        strftime(day, sizeof day, "%Y-%m-%d", &parts);
+    snprintf(comment, sizeof comment, "%s, driver %.40s, moert %s, on first use: %.3f -> %.3f ms",
+             day, info->driver, MOERT_VERSION,
+             1e-6 * (faster ? found->first_ns : found->candidates[0].ns),
+             1e-6 * (faster ? found->chosen_ns : found->candidates[0].ns));
+    moert_choices choices = found->candidates[found->chosen].choices;
+    choices.lines = choices.width = 0; /* not measured here */
+    if (moert_tuning_remember(device, MOERT_TUNING_DEVICE, key, &choices, comment) != MOERT_OK)
+        MOERT_WARN("%s", moert_last_error());
+}
+
+/* Never fails: the product that follows reports what is wrong with it. */
+static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key *key,
+                    moert_choices *choices) {
+    static moert_status (*const runs[])(const moert_gemm *,
+                                        size_t) = {[MOERT_TUNED_FORWARD] = run_forward,
+                                                   [MOERT_TUNED_DGRAD] = run_dgrad,
+                                                   [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
+                                                   [MOERT_TUNED_PACKED_FORWARD] = run_forward,
+                                                   [MOERT_TUNED_PACKED_DGRAD] = run_dgrad};
+    moert_device *device = moert_buffer_device(gemm->x);
+    attempt a = {*gemm, start, runs[key->operation]};
+    const moert_trial trial = {device, &a, NULL, run_attempt, moert_fetches(gemm->packed)};
+    moert_tune_result found;
+    moert_buffer *spare = NULL;
+    moert_status status = spare_result(&a, key->operation, &spare);
+    if (status == MOERT_OK)
+        status = moert_tune_search(&trial, choices, MOERT_TUNE_FETCH,
+                                   BUDGET_NS / (SHARES + trial.fetches + 1), &found);
+    moert_buffer_destroy(spare);
+    if (status != MOERT_OK) {
+        MOERT_DEBUG("%s of [%zu,%zu] is not tuned: %s", moert_tuned_name(key->operation), key->n,
+                    key->k, moert_last_error());
+        return;
+    }
+    *choices = found.candidates[found.chosen].choices;
+    remember(device, key, &found);
+}
+
+moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+    /* of the result, the one buffer that is there without rows too */
+    const moert_device *device =
+        moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
+    const moert_part part = moert_part_of(gemm);
+    const size_t groups = gemm->shared_weight && operation != MOERT_TUNED_WGRAD
+                              ? 1
+                              : moert_max(part.end - part.first, 1);
+    const moert_tuning_key key = {operation, gemm->type, gemm->n, gemm->k,
+                                  moert_ceil_div(part.end_row - part.first_row, groups)};
+    bool measured;
+    moert_choices choices = moert_tuning_find(device, &key, &measured);
+    if (gemm->packed != NULL)
+        choices.width = moert_packed_width(gemm->packed, choices.width);
+    if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
+        (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
+        measure(gemm, start, &key, &choices);
+    return moert_with_tile(choices, moert_gemm_term(gemm, device));
+}

@@ -1,0 +1,284 @@
+/* Keeps the rows of tuning: reads and ranks them, looks choices up, remembers measured ones. */
+#include "gemm/tuning/tuning.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+
+enum { MOST_FILE_BYTES = 16 << 20, LINE_BYTES = 640 };
+
+typedef struct entry {
+    moert_tuning_row row;
+    bool remembered; /* in the file, not built in */
+    unsigned line;   /* 0: measured by this process */
+    uint64_t rank;   /* the entries are sorted by it, highest first */
+} entry;
+
+static entry *entries;
+static size_t entry_count, entry_room;
+static bool loaded, is_forced;
+static moert_choices forced;
+
+/* ---- rank ---- */
+
+static uint64_t telling(const moert_tuning_range *range) {
+    return range->low == 0 ? 0 : range->low == range->high ? 2 : 1;
+}
+
+static uint64_t rank_of(const entry *e, size_t order) {
+    const moert_tuning_row *row = &e->row;
+    const uint64_t shape = telling(&row->n) + telling(&row->k) + telling(&row->rows);
+    const uint64_t what = (uint64_t)(row->operation >= 0) + (uint64_t)(row->type >= 0);
+    return (uint64_t)row->level << 60 | (uint64_t)e->remembered << 59 | shape << 52 | what << 48 |
+           (uint64_t)strlen(row->pattern) << 40 | (uint64_t)order;
+}
+
+static int compare_entries(const void *a, const void *b) {
+    const uint64_t first = ((const entry *)a)->rank, second = ((const entry *)b)->rank;
+    return first < second ? 1 : first > second ? -1 : 0;
+}
+
+/* Later rows have a higher rank than equal ones; sort afterwards. */
+static moert_status add(const moert_tuning_row *row, bool remembered, unsigned line) {
+    if (entry_count == entry_room) {
+        const size_t room = entry_room > 0 ? 2 * entry_room : 64;
+        entry *more = realloc(entries, room * sizeof *more);
+        if (more == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rows of tuning", room);
+        entries = more;
+        entry_room = room;
+    }
+    entry *e = &entries[entry_count];
+    *e = (entry){*row, remembered, line, 0};
+    e->rank = rank_of(e, entry_count++);
+    return MOERT_OK;
+}
+
+static void sort(void) {
+    qsort(entries, entry_count, sizeof *entries, compare_entries);
+}
+
+/* ---- reading ---- */
+
+/* A file may hold anything: control characters and bytes of no text are not for a terminal. */
+static void make_printable(char *text) {
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')
+            *text = '?';
+}
+
+/* Takes the rows of a text over, which is changed. A last line without an end is being written. */
+static void read_rows(char *text, const char *name, bool remembered) {
+    char problem[160], first[160] = "";
+    unsigned number = 0, first_line = 0, bad = 0;
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        moert_tuning_row row;
+        bool empty;
+        *end = '\0';
+        number++;
+        if (moert_tuning_parse(line, &row, &empty, problem)) {
+            if (!empty && add(&row, remembered, number) != MOERT_OK)
+                return;
+        } else if (bad++ == 0) {
+            first_line = number;
+            memcpy(first, problem, sizeof first);
+        }
+    }
+    make_printable(first);
+    if (bad > 0)
+        MOERT_WARN("%s:%u: %s; skipped %u row%s of tuning, which costs time at most", name,
+                   first_line, first, bad, bad > 1 ? "s" : "");
+}
+
+static void read_built_in(void) {
+    char *text;
+    if (moert_kernel_source("gemm/tuning.txt", &text) != MOERT_OK) {
+        MOERT_WARN("no built-in rows of tuning: %s", moert_last_error());
+        return;
+    }
+    read_rows(text, "tuning.txt", false);
+    free(text);
+}
+
+static void read_remembered(void) {
+    char *path = moert_tuning_file(), *text;
+    if (path != NULL && access(path, F_OK) == 0) {
+        if (moert_read_text(path, MOST_FILE_BYTES, &text) == MOERT_OK) {
+            read_rows(text, path, true);
+            free(text);
+        } else {
+            MOERT_WARN("no measured rows of tuning: %s", moert_last_error());
+        }
+    }
+    free(path);
+}
+
+static void load(void) {
+    if (loaded)
+        return;
+    loaded = true;
+    read_built_in();
+    read_remembered();
+    sort();
+}
+
+void moert_tuning_reload(void) {
+    loaded = false;
+    entry_count = 0;
+}
+
+char *moert_tuning_file(void) {
+    const moert_config *config = moert_config_get();
+    if (config->tune == MOERT_TUNE_OFF)
+        return NULL;
+    return config->tune_file[0] != '\0' ? strdup(config->tune_file)
+                                        : moert_cache_file("tuning.txt");
+}
+
+/* ---- looking up ---- */
+
+moert_status moert_tuning_force(const moert_choices *choices) {
+    char problem[160] = "a choice is missing";
+    bool whole = true;
+    is_forced = false;
+    if (choices == NULL)
+        return MOERT_OK;
+#define CHOICE_THERE(name, low, high, multiple, standard) whole &= choices->name != 0;
+    MOERT_CHOICE_TABLE(CHOICE_THERE)
+#undef CHOICE_THERE
+    if (!whole || !moert_choices_check(choices, problem))
+        return MOERT_FAIL(ERROR_USAGE, "no product can be tuned so: %s", problem);
+    forced = *choices;
+    is_forced = true;
+    return MOERT_OK;
+}
+
+/* A row of this device for just this shape. */
+static bool is_measured(const moert_tuning_row *row) {
+    return row->level == MOERT_TUNING_DEVICE && telling(&row->n) == 2 && telling(&row->k) == 2 &&
+           row->rows.low > 0;
+}
+
+moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key,
+                                bool *measured) {
+    const moert_device_info *info = moert_device_describe(device);
+    moert_choices found = {0};
+    *measured = is_forced;
+    if (is_forced)
+        return forced;
+    load();
+    for (size_t i = 0; i < entry_count; i++) {
+        const moert_tuning_row *row = &entries[i].row;
+        if (!moert_tuning_matches(row, info, key))
+            continue;
+        bool whole = true;
+        *measured |= is_measured(row);
+#define CHOICE_FROM_ROW(name, low, high, multiple, standard)                                       \
+    found.name = found.name != 0 ? found.name : row->choices.name;                                 \
+    whole &= found.name != 0;
+        MOERT_CHOICE_TABLE(CHOICE_FROM_ROW)
+#undef CHOICE_FROM_ROW
+        if (whole)
+            break;
+    }
+#define CHOICE_STANDARD(name, low, high, multiple, standard)                                       \
+    found.name = found.name != 0 ? found.name : (standard);
+    MOERT_CHOICE_TABLE(CHOICE_STANDARD)
+#undef CHOICE_STANDARD
+    return found;
+}
+
+bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key, size_t index,
+                         moert_tuning_report *report) {
+    const moert_device_info *info = moert_device_describe(device);
+    load();
+    for (size_t i = 0; i < entry_count; i++) {
+        const entry *e = &entries[i];
+        if (!moert_tuning_matches(&e->row, info, key) || index-- > 0)
+            continue;
+        char *path = e->remembered ? moert_tuning_file() : NULL;
+        moert_tuning_print(&e->row, report->row, sizeof report->row);
+        snprintf(report->place, sizeof report->place, "%s:%u",
+                 !e->remembered ? "kernels/gemm/tuning.txt"
+                 : path != NULL ? path
+                                : "",
+                 e->line);
+        free(path);
+        return true;
+    }
+    return false;
+}
+
+size_t moert_tuning_remembered(void) {
+    size_t count = 0;
+    load();
+    for (size_t i = 0; i < entry_count; i++)
+        count += entries[i].remembered;
+    return count;
+}
+
+/* ---- remembering ---- */
+
+/* One write of a whole line, so that lines of several processes do not mix. */
+static moert_status append_line(const char *line) {
+    moert_status status = MOERT_OK;
+    char *path = moert_tuning_file();
+    if (path == NULL)
+        return MOERT_OK;
+    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    const ssize_t bytes = (ssize_t)strlen(line);
+    const ssize_t written = file >= 0 ? write(file, line, (size_t)bytes) : -1;
+    const int reason = errno;
+    const bool kept = file < 0 || close(file) == 0;
+    if (written < bytes || !kept)
+        status = MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path,
+                            written < 0 ? strerror(reason)
+                            : !kept     ? strerror(errno)
+                                        : "is there room?");
+    free(path);
+    return status;
+}
+
+/* From the power of two below a size to the next one. */
+static moert_tuning_range octave(size_t size) {
+    size_t low = 1;
+    while (low <= size / 2)
+        low *= 2;
+    return (moert_tuning_range){low, 2 * low - 1};
+}
+
+moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
+                                   const moert_tuning_key *key, const moert_choices *choices,
+                                   const char *comment) {
+    const moert_device_info *info = moert_device_describe(device);
+    const char *who = level == MOERT_TUNING_DEVICE   ? info->name
+                      : level == MOERT_TUNING_FAMILY ? moert_tuning_family(info)
+                      : level == MOERT_TUNING_VENDOR ? info->vendor
+                                                     : "";
+    char text[LINE_BYTES - 200], line[LINE_BYTES];
+    moert_tuning_row row = {.level = level,
+                            .operation = (int)key->operation,
+                            .type = (int)key->type,
+                            .n = {key->n, key->n},
+                            .k = {key->k, key->k},
+                            .rows = {0, SIZE_MAX},
+                            .choices = *choices};
+    snprintf(row.pattern, sizeof row.pattern, "%.*s", (int)strcspn(who, "\""), who);
+    if (key->rows > 0)
+        row.rows = octave(key->rows);
+    load();
+    MOERT_TRY(add(&row, true, 0));
+    sort();
+    moert_tuning_print(&row, text, sizeof text);
+    snprintf(line, sizeof line, "%s # %.180s\n", text, comment);
+    return append_line(line);
+}

@@ -1,0 +1,53 @@
+/* Launches of kernels/nn/bias.cl. */
+#include "nn/bias.h"
+
+#include "base/memory.h"
+
+enum {
+    COLUMNS = 256, /* of a work-group of the gradient; in the GPU form a step of kernels/lib/common.h */
+    GPU_COLUMNS = 128,
+    GPU_TEAMS = 16384, /* on GPUs, that share out the groups' rows */
+};
+
+static const char *program_of(const moert_scaled_bias *bias) {
+    return MOERT_PROGRAM(moert_buffer_device(bias->y), "nn/bias", bias->n | bias->ldy);
+}
+
+/* Teams for each group's rows, which the device alone knows. */
+static moert_grid share_rows(const moert_scaled_bias *bias) {
+    const moert_part part =
+        bias->part.end > 0 ? bias->part : (moert_part){0, bias->groups.count, 0, bias->groups.rows};
+    const size_t groups = part.end - part.first;
+    const size_t teams = moert_min(GPU_TEAMS, part.end_row - part.first_row);
+    return (moert_grid){groups,
+                        moert_share(moert_buffer_device(bias->y), 1,
+                                    moert_ceil_div(moert_max(teams, 1), moert_max(groups, 1))),
+                        1};
+}
+
+moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
+    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_forward",
+                     share_rows(bias), MOERT_ARG(bias->groups.ends),
+                     MOERT_ARG((unsigned)bias->part.first), MOERT_ARG((unsigned)bias->n),
+                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
+                     MOERT_ARG(bias->bias), MOERT_ARG(bias->y));
+}
+
+moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
+    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_dprob", share_rows(bias),
+                     MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->part.first),
+                     MOERT_ARG((unsigned)bias->n), MOERT_ARG(bias->ldy),
+                     MOERT_ARG(bias->prob_stride), MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
+                     MOERT_ARG(bias->dprob));
+}
+
+moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
+    moert_device *device = moert_buffer_device(bias->y);
+    const size_t columns = moert_share(device, COLUMNS, GPU_COLUMNS);
+    return MOERT_RUN(device, program_of(bias), "bias_gradient",
+                     ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, columns), 1}),
+                     MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->n),
+                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
+                     MOERT_ARG(bias->y), MOERT_ARG(bias->dbias), MOERT_ARG((int)bias->accumulate),
+                     MOERT_ARG((unsigned)columns));
+}

@@ -1,0 +1,78 @@
+/* Token embedding: gathers rows, and scatters gradients into one partial table per sequence. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "nn/nn.h"
+
+/* Of a team, as in kernels/nn/embedding.cl. */
+enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 8 };
+enum { GRADIENT_COLUMNS = 256, GPU_GRADIENT_COLUMNS = 128 };
+
+moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
+                                     const moert_buffer *token, moert_buffer *x) {
+    moert_device *device = moert_buffer_device(x);
+    const moert_grid grid = {moert_ceil_div(tokens, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1};
+    moert_profile_work(device, "nn/embedding", 0.0, 2 * sizeof(float) * (double)(tokens * hidden));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_forward", grid,
+                     MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x), MOERT_ARG(tokens),
+                     MOERT_ARG(hidden));
+}
+
+moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hidden,
+                                      const moert_buffer *token, const moert_buffer *dx,
+                                      size_t first_row, size_t rows, moert_buffer *partial) {
+    moert_device *device = moert_buffer_device(partial);
+    const size_t share = moert_share(device, rows, GPU_ROWS);
+    const moert_grid grid = {moert_share(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
+                             sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
+    moert_profile_work(device, "nn/embedding", 0.0,
+                       sizeof(float) * (double)(sequences * (length + rows) * hidden));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward", grid,
+                     MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial), MOERT_ARG(length),
+                     MOERT_ARG(hidden), MOERT_ARG(first_row), MOERT_ARG(rows), MOERT_ARG(share));
+}
+
+moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
+                                   const int32_t *token, int32_t *link) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t count = moert_tree_nodes(span, nodes);
+    int32_t *last; /* [rows] 1 + the last token of a row */
+    int tokens;
+    MOERT_TRY(moert_to_int(span.count * length, "tokens of a batch", &tokens));
+    MOERT_TRY(moert_alloc(&last, rows, sizeof *last));
+    for (size_t i = 0, t = 0; i < count; i++) {
+        const size_t begin = t, leaves = nodes[i].first + nodes[i].width - span.first;
+        for (const size_t end = moert_min(leaves, span.count) * length; t < end; t++) {
+            int32_t *before = &last[token[t]];
+            const bool is_first = *before <= (int32_t)begin;
+            link[2 * t] = is_first ? (int32_t)i : -1;
+            link[2 * t + 1] = -1;
+            if (!is_first)
+                link[2 * (*before - 1) + 1] = (int32_t)t;
+            *before = (int32_t)t + 1;
+        }
+    }
+    free(last);
+    return MOERT_OK;
+}
+
+moert_status moert_embedding_gradient(const moert_embedding_sum *sum) {
+    const moert_tree_nodes_at *at = &sum->at;
+    const size_t table = sum->rows * sum->hidden, tokens = at->span.count * sum->length;
+    moert_device *device = moert_buffer_device(at->target);
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t columns = moert_share(device, GRADIENT_COLUMNS, GPU_GRADIENT_COLUMNS);
+    const moert_grid grid = {tokens * moert_ceil_div(sum->hidden, columns), 1, 1};
+    for (size_t i = 0; !at->accumulate && i < moert_tree_nodes(at->span, nodes); i++)
+        MOERT_TRY(moert_buffer_clear(at->target, (i * at->stride + at->offset) * sizeof(float),
+                                     table * sizeof(float)));
+    moert_profile_work(device, "nn/embedding", 0.0,
+                       2 * sizeof(float) * (double)(tokens * sum->hidden));
+    return MOERT_RUN(device,
+                     MOERT_PROGRAM(device, "nn/embedding", sum->hidden | at->stride | at->offset),
+                     "embedding_gradient", grid, MOERT_ARG(sum->token), MOERT_ARG(sum->link),
+                     MOERT_ARG(sum->dx), MOERT_ARG(sum->length), MOERT_ARG(sum->hidden),
+                     MOERT_ARG(at->span.first), MOERT_ARG(at->target), MOERT_ARG(at->stride),
+                     MOERT_ARG(at->offset), MOERT_ARG((int)at->accumulate));
+}

@@ -1,0 +1,210 @@
+/* RMSNorm and its gradients: argument checks and launches of kernels/nn/norm.cl. */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "nn/nn.h"
+
+enum {
+    BLOCK_ROWS = 32, /* of a work-group: enough work to hide its start */
+    COLUMNS = 64,    /* of a work-group of norm_partial */
+    /* on GPUs */
+    STEP = 128,          /* floats of VEC in kernels/lib/common.h; COLUMNS, too */
+    FORWARD_STEPS = 16,  /* that stay in the registers of a team, */
+    BACKWARD_STEPS = 8,  /* where two rows and a sum do, */
+    MOST_FLOATS = 16384, /* and a row that teams share so */
+    FLOATS_AHEAD = 1024, /* of the rows that a team reads together: ROWS of the kernels */
+    PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
+    PIECE_ROWS = 64,     /* of a piece of norm_partial */
+    ROTATED_GRAIN = 8,   /* of a row that the kernels rotate */
+    MOST_PIECES = 1024,  /* of norm_gradients, which norm_join adds up */
+    SPEC_BYTES = 104,
+};
+
+/* How a width is dealt with, and the program for it. */
+typedef struct norm_form {
+    int columns;  /* of a row */
+    size_t steps; /* of a team's share of a row that stays in registers, or 0 */
+    size_t block; /* rows of a team */
+    char program[64];
+} norm_form;
+
+static moert_status choose_form(const moert_device *device, size_t width, size_t most_steps,
+                                norm_form *form) {
+    if (width == 0)
+        return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
+    MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
+    const bool shared = moert_share(device, 0, 1) == 1 && width <= MOST_FLOATS;
+    const size_t steps = moert_ceil_div(width, STEP);
+    const size_t crew = shared ? moert_ceil_div(steps, most_steps) : 1;
+    form->steps = shared ? moert_ceil_div(steps, crew) : 0;
+    form->block = moert_share(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
+    snprintf(form->program, sizeof form->program, "nn/norm -DCOLUMNS=%zu -DSTEPS=%zu -DCREW=%zu%s",
+             moert_share(device, COLUMNS, STEP), form->steps, crew,
+             MOERT_PROGRAM(device, "", width));
+    return MOERT_OK;
+}
+
+static void name_program(const norm_form *form, const moert_buffer *floats,
+                         const moert_buffer *codes, bool rotated, char spec[SPEC_BYTES]) {
+    snprintf(spec, SPEC_BYTES, "%s -DRESULTS=%d -DROTATED=%d", form->program,
+             (floats != NULL ? 1 : 0) | (codes != NULL ? 2 : 0), rotated);
+}
+
+/* For a profile: rows that are read so many times, their results and their rstd. */
+static void tell_work(moert_device *device, size_t rows, size_t width, size_t reads,
+                      const moert_buffer *floats, const moert_buffer *codes) {
+    const size_t number =
+        (reads + (floats != NULL)) * sizeof(float) + (codes != NULL ? sizeof(uint16_t) : 0);
+    moert_profile_work(device, "nn/norm", 0.0, (double)(rows * (number * width + sizeof(float))));
+}
+
+static moert_status check_results(const moert_buffer *floats, const moert_buffer *codes) {
+    if (floats == NULL && codes == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "a norm without a place for its results");
+    return MOERT_OK;
+}
+
+/* Whether the kernel rotates, too: only where a row stays in registers. */
+static bool rotates(const norm_form *form, const moert_rotation *rotation) {
+    return rotation->table != NULL && form->steps > 0 && form->columns % ROTATED_GRAIN == 0;
+}
+
+static moert_status rotate(const moert_rotation *rotation, size_t rows, size_t width, bool inverse,
+                           moert_buffer *x) {
+    return moert_rope(rows / rotation->heads, rotation->length, rotation->heads, width,
+                      rotation->table, inverse, x);
+}
+
+static moert_status check_rotation(const moert_rotation *rotation, size_t rows, size_t width) {
+    if (rotation->table == NULL)
+        return MOERT_OK;
+    if (rotation->heads == 0 || rows % rotation->heads != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu rows are no tokens of %zu heads", rows,
+                          rotation->heads);
+    return moert_rope_check(rows / rotation->heads, rotation->length, rotation->heads, width,
+                            rotation->table);
+}
+
+moert_status moert_norm_run(const moert_norm *norm) {
+    moert_device *device = moert_buffer_device(norm->x);
+    const moert_rotation *rotation = &norm->rotation;
+    const bool turned = rotation->table != NULL;
+    norm_form form;
+    char spec[SPEC_BYTES];
+    MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
+    MOERT_TRY(check_results(norm->y, norm->codes));
+    MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
+    if (turned && norm->codes != NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
+    const bool fused = rotates(&form, rotation) && norm->x != norm->y;
+    name_program(&form, norm->y, norm->codes, fused, spec);
+    tell_work(device, norm->rows, norm->width, 1, norm->y, norm->codes);
+    MOERT_TRY(MOERT_RUN(
+        device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
+        MOERT_ARG(norm->rows), MOERT_ARG(form.block), MOERT_ARG(form.columns),
+        MOERT_ARG(norm->epsilon), MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y),
+        MOERT_ARG(norm->codes), MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
+        MOERT_ARG((int)rotation->heads), MOERT_ARG((int)rotation->length)));
+    return turned && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
+}
+
+moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
+                                const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
+    return moert_norm_run(&(moert_norm){.rows = rows,
+                                        .width = width,
+                                        .epsilon = epsilon,
+                                        .x = x,
+                                        .weight = weight,
+                                        .y = y,
+                                        .rstd = rstd});
+}
+
+/* dx and the pieces of the weight's gradient. */
+static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form *form, bool rotated,
+                               size_t sequence_rows, size_t piece_rows, size_t pieces,
+                               moert_buffer *piece) {
+    moert_device *device = moert_buffer_device(norm->x);
+    const moert_rotation *rotation = &norm->rotation;
+    const int accumulate = norm->accumulate;
+    char spec[SPEC_BYTES];
+    name_program(form, norm->dx, norm->codes, rotated, spec);
+    if (form->steps > 0)
+        return MOERT_RUN(device, spec, "norm_gradients", ((moert_grid){pieces, norm->sequences, 1}),
+                         MOERT_ARG(sequence_rows), MOERT_ARG(piece_rows), MOERT_ARG(form->columns),
+                         MOERT_ARG(accumulate), MOERT_ARG(norm->x), MOERT_ARG(norm->weight),
+                         MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(norm->dx),
+                         MOERT_ARG(norm->codes), MOERT_ARG(piece), MOERT_ARG(rotation->table),
+                         MOERT_ARG((int)rotation->heads), MOERT_ARG((int)rotation->length));
+    /* first, since it reads dy, which may be dx */
+    const size_t columns = moert_share(device, COLUMNS, STEP);
+    MOERT_TRY(MOERT_RUN(
+        device, spec, "norm_partial",
+        ((moert_grid){moert_ceil_div(norm->width, columns), pieces, norm->sequences}),
+        MOERT_ARG(sequence_rows), MOERT_ARG(piece_rows), MOERT_ARG(form->columns),
+        MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece)));
+    return MOERT_RUN(device, spec, "norm_backward",
+                     ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
+                     MOERT_ARG(norm->rows), MOERT_ARG(form->block), MOERT_ARG(form->columns),
+                     MOERT_ARG(accumulate), MOERT_ARG(norm->x), MOERT_ARG(norm->weight),
+                     MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(norm->dx),
+                     MOERT_ARG(norm->codes));
+}
+
+/* Rows of a sequence that a part of its gradient is summed over. */
+static size_t rows_of_pieces(const moert_device *device, const norm_form *form, size_t rows,
+                             size_t sequence_rows) {
+    const size_t share =
+        form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block,
+                                    moert_round_up(moert_ceil_div(rows, MOST_PIECES), form->block))
+                        : PIECE_ROWS;
+    return moert_share(device, sequence_rows, share);
+}
+
+static size_t pieces_of(size_t sequence_rows, size_t piece_rows) {
+    return sequence_rows > piece_rows ? moert_ceil_div(sequence_rows, piece_rows) : 1;
+}
+
+size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, size_t rows,
+                                 size_t width) {
+    norm_form form;
+    const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
+    if (choose_form(device, width, BACKWARD_STEPS, &form) != MOERT_OK)
+        return 0; /* a norm that is refused */
+    const size_t pieces =
+        pieces_of(sequence_rows, rows_of_pieces(device, &form, rows, sequence_rows));
+    return pieces > 1 ? sequences * pieces * width : 0;
+}
+
+moert_status moert_norm_backward(const moert_norm_gradient *norm) {
+    moert_device *device = moert_buffer_device(norm->x);
+    const size_t rows = norm->rows, sequences = norm->sequences;
+    norm_form form;
+    MOERT_TRY(choose_form(device, norm->width, BACKWARD_STEPS, &form));
+    if (sequences == 0 ? rows != 0 : rows % sequences != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%zu rows do not divide into %zu sequences", rows,
+                          sequences);
+    MOERT_TRY(check_results(norm->dx, norm->codes));
+    MOERT_TRY(check_rotation(&norm->rotation, rows, norm->width));
+    if (norm->accumulate && norm->dx == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "codes of a norm's gradient do not accumulate alone");
+    tell_work(device, rows, norm->width, 2, norm->dx, norm->codes);
+    const bool rotated = rotates(&form, &norm->rotation) && norm->dx != norm->dy;
+    if (norm->rotation.table != NULL && !rotated)
+        MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));
+    const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
+    const size_t piece_rows =
+        norm->scratch == NULL ? sequence_rows : rows_of_pieces(device, &form, rows, sequence_rows);
+    const size_t pieces = pieces_of(sequence_rows, piece_rows);
+    if (pieces == 1)
+        return run_pieces(norm, &form, rotated, sequence_rows, piece_rows, 1, norm->partial);
+    MOERT_TRY(moert_buffer_reserve(device, sequences * pieces * norm->width * sizeof(float),
+                                   norm->scratch));
+    MOERT_TRY(run_pieces(norm, &form, rotated, sequence_rows, piece_rows, pieces, *norm->scratch));
+    char spec[SPEC_BYTES];
+    name_program(&form, norm->dx, norm->codes, rotated, spec);
+    return MOERT_RUN(device, spec, "norm_join",
+                     ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
+                     MOERT_ARG(pieces), MOERT_ARG(form.columns), MOERT_ARG(*norm->scratch),
+                     MOERT_ARG(norm->partial));
+}

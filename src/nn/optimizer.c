@@ -1,0 +1,36 @@
+/* AdamW: factors in float64 here, the update in float32 on the device. */
+#include <math.h>
+
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "nn/nn.h"
+
+enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a team, as in kernels/nn/optimizer.cl */
+
+moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
+                              const moert_buffer *gradient, moert_buffer *first_moment,
+                              moert_buffer *second_moment) {
+    if (adamw->step == 0)
+        return MOERT_FAIL(ERROR_USAGE, "AdamW step 0: steps count from 1");
+    double t = (double)adamw->step;
+    float keep = (float)(1.0 - adamw->rate * adamw->decay);
+    float rest1 = (float)(1.0 - adamw->beta1), rest2 = (float)(1.0 - adamw->beta2);
+    float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
+    float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
+    moert_device *device = moert_buffer_device(parameter);
+    const size_t block = moert_share(device, BLOCK, GPU_BLOCK);
+    const size_t sizes = n | adamw->at | adamw->state_at;
+    moert_profile_work(device, "nn/optimizer", 0.0,
+                       (7 * sizeof(float) + (adamw->rounded != NULL ? sizeof(uint16_t) : 0)) *
+                           (double)n);
+    return MOERT_RUN(device,
+                     adamw->rounded != NULL ? MOERT_PROGRAM(device, "nn/optimizer -DROUNDED", sizes)
+                                            : MOERT_PROGRAM(device, "nn/optimizer", sizes),
+                     "adamw", ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(parameter),
+                     MOERT_ARG(gradient), MOERT_ARG(first_moment), MOERT_ARG(second_moment),
+                     MOERT_ARG(adamw->at), MOERT_ARG(adamw->state_at), MOERT_ARG(n),
+                     MOERT_ARG((float)adamw->scale), MOERT_ARG(keep),
+                     MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
+                     MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
+                     MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon), MOERT_ARG(adamw->rounded));
+}

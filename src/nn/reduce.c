@@ -1,0 +1,180 @@
+/* Sums in a fixed order: the local part of the tree over sequences, and sums of squares. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "nn/nn.h"
+
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a team, as in kernels/nn/reduce.cl */
+
+moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
+                               const moert_buffer *partial) {
+    const moert_span span = at->span;
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    int total;
+    if (span.count == 0 || n == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_to_int(span.total, "sequences of a reduction", &total));
+    moert_device *device = moert_buffer_device(partial);
+    const size_t sizes = n | at->stride | at->offset;
+    const moert_grid grid = {moert_ceil_div(n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    moert_profile_work(device, "nn/reduce", 0.0,
+                       sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/reduce", sizes), "tree_reduce", grid,
+                     MOERT_ARG(partial), MOERT_ARG((unsigned)span.first),
+                     MOERT_ARG((unsigned)span.count), MOERT_ARG((unsigned)total), MOERT_ARG(n),
+                     MOERT_ARG(at->target), MOERT_ARG(at->stride), MOERT_ARG(at->offset),
+                     MOERT_ARG((int)at->accumulate));
+}
+
+/* ---- sums of squares ---- */
+
+/* A span as kernels/nn/reduce.cl reads it, three ulongs: where it lies, and its first chunk. */
+typedef struct span_row {
+    uint64_t begin, length, chunk;
+} span_row;
+
+/* Spans of one buffer, one after the other, which a launch sums. */
+typedef struct stretch {
+    const moert_buffer *buffer;
+    size_t first, end;  /* spans */
+    size_t chunk;       /* the first one */
+    size_t floats, odd; /* in all; offsets and lengths or'ed */
+} stretch;
+
+struct moert_squares {
+    moert_device *device;
+    size_t count, chunks, stretches, number_bytes; /* sums are double, or float without fp64 */
+    stretch *stretch;                              /* [stretches] */
+    moert_buffer *table; /* [count + 1] rows, the last one past all chunks */
+    moert_buffer *chunk_sums, *sums;
+    void *numbers; /* either of them on the host */
+};
+
+/* Fills the stretches and the table. */
+static void lay_out(moert_squares *squares, const moert_square_span *span, span_row *table) {
+    stretch *at = NULL;
+    for (size_t i = 0; i < squares->count; i++) {
+        if (at == NULL || at->buffer != span[i].buffer) {
+            at = &squares->stretch[squares->stretches++];
+            *at = (stretch){.buffer = span[i].buffer, .first = i, .chunk = squares->chunks};
+        }
+        at->end = i + 1;
+        at->floats += span[i].length;
+        at->odd |= span[i].offset | span[i].length;
+        table[i] = (span_row){span[i].offset, span[i].length, squares->chunks};
+        squares->chunks += moert_ceil_div(span[i].length, MOERT_SQUARES_CHUNK);
+    }
+    table[squares->count].chunk = squares->chunks;
+}
+
+static moert_status create_buffers(moert_squares *squares, const span_row *table) {
+    const size_t bytes = squares->number_bytes, rows = squares->count + 1;
+    MOERT_TRY(moert_buffer_create(squares->device, rows * sizeof *table, &squares->table));
+    MOERT_TRY(moert_buffer_create(squares->device, squares->chunks * bytes, &squares->chunk_sums));
+    MOERT_TRY(moert_buffer_create(squares->device, squares->count * bytes, &squares->sums));
+    return moert_buffer_write(squares->table, 0, table, rows * sizeof *table);
+}
+
+moert_status moert_squares_create(moert_device *device, const moert_square_span *span, size_t count,
+                                  moert_squares **squares) {
+    const bool wide = moert_device_describe(device)->has_fp64;
+    moert_squares *made;
+    span_row *table = NULL;
+    moert_status status;
+    int narrow;
+    MOERT_TRY(moert_to_int(count, "tensors of a sum of squares", &narrow));
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    made->count = count;
+    made->number_bytes = wide ? sizeof(double) : sizeof(float);
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->stretch, count));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&table, count + 1));
+    lay_out(made, span, table);
+    MOERT_TRY_OR(fail,
+                 moert_alloc(&made->numbers, moert_max(count, made->chunks), made->number_bytes));
+    MOERT_TRY_OR(fail, create_buffers(made, table));
+    free(table);
+    *squares = made;
+    return MOERT_OK;
+fail:
+    free(table);
+    moert_squares_destroy(made);
+    return status;
+}
+
+void moert_squares_destroy(moert_squares *squares) {
+    if (squares == NULL)
+        return;
+    moert_buffer_destroy(squares->sums);
+    moert_buffer_destroy(squares->chunk_sums);
+    moert_buffer_destroy(squares->table);
+    free(squares->numbers);
+    free(squares->stretch);
+    free(squares);
+}
+
+/* The chunks of [first, end) that lie in a stretch. */
+static moert_status sum_stretch(const moert_squares *squares, size_t index, size_t first,
+                                size_t end) {
+    const stretch *at = &squares->stretch[index];
+    const size_t last = index + 1 < squares->stretches ? at[1].chunk : squares->chunks;
+    first = moert_max(first, at->chunk);
+    end = moert_min(end, last);
+    if (first >= end)
+        return MOERT_OK;
+    const double share = (double)(end - first) / (double)(last - at->chunk);
+    moert_profile_work(squares->device, "nn/reduce", 0.0, sizeof(float) * share * (double)at->floats);
+    return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "nn/reduce", at->odd),
+                     "sum_squares", ((moert_grid){end - first, 1, 1}), MOERT_ARG(at->buffer),
+                     MOERT_ARG(squares->table), MOERT_ARG((unsigned)at->first),
+                     MOERT_ARG((unsigned)at->end), MOERT_ARG(first),
+                     MOERT_ARG(squares->chunk_sums));
+}
+
+size_t moert_squares_chunks(const moert_squares *squares) {
+    return squares->chunks;
+}
+
+moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size_t end) {
+    for (size_t i = 0; i < squares->stretches; i++)
+        MOERT_TRY(sum_stretch(squares, i, first, end));
+    return MOERT_OK;
+}
+
+/* out[count] = numbers of the device. */
+static moert_status read_numbers(moert_squares *squares, const moert_buffer *numbers, size_t count,
+                                 double *out) {
+    MOERT_TRY(moert_buffer_read(numbers, 0, squares->numbers, count * squares->number_bytes));
+    for (size_t i = 0; i < count; i++)
+        out[i] = squares->number_bytes == sizeof(double)
+                     ? ((const double *)squares->numbers)[i]
+                     : (double)((const float *)squares->numbers)[i];
+    return MOERT_OK;
+}
+
+moert_status moert_squares_get_chunks(moert_squares *squares, double *sum) {
+    return read_numbers(squares, squares->chunk_sums, squares->chunks, sum);
+}
+
+moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum) {
+    for (size_t i = 0; i < squares->chunks; i++)
+        if (squares->number_bytes == sizeof(double))
+            ((double *)squares->numbers)[i] = sum[i];
+        else
+            ((float *)squares->numbers)[i] = (float)sum[i];
+    return moert_buffer_write(squares->chunk_sums, 0, squares->numbers,
+                              squares->chunks * squares->number_bytes);
+}
+
+moert_status moert_squares_join(moert_squares *squares, double *sum) {
+    MOERT_TRY(MOERT_RUN(squares->device, "nn/reduce", "join_blocks",
+                        ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
+                        MOERT_ARG(squares->chunk_sums), MOERT_ARG(squares->sums)));
+    return read_numbers(squares, squares->sums, squares->count, sum);
+}
+
+moert_status moert_squares_sum(moert_squares *squares, double *sum) {
+    MOERT_TRY(moert_squares_sum_chunks(squares, 0, squares->chunks));
+    return moert_squares_join(squares, sum);
+}

@@ -1,0 +1,309 @@
+/* Checks the quantised operands of an op and derives the matrices that their payloads are. */
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "op/op.h"
+#include "quant/quantize.h"
+#include "quant/scales.h"
+
+typedef struct part {
+    const char *name;
+    size_t at; /* of the moert_operand in the options */
+    moert_op_buffer payload, scale, global;
+} part;
+
+/* clang-format off */
+#define PART(member, global)                                                                       \
+    {#member, offsetof(moert_op_options, member), MOERT_OP_BUFFER_##member,                        \
+     MOERT_OP_BUFFER_##member##_scale, global}
+/* clang-format on */
+enum { X, WEIGHT, Y, D, COLUMN, PARTS };
+static const part parts[PARTS] = {
+    [X] = PART(x, MOERT_OP_BUFFER_x_global),
+    [WEIGHT] = PART(weight, MOERT_OP_BUFFER_weight_global),
+    [Y] = PART(y, MOERT_OP_BUFFER_y_global),
+    [D] = PART(d, MOERT_OP_BUFFERS),
+    [COLUMN] = PART(column, MOERT_OP_BUFFERS),
+};
+#undef PART
+
+static const moert_operand *operand_of(const moert_op *op, size_t i) {
+    return (const moert_operand *)(const void *)((const char *)&op->options + parts[i].at);
+}
+
+/* What an operand is in the op. */
+typedef struct role {
+    bool used, result, gathered;
+} role;
+
+static role role_of(const moert_op *op, size_t i) {
+    const role roles[PARTS] = {
+        [X] = {op->x.input || op->x.output, op->x.output, op->x.gathered},
+        [WEIGHT] = {true, op->options.kind == MOERT_OP_GEMM_WGRAD, false},
+        [Y] = {op->y.input || op->y.output, op->y.output, op->y.gathered},
+        [D] = {moert_op_has_glu(op), true, false},
+        [COLUMN] = {true, true, false},
+    };
+    return roles[i];
+}
+
+/* ---- checks ---- */
+
+/* What must not be: the field, its value as text or number, and what is legal. */
+typedef struct rule {
+    bool broken;
+    moert_status code;
+    const char *field, *legal, *text;
+    size_t value;
+} rule;
+
+/* Refuses the first broken rule; fields belong to operand `name`, NULL: to the options. */
+static moert_status check_rules(const moert_op *op, const char *name, const rule *rules,
+                                size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const rule *r = &rules[i];
+        char field[48];
+        snprintf(field, sizeof field, "%s%s%s", name != NULL ? name : "", name != NULL ? "." : "",
+                 r->field);
+        if (r->broken && r->text != NULL)
+            return moert_op_refuse(r->code, op, field, r->legal, "%s", r->text);
+        if (r->broken)
+            return moert_op_refuse(r->code, op, field, r->legal, "%zu", r->value);
+    }
+    return MOERT_OK;
+}
+#define CHECK_RULES(op, name, ...)                                                                 \
+    check_rules(op, name, (const rule[]){__VA_ARGS__},                                             \
+                sizeof((const rule[]){__VA_ARGS__}) / sizeof(rule))
+
+static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
+
+/* Whether no field is set beside `size`. */
+static bool is_blank(const moert_quantizer *how) {
+    return how->format == 0 && how->axis == 0 && how->scale_rounding == 0 && how->nvfp4_rule == 0 &&
+           how->rounding == 0 && how->seed == 0 && !how->transposed && !how->hadamard &&
+           !how->group_scales;
+}
+
+static moert_status check_plain(const moert_op *op, const char *name, const moert_operand *o) {
+    return CHECK_RULES(
+        op, name,
+        {!is_blank(&o->how), usage, "how.size", "that of MOERT_QUANTIZER_INIT, as how is filled in",
+         NULL, o->how.size},
+        {o->global, usage, "global", "false, except for quantised factors", "true", 0},
+        {o->scales != MOERT_SCALES_LINEAR, usage, "scales", "linear (0), unless quantised", NULL,
+         o->scales});
+}
+
+/* What only plain operands, or only weights, have. */
+static moert_status check_memory(const moert_op *op, size_t i, const moert_operand *o) {
+    char stride[24];
+    snprintf(stride, sizeof stride, "%td", o->stride);
+    return CHECK_RULES(op, parts[i].name,
+                       {o->stride != 0, usage, "stride", "0 with a quantised operand", stride, 0},
+                       {o->discrete && i != WEIGHT, unsupported, "discrete",
+                        "false; only weight may be discrete", "true", 0});
+}
+
+static moert_status check_ranges(const moert_op *op, const char *name, const moert_operand *o) {
+    const moert_quantizer *how = &o->how;
+    return CHECK_RULES(
+        op, name,
+        {how->size != sizeof *how, usage, "how.size",
+         "0 for plain elements, or that of MOERT_QUANTIZER_INIT", NULL, how->size},
+        {how->format > MOERT_FORMAT_FP8_BLOCK, usage, "how.format", "0 to 4", NULL, how->format},
+        {how->axis > MOERT_AXIS_TILE, usage, "how.axis", "row (0), column (1) or tile (2)", NULL,
+         how->axis},
+        {how->scale_rounding > MOERT_SCALE_FLOOR, usage, "how.scale_rounding", "0 or 1", NULL,
+         how->scale_rounding},
+        {how->nvfp4_rule > MOERT_NVFP4_BRIDGE, usage, "how.nvfp4_rule", "0 to 2", NULL,
+         how->nvfp4_rule},
+        {how->rounding > MOERT_ROUNDING_STOCHASTIC, usage, "how.rounding", "0 to 3", NULL,
+         how->rounding},
+        {o->scales > MOERT_SCALES_TILED_WHOLE, usage, "scales",
+         "linear (0), tiled (1) or tiled whole (2)", NULL, o->scales});
+}
+
+/* Fields that go together. */
+static moert_status check_operand(const moert_op *op, size_t i, const moert_operand *o) {
+    const moert_quantizer *how = &o->how;
+    const bool weight = i == WEIGHT, result = role_of(op, i).result, tiled = o->scales != 0;
+    const bool column = how->axis == MOERT_AXIS_COLUMN, nvfp4 = how->format == MOERT_FORMAT_NVFP4;
+    const bool bytes = moert_format_element_bits(how->format) == 8;
+    const bool tile = how->axis == MOERT_AXIS_TILE, fp8 = how->format == MOERT_FORMAT_FP8_BLOCK;
+    const bool turned = weight ? !tile || fp8 : column;
+    return CHECK_RULES(
+        op, parts[i].name,
+        {weight && result, unsupported, "how.size", "0, the result of gemm_wgrad is plain", NULL,
+         how->size},
+        {how->transposed && !turned, usage, "how.transposed",
+         weight ? "false with blocks along tiles, except with fp8-block"
+                : "false, except with blocks along columns",
+         "true", 0},
+        {tiled && fp8, usage, "scales", "linear (0) with fp8-block, whose scales are float32", NULL,
+         o->scales},
+        {weight && how->transposed && o->scales == MOERT_SCALES_TILED_WHOLE, unsupported, "scales",
+         "linear (0) or tiled (1) with weight.how.transposed", NULL, o->scales},
+        {o->global && !nvfp4, usage, "global", "false, except with nvfp4", "true", 0},
+        {o->global && result, usage, "global", "false, a result's is in norm", "true", 0},
+        {how->group_scales && !o->global, usage, "how.group_scales", "false without global", "true",
+         0},
+        {how->hadamard && !(result && column && nvfp4), usage, "how.hadamard",
+         "false, except in results of nvfp4 in blocks along columns", "true", 0},
+        {how->rounding > MOERT_ROUNDING_NEAREST && bytes, usage, "how.rounding",
+         "0 or 1, except with elements of 4 bits", NULL, how->rounding},
+        {role_of(op, i).gathered && !result && column, unsupported, "how.axis",
+         "row (0) or tile (2) where rows are gathered", NULL, how->axis},
+        {i == COLUMN && !column, usage, "how.axis", "column (1)", NULL, how->axis});
+}
+
+/* What a quantised result is made beside. */
+static moert_status check_results(const moert_op *op) {
+    const moert_op_options *o = &op->options;
+    const bool second = o->column.how.size != 0;
+    const size_t i = moert_op_has_glu(op) ? D : op->x.output ? X : Y;
+    const moert_quantizer *how = &operand_of(op, i)->how;
+    const bool quantised = how->size != 0 && o->kind != MOERT_OP_GEMM_WGRAD;
+    const bool floats = how->format == MOERT_FORMAT_FP8_BLOCK ||
+                        (second && o->column.how.format == MOERT_FORMAT_FP8_BLOCK);
+    return CHECK_RULES(
+        op, NULL,
+        {second && !quantised, unsupported, "column.how.size", "0 unless the result is quantised",
+         NULL, o->column.how.size},
+        {o->norm && !quantised, usage, "norm", "false unless the result is quantised", "true", 0},
+        {o->norm && floats, usage, "norm", "false with a result of fp8-block", "true", 0},
+        {quantised && role_of(op, i).gathered, unsupported, "permute",
+         "none (0), or that of the input, with a quantised result", NULL, o->permute},
+        {quantised && o->kind != MOERT_OP_DGLU && o->beta, unsupported, "beta",
+         "false with a quantised result", "true", 0},
+        {quantised && o->accumulate, unsupported, "accumulate", "false with a quantised result",
+         "true", 0},
+        {quantised && o->row_weight, unsupported, "row_weight", "false with a quantised result",
+         "true", 0});
+}
+
+moert_status moert_op_check_quantized(const moert_op *op) {
+    const moert_op_options *o = &op->options;
+    if (moert_op_takes_c(op)) {
+        MOERT_TRY(CHECK_RULES(
+            op, "c",
+            {o->c.how.size != 0, unsupported, "how.size", "0, c is plain", NULL, o->c.how.size}));
+        MOERT_TRY(check_plain(op, "c", &o->c));
+    }
+    for (size_t i = 0; i < PARTS; i++) {
+        const moert_operand *operand = operand_of(op, i);
+        if (!role_of(op, i).used)
+            continue;
+        if (operand->how.size != 0 || i == COLUMN)
+            MOERT_TRY(check_memory(op, i, operand));
+        if (operand->how.size == 0) {
+            MOERT_TRY(check_plain(op, parts[i].name, operand));
+            continue;
+        }
+        MOERT_TRY(check_ranges(op, parts[i].name, operand));
+        MOERT_TRY(check_operand(op, i, operand));
+    }
+    return check_results(op);
+}
+
+/* ---- shapes ---- */
+
+/* Units of so many rows that all groups need: exactly if they are equal or by the promise, else at
+ * most. */
+static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit) {
+    const size_t multiple = op->options.row_multiple;
+    if (!q->by_ends)
+        return q->groups * moert_ceil_div(q->rows / moert_max(q->groups, 1), unit);
+    if (multiple > 0 && multiple % unit == 0)
+        return moert_ceil_div(q->rows, unit);
+    return moert_row_blocks_most(q->rows, q->groups, unit);
+}
+
+/* The matrix of a weight: [groups N,K] or, transposed, [groups K,N]. */
+static void place_weight(const moert_op *op, moert_op_quantized *q) {
+    const moert_op_options *o = &op->options;
+    q->flipped = q->how.transposed;
+    q->groups = o->weight.discrete ? 1 : o->groups;
+    q->rows = q->groups * (q->flipped ? o->k : o->n);
+    q->columns = q->flipped ? o->n : o->k;
+    if (q->flipped && q->how.axis != MOERT_AXIS_TILE) /* from the other side */
+        q->how.axis = q->how.axis == MOERT_AXIS_ROW ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    q->how.transposed = false;
+}
+
+static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
+    const bool gathered = role_of(op, i).gathered, dglu = op->options.kind == MOERT_OP_DGLU;
+    const bool x = i == X || (i == COLUMN && op->x.output);
+    q->by_ends = !gathered;
+    q->groups = gathered ? 1 : op->options.groups;
+    q->rows = moert_ceil_div(op->options.rows, i == X ? op->x.divisor : 1);
+    q->columns = moert_op_has_glu(op) && (i == D || i == COLUMN) ? op->glu_width * (dglu ? 2 : 1)
+                 : x                                             ? op->options.k
+                                                                 : op->options.n;
+}
+
+static moert_op_quantized place(const moert_op *op, size_t i) {
+    const moert_operand *operand = operand_of(op, i);
+    const size_t block = moert_format_block(operand->how.format);
+    const bool norm = op->options.norm && role_of(op, i).result;
+    moert_op_quantized q = {.payload = parts[i].payload,
+                            .scale = parts[i].scale,
+                            .global = operand->global ? parts[i].global : MOERT_OP_BUFFERS,
+                            .result = role_of(op, i).result,
+                            .how = moert_quantizer_settled(&operand->how, norm),
+                            .scales = operand->scales};
+    if (i == WEIGHT)
+        place_weight(op, &q);
+    else
+        place_rows(op, i, &q);
+    const bool column = q.how.axis == MOERT_AXIS_COLUMN;
+    q.blocks = room(op, &q, block);
+    if (q.scales == MOERT_SCALES_TILED)
+        q.tiles = room(op, &q, moert_tile_lines(column) * (column ? block : 1));
+    else
+        q.tiles = moert_ceil_div(column ? q.blocks : q.rows, moert_tile_lines(column));
+    q.width = column ? q.columns : moert_ceil_div(q.columns, block);
+    return q;
+}
+
+static void fill_needs(moert_op *op, const moert_op_quantized *q) {
+    const moert_quantized_shape s =
+        moert_quantized_shape_of(&q->how, q->rows, q->columns, q->blocks);
+    const bool floats = q->how.format == MOERT_FORMAT_FP8_BLOCK;
+    const bool stacked = q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete;
+    const size_t across = moert_tiles_across_bytes(q->width, q->how.axis == MOERT_AXIS_COLUMN);
+    const size_t globals = q->how.group_scales ? op->options.groups : 1;
+    const moert_op_need payload = {stacked, MOERT_OP_BYTE, s.q_lines, s.q_bytes, s.q_bytes};
+    const moert_op_need linear = {stacked, floats ? MOERT_NUMBER_F32 : MOERT_OP_BYTE, s.scale_lines,
+                                  s.scales, s.scales};
+    const moert_op_need tiled = {stacked, MOERT_OP_BYTE, q->tiles, across, across};
+    op->needs[q->payload] = payload;
+    op->needs[q->scale] = q->scales == MOERT_SCALES_LINEAR ? linear : tiled;
+    if (q->global != MOERT_OP_BUFFERS)
+        op->needs[q->global] = (moert_op_need){true, MOERT_NUMBER_F32, 1, globals, globals};
+    if (!stacked) {
+        op->weights = op->needs[q->payload];
+        op->weight_scales = op->needs[q->scale];
+        op->weights.needed = op->weight_scales.needed = true;
+    }
+}
+
+moert_status moert_op_place_quantized(moert_op *op) {
+    const moert_op_need norm = {op->options.norm, MOERT_NUMBER_F32, 1, 1, 1};
+    op->needs[MOERT_OP_BUFFER_norm] = norm;
+    op->quantized_count = 0;
+    op->weight_scales.needed = false;
+    for (size_t i = 0; i < PARTS; i++) {
+        if (!role_of(op, i).used || operand_of(op, i)->how.size == 0)
+            continue;
+        const moert_op_quantized q = place(op, i);
+        if (q.rows > INT32_MAX)
+            return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
+                                   "fewer, as all rows of a quantised weight are below 2^31", "%zu",
+                                   op->options.groups);
+        op->quantized[op->quantized_count++] = q;
+        fill_needs(op, &q);
+    }
+    return MOERT_OK;
+}

@@ -1,0 +1,288 @@
+/* Op objects: creates them on a backend, checks the buffers of each execute, warms up. */
+#include "moert/ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "op/op.h"
+
+/* In the order in which auto tries them. */
+static const moert_op_backend *const backends[] = {
+    &moert_op_backend_nvidia, &moert_op_backend_portable, &moert_op_backend_reference};
+enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+static const size_t buffer_offsets[] = {
+#define BUFFER_OFFSET(name) [MOERT_OP_BUFFER_##name] = offsetof(moert_op_buffers, name),
+    MOERT_OP_BUFFER_TABLE(BUFFER_OFFSET)
+#undef BUFFER_OFFSET
+};
+static const char *const buffer_names[] = {
+#define BUFFER_NAME(name) [MOERT_OP_BUFFER_##name] = #name,
+    MOERT_OP_BUFFER_TABLE(BUFFER_NAME)
+#undef BUFFER_NAME
+};
+
+const char *moert_op_buffer_name(moert_op_buffer which) {
+    return buffer_names[which];
+}
+
+moert_buffer **moert_op_buffer_at(moert_op_buffers *buffers, moert_op_buffer which) {
+    return (moert_buffer **)((char *)buffers + buffer_offsets[which]);
+}
+
+/* ---- buffers ---- */
+
+/* Bytes of a buffer; SIZE_MAX if they cannot be counted. */
+static size_t bytes_of(const moert_op_need *need) {
+    size_t bytes;
+    if (need->lines == 0 || need->width == 0)
+        return 0;
+    if (__builtin_mul_overflow(need->lines - 1, need->stride, &bytes) ||
+        __builtin_add_overflow(bytes, need->width, &bytes) ||
+        __builtin_mul_overflow(bytes, moert_number_bits(need->type) / 8, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
+    const moert_op_need *need = NULL;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (strcmp(buffer_names[i], buffer) == 0)
+            need = &op->needs[i];
+    if (strcmp(buffer, "weights") == 0)
+        need = &op->weights;
+    if (strcmp(buffer, "weight_scales") == 0)
+        need = &op->weight_scales;
+    return need != NULL && need->needed ? bytes_of(need) : 0;
+}
+
+static moert_status check_one(const moert_op *op, const char *name, const moert_buffer *buffer,
+                              const moert_op_need *need) {
+    const char *const kind = moert_op_kind_name(op->options.kind);
+    if (buffer == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
+                          kind, name, need->lines, need->width, moert_number_bits(need->type));
+    if (moert_buffer_device(buffer) != op->device)
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
+                          moert_device_name(op->device));
+    if (bytes_of(need) > moert_buffer_bytes(buffer))
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
+            kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
+            moert_number_bits(need->type), need->stride);
+    return MOERT_OK;
+}
+
+/* One buffer for every group, or NULL. */
+static moert_status check_discrete(const moert_op *op, const char *name, moert_buffer *const *list,
+                                   const moert_op_need *need) {
+    const moert_op_options *o = &op->options;
+    const char *const kind = moert_op_kind_name(o->kind);
+    if (!need->needed && list != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is given; NULL, as %s", kind, name,
+                          o->weight.discrete ? "weight is plain" : "weight.discrete is false");
+    if (!need->needed)
+        return MOERT_OK;
+    if (list == NULL && o->groups > 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is NULL; %zu buffers", kind, name, o->groups);
+    for (size_t g = 0; g < o->groups; g++) {
+        char one[40];
+        snprintf(one, sizeof one, "%s[%zu]", name, g);
+        MOERT_TRY(check_one(op, one, list[g], need));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers) {
+    moert_op_buffers copy = *buffers;
+    const char *const kind = moert_op_kind_name(op->options.kind);
+    if (buffers->size != sizeof *buffers)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: size of the buffers is %zu; %zu, by MOERT_OP_BUFFERS_INIT", kind,
+                          buffers->size, sizeof *buffers);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const moert_buffer *buffer = *moert_op_buffer_at(&copy, i);
+        const moert_op_need *need = &op->needs[i];
+        if (!need->needed && buffer != NULL)
+            return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is given; NULL, as it is not described",
+                              kind, buffer_names[i]);
+        if (need->needed && (buffer != NULL || (need->lines > 0 && need->width > 0)))
+            MOERT_TRY(check_one(op, buffer_names[i], buffer, need));
+    }
+    MOERT_TRY(check_discrete(op, "weights", buffers->weights, &op->weights));
+    return check_discrete(op, "weight_scales", buffers->weight_scales, &op->weight_scales);
+}
+
+/* ---- backends ---- */
+
+static const moert_op_backend *named(const char *name) {
+    for (size_t i = 0; i < BACKENDS; i++)
+        if (strcmp(backends[i]->name, name) == 0)
+            return backends[i];
+    return NULL;
+}
+
+/* What of the backend is for the op. */
+static const moert_op_backend *part_for(const moert_op_backend *backend, const moert_op *op) {
+    return backend->fp8 != NULL && moert_op_has_fp8_factors(op) ? backend->fp8 : backend;
+}
+
+/* What the backend takes instead of something in the description; NULL: it takes that. */
+static const char *refusal(const moert_op_backend *backend, const moert_op *op) {
+    const moert_op_backend *part = part_for(backend, op);
+    return part->refuse != NULL ? part->refuse(op) : NULL;
+}
+
+/* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the backend.
+ */
+static const char *automatic_refusal(const moert_op_backend *backend, const moert_op *op) {
+    return part_for(backend, op) == backend ? refusal(backend, op) : "FP8 factors when it is named";
+}
+
+static const moert_op_backend *automatic(const moert_op *op) {
+    size_t i = 0;
+    for (const char *taken; (taken = automatic_refusal(backends[i], op)) != NULL; i++)
+        MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
+                    backends[i]->name, taken);
+    return backends[i];
+}
+
+static moert_status choose_backend(const moert_op *op, const moert_op_backend **chosen) {
+    const char *const kind = moert_op_kind_name(op->options.kind), *name = op->options.backend;
+    if (name == NULL || strcmp(name, "auto") == 0)
+        name = moert_config_choice("MOERT_BACKEND", moert_config_get()->backend);
+    *chosen = strcmp(name, "auto") == 0 ? automatic(op) : named(name);
+    const char *const taken = *chosen != NULL ? refusal(*chosen, op) : NULL;
+    if (*chosen != NULL && taken == NULL)
+        return MOERT_OK;
+    if (op->options.fallback) {
+        *chosen = automatic(op);
+        MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
+                   taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
+                   (*chosen)->name);
+        return MOERT_OK;
+    }
+    if (taken != NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s', which takes %s", kind, name,
+                          taken);
+    return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; auto, nvidia, portable or reference",
+                      kind, name);
+}
+
+moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
+    moert_op *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    moert_status status;
+    made->device = device;
+    MOERT_TRY_OR(release, moert_op_describe(options, made));
+    MOERT_TRY_OR(release, choose_backend(made, &made->backend));
+    made->options.backend = made->backend->name;
+    made->entries = part_for(made->backend, made);
+    if (made->quantized_count > 0 && made->entries == made->backend)
+        made->entries = &moert_op_converted;
+    MOERT_TRY_OR(release, made->entries->create(made));
+    *op = made;
+    return MOERT_OK;
+release:
+    free(made);
+    return status;
+}
+
+void moert_op_destroy(moert_op *op) {
+    if (op == NULL)
+        return;
+    op->entries->destroy(op);
+    free(op);
+}
+
+moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers) {
+    MOERT_TRY(moert_op_check_buffers(op, buffers));
+    if (op->options.groups == 0 ||
+        (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
+        return MOERT_OK;
+    MOERT_TRY(op->entries->execute(op, buffers));
+    return MOERT_OK;
+}
+
+moert_status moert_op_once(moert_device *device, const moert_op_options *options,
+                           const moert_op_buffers *buffers) {
+    moert_op *op;
+    MOERT_TRY(moert_op_create(device, options, &op));
+    const moert_status status = moert_op_execute(op, buffers);
+    moert_op_destroy(op);
+    if (status != MOERT_OK)
+        return moert_error_pass(status, __func__, __LINE__);
+    return MOERT_OK;
+}
+
+const char *moert_op_backend_name(const moert_op *op) {
+    return op->backend->name;
+}
+
+size_t moert_op_workspace_bytes(const moert_op *op) {
+    return op->workspace_bytes;
+}
+
+/* ---- warm-up ---- */
+
+static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *const discrete[2]) {
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        moert_buffer_destroy(*moert_op_buffer_at(buffers, i));
+    moert_buffer_destroy(discrete[0]);
+    moert_buffer_destroy(discrete[1]);
+}
+
+/* A buffer of zeros for a need, if it is one. */
+static moert_status make_buffer(moert_device *device, const moert_op_need *need,
+                                moert_buffer **buffer) {
+    if (!need->needed)
+        return MOERT_OK;
+    const size_t bytes = bytes_of(need);
+    MOERT_TRY(moert_buffer_create(device, bytes, buffer));
+    return moert_buffer_clear(*buffer, 0, bytes);
+}
+
+/* One group without rows through a small op of the same kernels. */
+static moert_status execute_small(moert_op *small) {
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_buffer *discrete[2] = {NULL, NULL};
+    moert_status status = MOERT_OK;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        MOERT_TRY_OR(destroy,
+                     make_buffer(small->device, &small->needs[i], moert_op_buffer_at(&buffers, i)));
+    MOERT_TRY_OR(destroy, make_buffer(small->device, &small->weights, &discrete[0]));
+    MOERT_TRY_OR(destroy, make_buffer(small->device, &small->weight_scales, &discrete[1]));
+    buffers.weights = small->weights.needed ? &discrete[0] : NULL;
+    buffers.weight_scales = small->weight_scales.needed ? &discrete[1] : NULL;
+    MOERT_TRY_OR(destroy, moert_op_execute(small, &buffers));
+    MOERT_TRY_OR(destroy, moert_device_finish(small->device));
+destroy:
+    destroy_buffers(&buffers, discrete);
+    return status;
+}
+
+moert_status moert_op_compile(moert_op *op) {
+    enum { SMALL = 128 }; /* some kernels take multiples of 16 alone, or of four blocks */
+    moert_op_options options = op->options;
+    moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
+                                       &options.d};
+    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
+        operands[i]->stride = 0;
+    options.rows = SMALL;
+    options.groups = options.topk = 1;
+    options.n = SMALL + options.n % SMALL;
+    options.k = SMALL + options.k % SMALL;
+    options.interleave = op->run < op->glu_width ? op->run : 0;
+    moert_op *small;
+    MOERT_TRY(moert_op_create(op->device, &options, &small));
+    const moert_status status = execute_small(small);
+    moert_op_destroy(small);
+    if (status != MOERT_OK)
+        return moert_error_pass(status, __func__, __LINE__);
+    return MOERT_OK;
+}

@@ -1,0 +1,44 @@
+/*
+ * The backends of the quantisers, casts and layouts: reference (loops on the host) and portable
+ * (OpenCL), which is also what the nvidia backend takes. Each implements every entry of
+ * MOERT_QUANT_TABLE as moert_<backend>_<entry>. The arguments have been checked by
+ * src/quant/quantize.c or scales.c before it is called.
+ */
+#ifndef MOERT_QUANT_BACKEND_H
+#define MOERT_QUANT_BACKEND_H
+
+#include "device/check.h"
+#include "quant/quantize.h"
+#include "quant/scales.h"
+
+/* X(entry, argument): one row per operation. */
+#define MOERT_QUANT_TABLE(X)                                                                       \
+    X(quantize_amax, moert_quantize)                                                               \
+    X(quantize, moert_quantize)                                                                    \
+    X(dequantize, moert_quantize)                                                                  \
+    X(cast, moert_cast)                                                                            \
+    X(swizzle, moert_scale_tiles)                                                                  \
+    X(unswizzle, moert_scale_tiles)                                                                \
+    X(block_ends, moert_block_ends)                                                                \
+    X(fold_globals, moert_global_scales)                                                           \
+    X(transpose, moert_transpose)                                                                  \
+    X(interleave, moert_interleave)
+
+typedef struct moert_quant_backend {
+#define MOERT_QUANT_MEMBER(entry, argument) moert_status (*entry)(const argument *);
+    MOERT_QUANT_TABLE(MOERT_QUANT_MEMBER)
+#undef MOERT_QUANT_MEMBER
+} moert_quant_backend;
+
+extern const moert_quant_backend moert_quant_reference, moert_quant_portable;
+
+/* The one in use, by MOERT_BACKEND. */
+const moert_quant_backend *moert_quant_backend_get(void);
+
+#define MOERT_QUANT_ENTRIES(entry, argument)                                                       \
+    moert_status moert_reference_##entry(const argument *);                                        \
+    moert_status moert_portable_##entry(const argument *);
+MOERT_QUANT_TABLE(MOERT_QUANT_ENTRIES)
+#undef MOERT_QUANT_ENTRIES
+
+#endif

@@ -1,0 +1,191 @@
+/* Quantisers and casts of the portable backend: launches of kernels/quant/quantize.cl, dequantize.cl,
+ * amax.cl and cast.cl. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "quant/backend.h"
+
+enum {
+    STRIP = 1024,     /* columns of a work-group, a multiple of the largest block ... */
+    GPU_STRIP = 4096, /* ... and more on GPUs, where starting one takes as long as some steps ... */
+    GPU_COLUMNS = 128, /* ... but those of one step where teams have rows of a block */
+    CAST_SHARE = 4096, /* SHARE in kernels/quant/cast.cl */
+    GPU_CAST_SHARE = 2048,
+    AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
+};
+
+/* Division must round as the host's does. */
+#define EXACT " -cl-fp32-correctly-rounded-divide-sqrt"
+
+/* The six numbers of a number type, as kernels/lib/formats.h takes them. */
+enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
+static const char *const number_text[] = {
+#define NUMBER_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                      \
+#bits "," #mantissa "," #bias "," #overflow "," #nan,
+    MOERT_NUMBER_TABLE(NUMBER_TEXT)
+#undef NUMBER_TEXT
+};
+static const int number_special[] = {
+#define NUMBER_SPECIAL(name, text, bits, mantissa, bias, overflow, nan, special) SPECIAL_##special,
+    MOERT_NUMBER_TABLE(NUMBER_SPECIAL)
+#undef NUMBER_SPECIAL
+};
+
+/* SCALE of the kernels. */
+enum { SCALE_E8M0, SCALE_E4M3, SCALE_F32 };
+static const int scale_kind[] = {
+#define SCALE_KIND(name, text, element, block, scale) SCALE_##scale,
+    MOERT_FORMAT_TABLE(SCALE_KIND)
+#undef SCALE_KIND
+};
+
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
+    const moert_number element = moert_format_element(format);
+    const float largest = moert_number_largest(element);
+    snprintf(spec, MOERT_SPEC_BYTES,
+             "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
+             "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
+             family, moert_format_block(format), number_text[element], number_special[element],
+             number_text[MOERT_NUMBER_E4M3], number_special[MOERT_NUMBER_E4M3],
+             moert_number_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
+}
+
+static size_t strip_of(const moert_device *device, const moert_quantize *op) {
+    return moert_share(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
+}
+
+/* Work-groups along the rows: rows, or the most row blocks there can be. */
+static moert_grid tiles_of(const moert_device *device, const moert_quantize *op) {
+    const size_t most = moert_row_blocks_most(op->groups.rows, op->groups.count,
+                                              moert_format_block(op->how.format));
+    const size_t along = op->how.axis == MOERT_AXIS_ROW ? op->groups.rows : most;
+    return (moert_grid){along, moert_ceil_div(op->columns, strip_of(device, op)), 1};
+}
+
+/* The program of a family, see MOERT_PROGRAM(). */
+static void choose_program(const moert_device *device, const char *family, const moert_quantize *op,
+                           char spec[MOERT_SPEC_BYTES]) {
+    const size_t sizes = op->columns | moert_quantized_layout(op).q_bytes;
+    moert_format_program(family, op->how.format, spec);
+    if (op->x_runs > 0)
+        strcat(spec, " -DRUNS");
+    if (op->how.transposed)
+        strcat(spec, " -DTRANSPOSED=1");
+    if (moert_share(device, 1, sizes % 4) == 0)
+        strcat(spec, " -DALIGNED");
+}
+
+/* What a quantiser's program takes beside the format. */
+static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES]) {
+    const size_t used = strlen(spec);
+    if (moert_format_element_bits(how->format) == 4)
+        snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DROUNDING=%d -DRULE=%d",
+                 (int)how->rounding, (int)how->nvfp4_rule);
+}
+
+/* How many columns of a row an item has at a time, WIDE of kernels/quant/dequantize.cl, or 0. */
+static size_t wide_columns(const moert_device *device, const moert_quantize *op) {
+    const size_t wide = op->x_type == MOERT_NUMBER_BF16 ? 8 : 4;
+    const size_t units =
+        moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
+    const bool is_made = op->x_type == MOERT_NUMBER_BF16 || op->x_type == MOERT_NUMBER_F32;
+    return is_made && op->how.axis == MOERT_AXIS_ROW &&
+                   moert_share(device, 1, (op->columns | units) % wide) == 0
+               ? wide
+               : 0;
+}
+
+static moert_device *device_of(const moert_quantize *op) {
+    const moert_buffer *any = op->x != NULL ? op->x : op->amax != NULL ? op->amax : op->global;
+    return any != NULL ? moert_buffer_device(any) : NULL;
+}
+
+moert_status moert_portable_quantize_amax(const moert_quantize *op) {
+    moert_device *device = moert_buffer_device(op->amax);
+    const moert_groups *groups = &op->groups;
+    const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, AMAX_ROWS);
+    const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1};
+    const moert_grid sums = {op->how.group_scales ? groups->count : 1, 1, 1};
+    moert_buffer *partial = NULL;
+    moert_status status;
+    MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
+    MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
+    MOERT_TRY_OR(destroy,
+                 MOERT_RUN(device, "quant/amax" EXACT, "amax_blocks", grid, MOERT_ARG(groups->ends),
+                           MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                           MOERT_ARG((int)op->columns), MOERT_ARG(op->x),
+                           MOERT_ARG((int)op->how.hadamard), MOERT_ARG(partial)));
+    MOERT_TRY_OR(destroy, MOERT_RUN(device, "quant/amax" EXACT, "amax_groups", sums,
+                                    MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                                    MOERT_ARG((unsigned)groups->rows), MOERT_ARG(partial),
+                                    MOERT_ARG((int)op->how.group_scales), MOERT_ARG(op->amax)));
+destroy:
+    moert_buffer_destroy(partial);
+    return status;
+}
+
+moert_status moert_portable_quantize(const moert_quantize *op) {
+    static const char *const kernels[] = {"quantize_row", "quantize_column", "quantize_tile"};
+    const moert_quantizer *how = &op->how;
+    const moert_groups *groups = &op->groups;
+    const moert_quantized_shape shape = moert_quantized_layout(op);
+    const size_t scales = how->group_scales ? groups->count : 1;
+    char spec[MOERT_SPEC_BYTES];
+    moert_device *device = device_of(op);
+    if (op->amax != NULL)
+        MOERT_TRY(MOERT_RUN(device, "quant/amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
+                            MOERT_ARG(op->amax), MOERT_ARG((unsigned)scales),
+                            MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG(op->global)));
+    if (groups->rows == 0 || op->columns == 0)
+        return MOERT_OK;
+    choose_program(device, "quant/quantize", op, spec);
+    add_choices(how, spec);
+    MOERT_TRY(MOERT_RUN(
+        device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
+        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+        MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)), MOERT_ARG(op->x),
+        MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
+        MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax), MOERT_ARG(op->global),
+        MOERT_ARG(op->norm), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
+        MOERT_ARG((int)how->hadamard), MOERT_ARG((unsigned)op->blocks),
+        MOERT_ARG((size_t)how->seed)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_dequantize(const moert_quantize *op) {
+    static const char *const kernels[] = {"dequantize_row", "dequantize_column", "dequantize_tile"};
+    const moert_quantizer *how = &op->how;
+    const moert_groups *groups = &op->groups;
+    const moert_quantized_shape shape = moert_quantized_layout(op);
+    moert_device *device = moert_buffer_device(op->x);
+    char spec[MOERT_SPEC_BYTES];
+    choose_program(device, "quant/dequantize", op, spec);
+    const size_t wide = wide_columns(device, op), used = strlen(spec);
+    if (wide > 0)
+        snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DWIDE=%zu", wide);
+    MOERT_TRY(
+        MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
+                  MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                  MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)),
+                  MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale),
+                  MOERT_ARG(shape.scales), MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
+                  MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_cast(const moert_cast *cast) {
+    const bool down = cast->from == MOERT_NUMBER_F32;
+    const moert_number small = down ? cast->to : cast->from;
+    char spec[MOERT_SPEC_BYTES];
+    moert_device *device = moert_buffer_device(cast->target);
+    snprintf(spec, sizeof spec, "quant/cast -DNUMBER=%s,%d -DBITS=%zu%s", number_text[small],
+             number_special[small], moert_number_bits(small), MOERT_PROGRAM(device, "", cast->n));
+    const size_t share = moert_share(device, CAST_SHARE, GPU_CAST_SHARE);
+    const moert_grid grid = {moert_ceil_div(cast->n, share), 1, 1};
+    MOERT_TRY(MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
+                        MOERT_ARG(cast->target), MOERT_ARG(cast->n)));
+    return MOERT_OK;
+}

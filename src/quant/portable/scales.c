@@ -1,0 +1,59 @@
+/* Layouts of the portable backend: launches of kernels/quant/scales.cl. */
+#include "base/memory.h"
+#include "quant/backend.h"
+
+static moert_status move_scales(const moert_scale_tiles *op, const char *kernel) {
+    const moert_groups *groups = &op->groups;
+    const size_t along = moert_tile_lines(op->transposed);
+    const size_t across = moert_tile_columns(op->transposed);
+    const size_t matrices = op->whole ? 1 : groups->count;
+    const moert_grid grid = {moert_row_blocks_most(groups->rows, matrices, along),
+                             moert_ceil_div(op->width, across), 1};
+    MOERT_TRY(MOERT_RUN(
+        moert_buffer_device(op->swizzled), "quant/scales", kernel, grid, MOERT_ARG(groups->ends),
+        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+        MOERT_ARG((unsigned)op->width), MOERT_ARG((int)op->transposed), MOERT_ARG((int)op->whole),
+        MOERT_ARG((unsigned)op->tiles), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled)));
+    return MOERT_OK;
+}
+
+moert_status moert_portable_swizzle(const moert_scale_tiles *op) {
+    return move_scales(op, "swizzle");
+}
+
+moert_status moert_portable_unswizzle(const moert_scale_tiles *op) {
+    return move_scales(op, "unswizzle");
+}
+
+moert_status moert_portable_block_ends(const moert_block_ends *op) {
+    const moert_groups *groups = &op->groups;
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "block_ends", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
+                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG((unsigned)op->block),
+                     MOERT_ARG((unsigned)op->most), MOERT_ARG(op->to));
+}
+
+moert_status moert_portable_fold_globals(const moert_global_scales *op) {
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "fold_globals", ((moert_grid){1, 1, 1}),
+                     MOERT_ARG(op->alpha), MOERT_ARG(op->first),
+                     MOERT_ARG((unsigned)op->first_by_groups), MOERT_ARG(op->second),
+                     MOERT_ARG((unsigned)op->second_by_groups), MOERT_ARG((unsigned)op->groups),
+                     MOERT_ARG(op->to));
+}
+
+moert_status moert_portable_transpose(const moert_transpose *op) {
+    static const char *const kernels[] = {
+        [1] = "transpose_bytes", [2] = "transpose_halves", [4] = "transpose_words"};
+    const moert_grid grid = {moert_ceil_div(op->rows, 16), op->groups, 1};
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", kernels[op->element_bytes], grid,
+                     MOERT_ARG(op->from), MOERT_ARG((unsigned)op->rows),
+                     MOERT_ARG((unsigned)op->columns), MOERT_ARG(op->to));
+}
+
+moert_status moert_portable_interleave(const moert_interleave *op) {
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "interleave",
+                        ((moert_grid){op->rows, 1, 1}), MOERT_ARG(op->from), MOERT_ARG(op->to),
+                        MOERT_ARG(op->width), MOERT_ARG(op->granularity),
+                        MOERT_ARG(op->element_bytes), MOERT_ARG((int)op->inverse)));
+    return MOERT_OK;
+}

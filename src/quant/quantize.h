@@ -1,0 +1,18 @@
+/* What the library keeps to itself of the quantisers of moert/quantize.h. */
+#ifndef MOERT_QUANT_QUANTIZE_H
+#define MOERT_QUANT_QUANTIZE_H
+
+#include "moert/quantize.h"
+
+/* The quantiser with AUTO rounding decided; beside a norm, without what norm takes the place of. */
+moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);
+
+/* The shape of an operation; with row_bytes, q_bytes and scales are the distances of rows. */
+moert_quantized_shape moert_quantized_layout(const moert_quantize *op);
+
+enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
+
+/* The program of a family (with options) for a block-scaled format. */
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]);
+
+#endif

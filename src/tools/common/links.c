@@ -1,0 +1,117 @@
+/* Measures latency and bandwidth between pairs of ranks. */
+#include "tools/common/links.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/phase.h"
+
+enum {
+    SMALL_BYTES = 8,
+    SMALL_CALLS = 16, /* in a row */
+    LEAST_BYTES = 64 << 10,
+    MOST_BYTES = 16 << 20,
+    SAMPLES = 5,
+    SAMPLES_OF_A_PAIR = 12, /* of all sizes and kinds, about: what a round's time is divided by */
+};
+
+/* Two ranks, or one that rests. */
+typedef struct pair {
+    moert_comm *comm;
+    unsigned char *send, *receive; /* [MOST_BYTES] */
+    double most_s;                 /* of a sample of large messages */
+} pair;
+
+size_t moert_links_rounds(size_t count) {
+    return count < 2 ? 0 : count - 1 + count % 2;
+}
+
+/* The circle method: the last of an even number stays, the others turn around it. */
+size_t moert_links_partner(size_t count, size_t round, size_t i) {
+    const size_t turning = count - 1 + count % 2;
+    if (i == turning) { /* the one that stays meets the one that would meet itself */
+        for (size_t other = 0; other < turning; other++)
+            if (2 * other % turning == round)
+                return other;
+    }
+    const size_t partner = (round + turning - i) % turning;
+    return partner != i ? partner : turning;
+}
+
+/* *seconds = of one of `calls` exchanges of so many bytes, of the slower rank. */
+static moert_status take(const pair *p, size_t bytes, size_t calls, double *seconds) {
+    const size_t me = moert_comm_rank(p->comm);
+    size_t rows[2] = {bytes, bytes};
+    double both[2];
+    rows[me] = 0;
+    MOERT_TRY(moert_comm_barrier(p->comm));
+    const uint64_t start = moert_clock_ns();
+    for (size_t i = 0; i < calls; i++)
+        MOERT_TRY(moert_comm_alltoallv(p->comm, p->send, rows, p->receive, rows, 1));
+    const double mine = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
+    MOERT_TRY(moert_comm_allgather(p->comm, &mine, sizeof mine, both));
+    *seconds = fmax(both[0], both[1]);
+    return MOERT_OK;
+}
+
+/* The least of some samples: what disturbs them only adds. */
+static moert_status take_best(const pair *p, size_t bytes, size_t calls, double *best) {
+    double seconds;
+    *best = INFINITY;
+    for (int i = 0; i < SAMPLES; i++) {
+        MOERT_TRY(take(p, bytes, calls, &seconds));
+        *best = fmin(*best, seconds);
+    }
+    return MOERT_OK;
+}
+
+static moert_status measure_pair(const pair *p, moert_link *link) {
+    double seconds;
+    size_t bytes = LEAST_BYTES;
+    if (moert_comm_size(p->comm) < 2)
+        return MOERT_OK;
+    MOERT_TRY(take(p, SMALL_BYTES, SMALL_CALLS, &seconds)); /* connects */
+    MOERT_TRY(take_best(p, SMALL_BYTES, SMALL_CALLS, &seconds));
+    link->us = seconds * 1e6;
+    for (;; bytes *= 2) {
+        MOERT_TRY(take(p, bytes, 1, &seconds));
+        if (bytes >= MOST_BYTES || 2.0 * seconds > p->most_s)
+            break;
+    }
+    MOERT_TRY(take_best(p, bytes, 1, &seconds));
+    link->gbps = (double)bytes / seconds * 1e-9;
+    return MOERT_OK;
+}
+
+/* One round, in which this rank meets one other, or rests. */
+static moert_status play(moert_comm *comm, size_t round, pair *p, moert_link *links) {
+    const size_t me = moert_comm_rank(comm), size = moert_comm_size(comm);
+    const size_t other = moert_links_partner(size, round, me);
+    moert_link link = {0.0, 0.0};
+    MOERT_TRY(moert_comm_split(comm, other < size ? moert_min(me, other) : me, &p->comm));
+    moert_status status = measure_pair(p, &link);
+    moert_comm_destroy(p->comm);
+    if (other < size)
+        links[other] = link;
+    return status;
+}
+
+moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *links) {
+    const size_t size = moert_comm_size(comm), rounds = moert_links_rounds(size);
+    pair p = {.most_s = seconds / (double)(moert_max(rounds, 1) * SAMPLES_OF_A_PAIR)};
+    moert_phase_set("links");
+    for (size_t r = 0; r < size; r++)
+        links[r] = (moert_link){0.0, 0.0};
+    moert_status status = moert_alloc(&p.send, MOST_BYTES, 1);
+    if (status == MOERT_OK)
+        status = moert_alloc(&p.receive, MOST_BYTES, 1);
+    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    for (size_t round = 0; round < rounds; round++)
+        MOERT_TRY_OR(done, play(comm, round, &p, links));
+done:
+    free(p.receive);
+    free(p.send);
+    return status;
+}

@@ -1,0 +1,275 @@
+/* Parses long options by a table, and prints it as the usage text. */
+#include "tools/common/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+
+/* ---- values ---- */
+
+static moert_status store_uint(const moert_option *option, const char *text) {
+    const char *limits = option->limits != NULL ? option->limits : "..";
+    const char *dots = strstr(limits, "..");
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    bool valid =
+        text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && (size_t)value == value;
+    valid = valid && (dots == limits || value >= strtoull(limits, NULL, 10));
+    valid = valid && (dots == NULL || dots[2] == '\0' || value <= strtoull(dots + 2, NULL, 10));
+    if (!valid)
+        return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected an integer %s", option->name, text,
+                          dots == limits && dots[2] == '\0' ? "0.." : limits);
+    *(size_t *)option->target = (size_t)value;
+    return MOERT_OK;
+}
+
+static moert_status store_float(const moert_option *option, const char *text) {
+    const char *limits = option->limits != NULL ? option->limits : "..";
+    const char *dots = strstr(limits, "..");
+    char *end;
+    double value = strtod(text, &end);
+    bool valid = end != text && *end == '\0' && isfinite(value);
+    /* the lower limit is copied: in "0..1" strtod would read "0." */
+    char low[32], shown[64];
+    snprintf(shown, sizeof shown, "number %s", limits);
+    snprintf(low, sizeof low, "%.*s", dots != NULL ? (int)(dots - limits) : 0, limits);
+    valid = valid && (low[0] == '\0' || value >= strtod(low, NULL));
+    valid = valid && (dots == NULL || dots[2] == '\0' || value <= strtod(dots + 2, NULL));
+    if (!valid)
+        return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected a %s", option->name, text,
+                          strcmp(limits, "..") == 0 ? "finite number" : shown);
+    *(double *)option->target = value;
+    return MOERT_OK;
+}
+
+static moert_status store_choice(const moert_option *option, const char *text) {
+    size_t length = strlen(text);
+    unsigned index = 0;
+    for (const char *at = option->limits;; index++) {
+        size_t word = strcspn(at, "|");
+        if (word == length && strncmp(at, text, word) == 0) {
+            *(unsigned *)option->target = index;
+            return MOERT_OK;
+        }
+        if (at[word] == '\0')
+            return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected %s", option->name, text,
+                              option->limits);
+        at += word + 1;
+    }
+}
+
+static moert_status store_flag(const moert_option *option, const char *text) {
+    if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--%s=%s: expected 0 or 1", option->name, text);
+    *(bool *)option->target = text[0] == '1';
+    return MOERT_OK;
+}
+
+static moert_status store_word(const moert_option *option, const char *text) {
+    moert_option_list *list = option->target;
+    const char **grown = realloc(list->words, (list->count + 1) * sizeof *grown);
+    if (grown == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the words of --%s", option->name);
+    grown[list->count++] = text;
+    list->words = grown;
+    return MOERT_OK;
+}
+
+static moert_status store(const moert_option *option, const char *text) {
+    switch (option->type) {
+    case MOERT_OPTION_STRING:
+        *(const char **)option->target = text;
+        return MOERT_OK;
+    case MOERT_OPTION_LIST:
+        return store_word(option, text);
+    case MOERT_OPTION_UINT:
+        return store_uint(option, text);
+    case MOERT_OPTION_FLOAT:
+        return store_float(option, text);
+    case MOERT_OPTION_FLAG:
+        return store_flag(option, text);
+    case MOERT_OPTION_CHOICE:
+        return store_choice(option, text);
+    default:
+        return MOERT_FAIL(ERROR_INTERNAL, "option --%s has no type", option->name);
+    }
+}
+
+/* ---- names ---- */
+
+static bool is_option(const char *word) {
+    return strncmp(word, "--", 2) == 0;
+}
+
+static const moert_option *find(const moert_option *table, size_t count, const char *name,
+                                size_t length) {
+    for (size_t i = 0; i < count; i++)
+        if (table[i].name != NULL && strlen(table[i].name) == length &&
+            strncmp(table[i].name, name, length) == 0)
+            return &table[i];
+    return NULL;
+}
+
+static moert_status fail_unknown(const moert_option *table, size_t count, const char *word,
+                                 size_t length) {
+    char name[64];
+    const char *nearest = NULL;
+    snprintf(name, sizeof name, "%.*s", (int)length, word);
+    size_t best =
+        1 + moert_min(strlen(name), 9) / 3; /* farther names are no likely typing errors */
+    for (size_t i = 0; i < count; i++) {
+        size_t distance =
+            table[i].name != NULL ? moert_text_distance(name, table[i].name) : best + 1;
+        if (distance <= best && (nearest == NULL || distance < best)) {
+            nearest = table[i].name;
+            best = distance;
+        }
+    }
+    if (nearest == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "unknown option --%s; --help lists the options", name);
+    return MOERT_FAIL(ERROR_USAGE, "unknown option --%s; did you mean --%s?", name, nearest);
+}
+
+/* ---- arguments ---- */
+
+/* Stores argv[*at] and the words that belong to it; *at becomes the next argument. */
+static moert_status take(const moert_option *table, size_t count, int argc, char **argv, int *at) {
+    const char *word = argv[(*at)++];
+    if (!is_option(word))
+        return MOERT_FAIL(ERROR_USAGE, "unexpected word '%s'; options begin with --", word);
+    const char *name = word + 2, *value = strchr(name, '=');
+    size_t length = value != NULL ? (size_t)(value - name) : strlen(name);
+    const moert_option *option = find(table, count, name, length);
+    if (option == NULL && value == NULL && strncmp(name, "no-", 3) == 0) {
+        const moert_option *negated = find(table, count, name + 3, length - 3);
+        if (negated != NULL && negated->type == MOERT_OPTION_FLAG)
+            return store(negated, "0");
+    }
+    if (option == NULL)
+        return fail_unknown(table, count, name, length);
+    if (value != NULL)
+        return store(option, value + 1);
+    if (option->type == MOERT_OPTION_FLAG)
+        return store(option, "1");
+    if (*at >= argc || is_option(argv[*at]))
+        return MOERT_FAIL(ERROR_USAGE, "--%s needs a value", option->name);
+    do
+        MOERT_TRY(store(option, argv[(*at)++]));
+    while (option->type == MOERT_OPTION_LIST && *at < argc && !is_option(argv[*at]));
+    return MOERT_OK;
+}
+
+const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
+                                const void *object, size_t bytes) {
+    for (int at = 1; at < argc; at++) {
+        const char *name = argv[at] + (is_option(argv[at]) ? 2 : 0);
+        const moert_option *option = find(table, count, name, strcspn(name, "="));
+        if (name != argv[at] && option != NULL &&
+            (uintptr_t)option->target - (uintptr_t)object < bytes)
+            return option->name;
+    }
+    return NULL;
+}
+
+static moert_status store_defaults(const moert_option *table, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const moert_option *option = &table[i];
+        if (option->type == MOERT_OPTION_LIST)
+            *(moert_option_list *)option->target = (moert_option_list){0};
+        else if (option->name != NULL && option->standard != NULL)
+            MOERT_TRY(store(option, option->standard));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
+                                 bool *help) {
+    moert_status status = store_defaults(table, count);
+    *help = false;
+    for (int at = 1; status == MOERT_OK && at < argc && !*help;) {
+        *help = strcmp(argv[at], "--help") == 0 || strcmp(argv[at], "-h") == 0;
+        if (!*help)
+            status = take(table, count, argc, argv, &at);
+    }
+    for (size_t i = 0; status != MOERT_OK && i < count; i++)
+        if (table[i].type == MOERT_OPTION_LIST) {
+            moert_option_list *list = table[i].target;
+            free(list->words);
+            *list = (moert_option_list){0};
+        }
+    return status;
+}
+
+/* ---- usage ---- */
+
+enum { HELP_COLUMN = 30, LINE_COLUMNS = 100 };
+
+/* The text in lines that begin at column `from`, where the cursor stands. */
+static void put_lines(FILE *file, int from, const char *text) {
+    int column = from;
+    while (*text != '\0') {
+        int word = (int)strcspn(text, " ");
+        if (column > from && column + 1 + word > LINE_COLUMNS) {
+            fprintf(file, "\n%*s", from, "");
+            column = from;
+        } else if (column > from) {
+            column += fprintf(file, " ");
+        }
+        column += fprintf(file, "%.*s", word, text);
+        text += word + strspn(text + word, " ");
+    }
+    fputc('\n', file);
+}
+
+/* What an option is for, from HELP_COLUMN on; `column` is where the cursor stands. */
+static void put_help(FILE *file, int column, const char *text) {
+    if (column + 2 > HELP_COLUMN) {
+        fputc('\n', file);
+        column = 0;
+    }
+    fprintf(file, "%*s", HELP_COLUMN - column, "");
+    put_lines(file, HELP_COLUMN, text);
+}
+
+static void put_option(FILE *file, const moert_option *option) {
+    static const char *const shown[] = {
+#define MOERT_OPTION_SHOWN(type, text) text,
+        MOERT_OPTION_TABLE(MOERT_OPTION_SHOWN)
+#undef MOERT_OPTION_SHOWN
+    };
+    bool choice = option->type == MOERT_OPTION_CHOICE, flag = option->type == MOERT_OPTION_FLAG;
+    const char *value = choice ? option->limits : shown[option->type];
+    int column = fprintf(file, "  --%s%s%s", option->name, value[0] != '\0' ? " " : "", value);
+    bool limited = !choice && !flag && option->limits != NULL && strcmp(option->limits, "..") != 0;
+    const char *standard = option->standard != NULL ? option->standard : "";
+    if (flag && option->standard != NULL)
+        standard = strcmp(standard, "1") == 0 ? "on; --no-" : "";
+    char *text = moert_text_format(
+        "%s%s%s%s%s%s%s%s", option->help, limited ? " [" : "", limited ? option->limits : "",
+        limited ? "]" : "", standard[0] != '\0' ? " (default " : "", standard,
+        flag && standard[0] != '\0' ? option->name : "", standard[0] != '\0' ? ")" : "");
+    put_help(file, column, text != NULL ? text : option->help);
+    free(text);
+}
+
+void moert_options_usage(FILE *file, const char *synopsis, const char *about,
+                         const moert_option *table, size_t count) {
+    fprintf(file, "usage: %s\n%s\n", synopsis, about);
+    if (count > 0 && table[0].name != NULL)
+        fputc('\n', file);
+    for (size_t i = 0; i < count; i++)
+        if (table[i].name == NULL) {
+            fputc('\n', file);
+            put_lines(file, 0, table[i].help);
+        } else {
+            put_option(file, &table[i]);
+        }
+    fputs("\n  --help", file);
+    put_help(file, 8, "this text");
+}

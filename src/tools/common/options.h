@@ -1,0 +1,79 @@
+/*
+ * Long options of the programs, from a table:
+ *
+ *   static const moert_option table[] = {
+ *       {.help = "Training"},
+ *       {"steps", MOERT_OPTION_UINT, &steps, "1000", "1..", "optimizer steps"},
+ *       {"rate", MOERT_OPTION_FLOAT, &rate, "3e-4", "0..1", "learning rate"},
+ *       {"schedule", MOERT_OPTION_CHOICE, &schedule, "cosine", "constant|cosine", "of the rate"},
+ *   };
+ *
+ * Accepted: --name value, --name=value; flags as --name and --no-name. A list takes all words up to
+ * the next option and may be repeated. A word that begins with -- is never a value of --name; write
+ * --name=value.
+ */
+#ifndef MOERT_TOOLS_COMMON_OPTIONS_H
+#define MOERT_TOOLS_COMMON_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+/* Limits of a CHOICE of moert_precision, for experts and for dense layers, and of moert_dispatch
+ * and moert_combine. */
+#define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
+#define MOERT_DENSE_WORDS     "f32|bf16"
+#define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
+#define MOERT_COMBINE_WORDS   "f32|bf16"
+
+/* X(TYPE, what --help shows): the type decides what `target` points to. */
+#define MOERT_OPTION_TABLE(X)                                                                      \
+    X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \
+    X(STRING, "TEXT")  /* const char *: a word of argv, or the default, or NULL */                 \
+    X(LIST, "WORD...") /* moert_option_list; limits and default unused */                          \
+    X(UINT, "N")       /* size_t; limits "low..high", either may be absent */                      \
+    X(FLOAT, "X")      /* double; limits likewise */                                               \
+    X(FLAG, "")        /* bool; default "0" or "1" */                                              \
+    X(CHOICE, "")      /* unsigned: index in limits, "word|word|..." */
+
+typedef enum moert_option_type {
+#define MOERT_OPTION_ENUM(type, shown) MOERT_OPTION_##type,
+    MOERT_OPTION_TABLE(MOERT_OPTION_ENUM)
+#undef MOERT_OPTION_ENUM
+} moert_option_type;
+
+/* The words of a list, in order; free(words) when done. NULL when there are none. */
+typedef struct moert_option_list {
+    const char **words;
+    size_t count;
+} moert_option_list;
+
+typedef struct moert_option {
+    const char *name; /* without dashes; NULL for a heading */
+    moert_option_type type;
+    void *target;
+    const char *standard; /* the default as text; NULL leaves *target as it is */
+    const char *limits;   /* NULL = none */
+    const char *help;
+} moert_option;
+
+/*
+ * Stores the defaults, then the arguments argv[1] to argv[argc - 1]; words stay owned by argv.
+ * *help = --help or -h was given (nothing after it is looked at). Errors: ERROR_USAGE (unknown
+ * option, with the nearest match; missing, malformed or illegal value), ERROR_MEMORY.
+ */
+moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
+                                 bool *help);
+
+/* The name of the first option among the arguments, which were parsed, whose target lies in
+ * object[bytes]; NULL if there is none. */
+const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
+                                const void *object, size_t bytes);
+
+/* The usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the table. */
+void moert_options_usage(FILE *file, const char *synopsis, const char *about,
+                         const moert_option *table, size_t count);
+
+#endif

@@ -1,0 +1,73 @@
+/* The frame of every program. */
+#include "tools/common/program.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static int exit_code(moert_status status) {
+    return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
+}
+
+static void complain(const char *name, moert_status status) {
+    const char *text = moert_last_error();
+    fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
+}
+
+static moert_status parse(const moert_program *program, int argc, char **argv, bool *help) {
+    MOERT_TRY(moert_options_parse(program->options, program->option_count, argc, argv, help));
+    return *help || program->check == NULL ? MOERT_OK : program->check(argc, argv);
+}
+
+/* Makes the context and runs the body; failures that other ranks do not know of end them all at
+ * once. */
+static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
+    moert_context *context = NULL;
+    MPI_Comm comm = MPI_COMM_WORLD;
+    moert_status status = moert_context_create(comm, NULL, &context);
+    if (status == MOERT_OK)
+        status = program->run(context);
+    if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
+        if (moert_context_claim_report(context))
+            complain(name, status);
+        moert_comm_abort(world, exit_code(status));
+    }
+    moert_context_destroy(context);
+    return status;
+}
+
+int moert_program_main(const moert_program *program, int argc, char **argv) {
+    const char *slash = argv[0], *name = slash;
+    moert_comm *world = NULL;
+    bool help = false;
+    for (; *slash != '\0'; slash++)
+        name = *slash == '/' ? slash + 1 : name;
+    moert_status status = moert_comm_init(&argc, &argv);
+    if (status == MOERT_OK)
+        status = moert_comm_create(moert_comm_world(), &world);
+    if (status != MOERT_OK) {
+        complain(name, status);
+        return 1;
+    }
+    status = parse(program, argc, argv, &help); /* the same on every rank */
+    bool first = moert_comm_rank(world) == 0;
+    if (help && first)
+        moert_options_usage(stdout, program->synopsis, program->about, program->options,
+                            program->option_count);
+    else if (status == MOERT_OK && !help)
+        status = run(program, name, world);
+    if (status != MOERT_OK && first)
+        complain(name, status);
+    moert_comm_destroy(world);
+    moert_comm_finalize();
+    return exit_code(status);
+}
+
+void moert_program_say(const moert_context *context, const char *format, ...) {
+    va_list arguments;
+    if (moert_context_rank(context) != 0)
+        return;
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    fflush(stdout);
+}

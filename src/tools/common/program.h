@@ -1,0 +1,29 @@
+/*
+ * The frame of every program: MPI, options, a context, one message and the right exit code on
+ * failure.
+ *
+ * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else.
+ */
+#ifndef MOERT_TOOLS_COMMON_PROGRAM_H
+#define MOERT_TOOLS_COMMON_PROGRAM_H
+
+#include "context/context.h"
+#include "tools/common/options.h"
+
+typedef struct moert_program {
+    const char *synopsis, *about;
+    const moert_option *options;
+    size_t option_count;
+    /* of the parsed options, on each rank alike; may be NULL */
+    moert_status (*check)(int argc, char **argv);
+    moert_status (*run)(moert_context *context);
+} moert_program;
+
+/* Runs the program and returns main's exit code. */
+int moert_program_main(const moert_program *program, int argc, char **argv);
+
+/* Prints to stdout on rank 0 only. */
+void moert_program_say(const moert_context *context, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,194 @@
+/* moert-info: the devices, the placement, the engines, the tuning, the settings, and what a model
+ * will need. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "estimate/memory.h"
+#include "tools/common/program.h"
+#include "tools/info/survey.h"
+#include "tools/common/table.h"
+
+static const char *model_path;
+static size_t batch, length, micro_batches, ep;
+static unsigned precision, dense, dispatch, combine;
+static bool as_json;
+
+static const moert_option options[] = {
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+     "directory with config.json: also estimate the memory per rank of training it"},
+    {"batch", MOERT_OPTION_UINT, &batch, "16", "1..1000000",
+     "sequences of one micro-batch, over all ranks"},
+    {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
+    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000", "of a step"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of all other GEMMs but the router's"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
+     "ranks that share one set of experts; 0 = all"},
+    {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
+};
+
+static const moert_column host_columns[] = {
+    {"host", "host", MOERT_COLUMN_TEXT},
+    {"ranks", "ranks", MOERT_COLUMN_COUNT},
+    {"topology", "topology", MOERT_COLUMN_TEXT},
+};
+static const moert_column device_columns[] = {
+    {"chosen", "", MOERT_COLUMN_MARK},
+    {"host", "host", MOERT_COLUMN_TEXT},
+    {"id", "id", MOERT_COLUMN_TEXT},
+    {"type", "type", MOERT_COLUMN_TEXT},
+    {"compute_units", "units", MOERT_COLUMN_COUNT},
+    {"memory", "memory", MOERT_COLUMN_BYTES},
+    {"largest", "largest", MOERT_COLUMN_BYTES},
+    {"local", "local", MOERT_COLUMN_BYTES},
+    {"fp64", "fp64", MOERT_COLUMN_FLAG},
+    {"name,platform,driver,pci", "name, platform, driver, pci", MOERT_COLUMN_TEXT},
+};
+static const moert_column placement_columns[] = {
+    {"rank", "rank", MOERT_COLUMN_COUNT},    {"host", "host", MOERT_COLUMN_TEXT},
+    {"cores", "cores", MOERT_COLUMN_COUNT},  {"device", "device", MOERT_COLUMN_TEXT},
+    {"pci", "pci", MOERT_COLUMN_TEXT},       {"confined", "confined", MOERT_COLUMN_FLAG},
+    {"shared", "shared", MOERT_COLUMN_FLAG}, {"cpus", "cpus", MOERT_COLUMN_TEXT},
+};
+static const moert_column choice_columns[] = {
+    {"auto", "", MOERT_COLUMN_MARK},
+    {"name", "name", MOERT_COLUMN_TEXT},
+    {"works", "works", MOERT_COLUMN_FLAG},
+    {"reason", "why not", MOERT_COLUMN_TEXT},
+};
+static const moert_column tuning_columns[] = {
+    {"operation", "operation", MOERT_COLUMN_TEXT},
+    {"type", "type", MOERT_COLUMN_TEXT},
+    {"choices", "choices", MOERT_COLUMN_TEXT},
+    {"from", "from", MOERT_COLUMN_TEXT},
+};
+static const moert_column variable_columns[] = {
+    {"set", "", MOERT_COLUMN_MARK},
+    {"name", "name", MOERT_COLUMN_TEXT},
+    {"value", "value", MOERT_COLUMN_TEXT},
+    {"default", "default", MOERT_COLUMN_TEXT},
+    {"help,limits", "meaning", MOERT_COLUMN_TEXT},
+};
+static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUNT},
+#define MEMORY_COLUMN(field, title, help) {#field, title, MOERT_COLUMN_BYTES},
+                                              MOERT_MEMORY_TABLE(MEMORY_COLUMN)
+#undef MEMORY_COLUMN
+};
+
+#define PRINT(rows, columns)                                                                       \
+    moert_table_print(stdout, (rows), (columns), sizeof(columns) / sizeof(columns)[0])
+
+static moert_status print_memory(const json_t *memory) {
+    json_int_t shown_batch, shown_length, pieces;
+    const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
+        *shown_combine;
+    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss ss}", "path", &path, "weights",
+                &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
+                "precision", &shown_precision, "dense", &shown_dense, "dispatch", &shown_dispatch,
+                "combine", &shown_combine, "engine", &engine);
+    printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
+           "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
+           "micro-batches in a step: "
+           "%lld\n",
+           path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
+           shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
+    MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
+    putchar('\n');
+#define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
+    MOERT_MEMORY_TABLE(EXPLAIN)
+#undef EXPLAIN
+    return MOERT_OK;
+}
+
+static moert_status print_tuning(const json_t *survey) {
+    const char *file;
+    json_int_t rows;
+    const json_t *tuning = json_object_get(survey, "tuning");
+    if (json_array_size(tuning) == 0) {
+        printf("\ntuning: none; kernels in GPU form take their tiles by the shape alone\n");
+        return MOERT_OK;
+    }
+    json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows);
+    printf(
+        "\ntuning of products of any shape; for shapes of their own there are %lld measured rows "
+        "in %s\n",
+        (long long)rows, file[0] != '\0' ? file : "no file");
+    return PRINT(tuning, tuning_columns);
+}
+
+static moert_status print_text(const json_t *survey) {
+    const json_t *hosts = json_object_get(survey, "hosts"), *memory;
+    json_int_t ranks, group;
+    const char *version, *mpi;
+    json_unpack((json_t *)survey, "{ss ss sI sI}", "version", &version, "mpi", &mpi, "ranks",
+                &ranks, "group", &group);
+    printf("moert %s, %s\n\nhosts\n", version, mpi);
+    MOERT_TRY(PRINT(hosts, host_columns));
+    printf("\nOpenCL devices (* in use)\n");
+    MOERT_TRY(PRINT(json_object_get(survey, "devices"), device_columns));
+    printf("\nplacement\n");
+    MOERT_TRY(PRINT(json_object_get(survey, "placement"), placement_columns));
+    printf("\nexchange engines in groups of %lld of %lld ranks (* what auto takes)\n",
+           (long long)group, (long long)ranks);
+    MOERT_TRY(PRINT(json_object_get(survey, "engines"), choice_columns));
+    printf("\nbackends (* what auto takes)\n");
+    MOERT_TRY(PRINT(json_object_get(survey, "backends"), choice_columns));
+    MOERT_TRY(print_tuning(survey));
+    printf("\nvariables (* set in the environment)\n");
+    MOERT_TRY(PRINT(json_object_get(survey, "variables"), variable_columns));
+    memory = json_object_get(survey, "memory");
+    return memory != NULL ? print_memory(memory) : MOERT_OK;
+}
+
+static moert_status print_json(const json_t *survey) {
+    if (json_dumpf(survey, stdout, JSON_INDENT(2)) != 0)
+        return MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
+    putchar('\n');
+    return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    moert_comm *world = moert_context_comm(context);
+    moert_model_config config = {.text = NULL};
+    const moert_survey_model model = {model_path, model_path != NULL ? &config : NULL, batch,
+                                      length, micro_batches};
+    json_t *survey = NULL;
+    moert_status status = MOERT_OK;
+    if (model_path != NULL)
+        MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
+    config.precision = (moert_precision)precision;
+    config.dense = (moert_precision)dense;
+    config.dispatch = (moert_dispatch)dispatch;
+    config.combine = (moert_combine)combine;
+    MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
+    if (moert_comm_rank(world) == 0)
+        status = as_json ? print_json(survey) : print_text(survey);
+    if (status == MOERT_OK && fflush(stdout) != 0)
+        status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
+    status = moert_comm_agree(world, status);
+done:
+    json_decref(survey);
+    moert_model_config_free(&config);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
+                    "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
+                    "[--ep N] [--json]",
+        .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
+                 "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
+                 "the memory that training the model would take.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

@@ -1,0 +1,44 @@
+/* What moert-info tells of the rows of tuning. */
+#include <stdlib.h>
+
+#include "gemm/portable/gemm.h"
+#include "tools/info/survey.h"
+
+static json_t *product_row(const moert_device *device, const moert_tuning_key *key) {
+    moert_tuning_report report;
+    char choices[128], from[256] = "";
+    bool measured;
+    size_t used = 0;
+    const moert_choices found = moert_with_tile(moert_tuning_find(device, key, &measured),
+                                                moert_term_of(device, key->type));
+    moert_choices_print(&found, choices, sizeof choices);
+    for (size_t i = 0; moert_tuning_survey(device, key, i, &report) && used < sizeof from; i++)
+        used += (size_t)snprintf(from + used, sizeof from - used, "%s%s", i > 0 ? ", " : "",
+                                 report.place);
+    return json_pack("{ss ss ss ss}", "operation", moert_tuned_name(key->operation), "type",
+                     moert_number_name(key->type), "choices", choices, "from", from);
+}
+
+json_t *moert_survey_tuning(const moert_device *device) {
+    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    json_t *rows = json_array();
+    if (moert_device_describe(device)->gpu_form) /* by the shape alone */
+        return rows;
+    for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
+        for (size_t t = 0; t < 2; t++) {
+            const moert_tuning_key key = {o, types[t], 0, 0, 0};
+            if (json_array_append_new(rows, product_row(device, &key)) != 0) {
+                json_decref(rows);
+                return NULL;
+            }
+        }
+    return rows;
+}
+
+json_t *moert_survey_measured(void) {
+    char *path = moert_tuning_file();
+    json_t *row = json_pack("{ss sI}", "file", path != NULL ? path : "", "rows",
+                            (json_int_t)moert_tuning_remembered());
+    free(path);
+    return row;
+}

@@ -1,0 +1,282 @@
+/* moert-layer: one MoE layer, forward and backward, on a model's files; for parity checks with
+ * other code. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "layer/block.h"
+#include "model/layer_files.h"
+#include "model/model.h"
+#include "tools/common/program.h"
+
+enum {
+    LEAF_TOKENS = 4
+}; /* pieces in whose order gradients are summed, so that the bits do not depend on the ranks */
+
+static const char *model_path, *input_path, *output_path;
+static size_t layer_index, ep;
+static unsigned precision, dense, dispatch, combine;
+
+static const moert_option options[] = {
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+     "directory with config.json and safetensors files"},
+    {"layer", MOERT_OPTION_UINT, &layer_index, "0", "0..100000", "index of the layer"},
+    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL,
+     "safetensors file with x[T,H] and optionally dy[T,H]"},
+    {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL,
+     "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
+     "ranks that share one set of experts; 0 = all"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of the shared expert's GEMMs"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
+};
+
+typedef struct job {
+    moert_context *context;
+    moert_comm *world;
+    moert_device *device;
+    moert_mesh *mesh;
+    moert_model_config config;
+    moert_layer *layer;
+    moert_tensors *weights, *input;
+    const moert_tensor *x, *dy;  /* dy may be NULL */
+    size_t tokens, first, count; /* of the file; of this rank */
+    moert_batch batch;
+    moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
+    moert_layer_slice *slices, *all_slices; /* this rank's experts; all experts */
+    size_t slice_count, all_count;
+} job;
+
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
+    if (model_path == NULL || input_path == NULL || output_path == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--model, --input and --output are needed; see --help");
+    return MOERT_OK;
+}
+
+static moert_status find_matrix(const job *j, const char *name, const moert_tensor **tensor) {
+    *tensor = moert_tensors_find(j->input, name);
+    if (*tensor == NULL)
+        return MOERT_OK;
+    if ((*tensor)->rank != 2 || (*tensor)->shape[1] != j->config.hidden)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: %s is not a matrix [T,%zu], the hidden size of the model",
+                          input_path, name, j->config.hidden);
+    return MOERT_OK;
+}
+
+static moert_status open_files(job *j) {
+    MOERT_TRY(moert_model_config_read(model_path, &j->config));
+    MOERT_TRY(moert_tensors_open(model_path, &j->weights));
+    MOERT_TRY(moert_layer_check_files(&j->config, j->weights, layer_index));
+    MOERT_TRY(moert_tensors_open(input_path, &j->input));
+    MOERT_TRY(find_matrix(j, "x", &j->x));
+    MOERT_TRY(find_matrix(j, "dy", &j->dy));
+    if (j->x == NULL)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor x[T,%zu]", input_path,
+                          j->config.hidden);
+    if (j->dy != NULL && j->dy->shape[0] != j->x->shape[0])
+        return MOERT_FAIL(ERROR_MISMATCH, "%s: x has %zu rows, dy %zu", input_path, j->x->shape[0],
+                          j->dy->shape[0]);
+    j->tokens = j->x->shape[0];
+    return MOERT_OK;
+}
+
+/* This rank's contiguous piece of the tokens, in whole leaves. */
+static moert_status share_tokens(job *j) {
+    size_t leaves = moert_ceil_div(j->tokens, LEAF_TOKENS), first, count;
+    uint32_t *ends;
+    moert_model_share(leaves, moert_comm_rank(j->world), moert_comm_size(j->world), &first, &count);
+    j->first = first * LEAF_TOKENS;
+    j->count = moert_min((first + count) * LEAF_TOKENS, j->tokens) - moert_min(j->first, j->tokens);
+    MOERT_TRY(moert_alloc(&ends, count, sizeof *ends));
+    for (size_t i = 0; i < count; i++)
+        ends[i] = (uint32_t)moert_min((i + 1) * LEAF_TOKENS, j->count);
+    moert_status status = moert_buffer_create(j->device, count * sizeof *ends, &j->ends);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(j->ends, 0, ends, count * sizeof *ends);
+    free(ends);
+    j->batch = (moert_batch){j->count, count, first, leaves, j->ends, false};
+    return status;
+}
+
+static moert_status upload(job *j, const moert_tensor *tensor, moert_buffer **buffer) {
+    size_t elements = j->count * j->config.hidden;
+    float *values;
+    MOERT_TRY(moert_buffer_create(j->device, elements * sizeof *values, buffer));
+    MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
+    moert_status status =
+        moert_tensor_read_f32(tensor, j->first * j->config.hidden, elements, values);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(*buffer, 0, values, elements * sizeof *values);
+    free(values);
+    return status;
+}
+
+static moert_status prepare(job *j) {
+    size_t bytes, first = moert_layer_first_expert(j->layer),
+                  local = moert_layer_local_experts(j->layer);
+    MOERT_TRY(
+        moert_layer_slices(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
+    MOERT_TRY(moert_layer_slices(&j->config, layer_index, 0, j->config.router.experts,
+                                 &j->all_slices, &j->all_count));
+    MOERT_TRY(moert_layer_load(j->layer, j->slices, j->slice_count, j->weights));
+    MOERT_TRY(share_tokens(j));
+    bytes = j->count * j->config.hidden * sizeof(float);
+    MOERT_TRY(upload(j, j->x, &j->buffer_x));
+    MOERT_TRY(moert_buffer_create(j->device, bytes, &j->buffer_y));
+    if (j->dy == NULL)
+        return MOERT_OK;
+    MOERT_TRY(upload(j, j->dy, &j->buffer_dy));
+    return moert_buffer_create(j->device, bytes, &j->buffer_dx);
+}
+
+static moert_status compute(job *j) {
+    MOERT_TRY(moert_layer_forward(j->layer, &j->batch, j->buffer_x, j->buffer_y));
+    if (j->dy == NULL)
+        return moert_mesh_settle(j->mesh);
+    MOERT_TRY(moert_layer_backward(j->layer, j->buffer_dy, NULL, j->buffer_dx));
+    MOERT_TRY(moert_layer_reduce(j->layer, false, true));
+    return moert_mesh_settle(j->mesh);
+}
+
+/* ---- output ---- */
+
+/* y, dx and one tensor per weight that has a gradient; *names is to be freed after *specs. */
+static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count,
+                               char (**names)[160]) {
+    size_t h = j->config.hidden;
+    MOERT_TRY(moert_alloc(specs, 2 + j->all_count, sizeof **specs));
+    MOERT_TRY(moert_alloc(names, j->all_count, sizeof **names));
+    (*specs)[0] = (moert_tensor_spec){"y", MOERT_FILE_F32, 2, {j->tokens, h}};
+    *count = 1;
+    if (j->dy == NULL)
+        return MOERT_OK;
+    (*specs)[(*count)++] = (moert_tensor_spec){"dx", MOERT_FILE_F32, 2, {j->tokens, h}};
+    for (size_t i = 0; i < j->all_count; i++) {
+        const moert_layer_slice *slice = &j->all_slices[i];
+        if (slice->which == MOERT_LAYER_CORRECTION || slice->file_first > 0)
+            continue; /* no gradient, or a further expert of the same tensor */
+        snprintf((*names)[i], sizeof **names, "grad.%s", slice->name);
+        moert_tensor_spec *spec = &(*specs)[(*count)++];
+        *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, slice->rank, {0}};
+        memcpy(spec->shape, slice->shape, slice->rank * sizeof *spec->shape);
+    }
+    return MOERT_OK;
+}
+
+static moert_status put_rows(const job *j, moert_tensor_writer *writer, const char *name,
+                             const moert_buffer *buffer) {
+    size_t elements = j->count * j->config.hidden;
+    float *values;
+    MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
+    moert_status status = moert_buffer_read(buffer, 0, values, elements * sizeof *values);
+    if (status == MOERT_OK)
+        status = moert_writer_put(writer, name, j->first * j->config.hidden, elements, values);
+    free(values);
+    return status;
+}
+
+static moert_status put_results(job *j, moert_tensor_writer *writer) {
+    bool first = moert_comm_rank(j->world) == 0;
+    MOERT_TRY(put_rows(j, writer, "y", j->buffer_y));
+    if (j->dy == NULL)
+        return MOERT_OK;
+    MOERT_TRY(put_rows(j, writer, "dx", j->buffer_dx));
+    if (moert_comm_rank(j->mesh->replicas) != 0)
+        return MOERT_OK;
+    return moert_layer_put_gradients(j->layer, j->slices, j->slice_count, first, writer);
+}
+
+/* All ranks write one file under a temporary name, rank 0 gives it its own. */
+static moert_status write_output(job *j) {
+    bool first = moert_comm_rank(j->world) == 0;
+    char *temporary = moert_text_format("%s.tmp", output_path), (*names)[160] = NULL;
+    moert_tensor_spec *specs = NULL;
+    moert_tensor_writer *writer = NULL;
+    size_t count = 0;
+    moert_status status = temporary != NULL ? make_specs(j, &specs, &count, &names)
+                                            : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK && first)
+        status = moert_writer_open(temporary, specs, count, NULL, true, &writer);
+    status = moert_comm_agree(j->world, status);
+    if (status == MOERT_OK && !first)
+        status = moert_writer_open(temporary, specs, count, NULL, false, &writer);
+    if (status == MOERT_OK)
+        status = put_results(j, writer);
+    if (writer != NULL) {
+        moert_status closed = moert_writer_close(writer);
+        status = status != MOERT_OK ? status : closed;
+    }
+    status = moert_comm_agree(j->world, status);
+    if (first && temporary != NULL)
+        status = moert_durable_settle(temporary, output_path, status);
+    free(names);
+    free(specs);
+    free(temporary);
+    return moert_comm_agree(j->world, status);
+}
+
+static moert_status run_job(job *j) {
+    MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
+    j->config.precision = (moert_precision)precision;
+    j->config.dense = (moert_precision)dense;
+    j->config.dispatch = (moert_dispatch)dispatch;
+    j->config.combine = (moert_combine)combine;
+    const moert_layer_options layer_options = moert_layer_options_of(&j->config);
+    MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
+    MOERT_TRY(moert_layer_create(j->mesh, &layer_options, &j->layer));
+    MOERT_TRY(moert_comm_agree(j->world, prepare(j)));
+    MOERT_TRY(compute(j));
+    return write_output(j);
+}
+
+static void clean_up(job *j) {
+    moert_buffer *const buffers[] = {j->ends, j->buffer_x, j->buffer_y, j->buffer_dy, j->buffer_dx};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_layer_destroy(j->layer);
+    moert_mesh_destroy(j->mesh);
+    moert_tensors_close(j->input);
+    moert_tensors_close(j->weights);
+    moert_model_config_free(&j->config);
+    free(j->slices);
+    free(j->all_slices);
+}
+
+static moert_status run(moert_context *context) {
+    job j = {.context = context,
+             .world = moert_context_comm(context),
+             .device = moert_context_device(context)};
+    moert_status status = run_job(&j);
+    if (status == MOERT_OK)
+        moert_program_say(
+            context, "layer %zu of %s: %zu tokens on %zu ranks, exchange %s, backend %s -> %s\n",
+            layer_index, model_path, j.tokens, moert_context_size(context),
+            moert_mesh_engine(j.mesh), moert_backend_name(moert_context_device(context)),
+            output_path);
+    clean_up(&j);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
+        .about = "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
+                 "split over the ranks.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

@@ -1,0 +1,302 @@
+/* The grouped GEMMs of moert-op: from tensors of a file to the buffers of an op, and back. */
+#include "tools/op/gemm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "tools/op/gemm_shapes.h"
+
+/* ---- operands ---- */
+
+enum { FIRST_FORMAT = MOERT_NUMBER_E5M2 + 1 }; /* among the words */
+
+moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
+                                 moert_scale_layout scales) {
+    moert_operand operand = {.type = (moert_number)word};
+    operand.how.transposed = transposed; /* of a plain one until it is loaded */
+    operand.how.axis = axis;
+    if (word < FIRST_FORMAT)
+        return operand;
+    const moert_file_op_format f = moert_file_op_format_of(word - FIRST_FORMAT);
+    operand.type = MOERT_NUMBER_F32;
+    operand.how.size = sizeof operand.how;
+    operand.how.format = f.format;
+    operand.how.axis = f.square ? MOERT_AXIS_TILE : axis;
+    operand.scales = moert_gemm_tileable(&operand) ? scales : MOERT_SCALES_LINEAR;
+    return operand;
+}
+
+moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
+                                moert_scale_layout scales) {
+    moert_operand operand = moert_gemm_operand(word, axis, transposed, scales);
+    if (moert_gemm_quantised(&operand) && operand.how.format == MOERT_FORMAT_FP8_BLOCK &&
+        !moert_file_op_format_of(word - FIRST_FORMAT).line)
+        operand.how.axis = MOERT_AXIS_TILE;
+    return operand;
+}
+
+moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales) {
+    moert_operand operand = moert_gemm_operand(word, MOERT_AXIS_COLUMN, false, scales);
+    operand.how.axis = MOERT_AXIS_COLUMN;
+    return operand;
+}
+
+bool moert_gemm_quantised(const moert_operand *operand) {
+    return operand->how.size > 0;
+}
+
+bool moert_gemm_tileable(const moert_operand *operand) {
+    return moert_gemm_quantised(operand) && moert_format_scale_bytes(operand->how.format) == 1;
+}
+
+/* ---- what is there ---- */
+
+static bool is_input(moert_gemm_role role) {
+    return role <= MOERT_GEMM_INDEX;
+}
+
+static bool is_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    return moert_gemm_quantised(moert_gemm_operand_of(job, row));
+}
+
+/* Whether the op takes or makes it; sets its switch. */
+static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    bool *wish = row->wish != 0 ? moert_gemm_at(job, row->wish) : NULL;
+    const bool there = moert_tensors_find(job->file->input, row->name) != NULL;
+    switch (row->role) {
+    case MOERT_GEMM_SCALE:
+    case MOERT_GEMM_RESULT_SCALE:
+        return is_quantised(job, row);
+    case MOERT_GEMM_RESULT: /* a second version is always quantised */
+        return row->buffer != MOERT_OP_BUFFER_column || is_quantised(job, row);
+    case MOERT_GEMM_INDEX:
+        return job->options->permute != MOERT_OP_PERMUTE_NONE;
+    case MOERT_GEMM_SUM:
+    case MOERT_GEMM_MOST:
+        return *wish = true;
+    case MOERT_GEMM_GLOBAL:
+        return there;
+    default:
+        if (wish != NULL && !*wish)
+            *wish = there;
+        return wish == NULL || *wish;
+    }
+}
+
+/* Finds out what is there, of which type and in which sizes. */
+static moert_status survey(moert_gemm_job *job) {
+    moert_op_options *o = job->options;
+    o->groups = o->rows = o->n = o->k = MOERT_GEMM_UNKNOWN;
+    for (int pairs = 0; pairs < 2; pairs++)
+        for (size_t i = 0; i < job->count; i++) {
+            const moert_gemm_tensor *row = &job->tensors[i];
+            const moert_tensor *tensor;
+            if (!is_used(job, row) || !is_input(row->role))
+                continue;
+            MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &tensor));
+            MOERT_TRY(moert_gemm_check_type(job, row, tensor));
+            if (row->role == MOERT_GEMM_GLOBAL) {
+                moert_gemm_operand_of(job, row)->global = true;
+                moert_gemm_operand_of(job, row)->how.group_scales = tensor->elements > 1;
+                continue;
+            }
+            moert_gemm_learn(job, row, tensor, pairs > 0);
+        }
+    return MOERT_OK;
+}
+
+/* The groups' ends, and the largest number that all of them have a multiple of as rows. */
+static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row) {
+    moert_op_options *o = job->options;
+    moert_groups groups;
+    MOERT_TRY(moert_file_op_load_groups(job->file, row->name, o->rows, &groups));
+    job->buffers.ends = job->file->ends_buffer;
+    o->row_multiple = 0;
+    for (size_t g = 0, start = 0; g < groups.count; start = job->file->ends[g++]) {
+        size_t rows = job->file->ends[g] - start;
+        while (rows > 0) { /* Euclid */
+            const size_t rest = o->row_multiple % rows;
+            o->row_multiple = rows;
+            rows = rest;
+        }
+    }
+    return MOERT_OK;
+}
+
+static moert_status create(moert_gemm_job *job) {
+    moert_op_options options = *job->options;
+    moert_operand *const factors[] = {&options.x, &options.weight, &options.y};
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
+        if (factors[i]->how.size == 0) /* turned round by load_matrix() */
+            factors[i]->how = (moert_quantizer){0};
+    return moert_op_create(job->file->device, &options, &job->op);
+}
+
+/* ---- inputs ---- */
+
+/* A buffer of `bytes` or, if that is more, what the op needs. */
+static moert_status make(moert_gemm_job *job, const moert_gemm_tensor *row, size_t bytes,
+                         moert_buffer **buffer) {
+    const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
+    MOERT_TRY(moert_file_op_buffer(job->file, moert_max(bytes, need), buffer));
+    *moert_op_buffer_at(&job->buffers, row->buffer) = *buffer;
+    return MOERT_OK;
+}
+
+/* to[lines] of to_bytes = from[lines] of from_bytes, cut or filled with zeros */
+static void copy_lines(const char *from, size_t from_bytes, char *to, size_t to_bytes,
+                       size_t lines) {
+    for (size_t i = 0; i < lines; i++)
+        memcpy(to + i * to_bytes, from + i * from_bytes, moert_min(from_bytes, to_bytes));
+}
+
+/* to[count][columns][rows] = from[count][rows][columns], elements of `bytes` */
+static void turn(const char *from, char *to, size_t count, size_t rows, size_t columns,
+                 size_t bytes) {
+    for (size_t i = 0; i < count * rows * columns; i++) {
+        const size_t matrix = i / (rows * columns), r = i / columns % rows, c = i % columns;
+        memcpy(to + ((matrix * columns + c) * rows + r) * bytes, from + i * bytes, bytes);
+    }
+}
+
+/* A matrix as the op takes it: a plain one that is stored transposed is turned round; lines of a
+ * quantised one, which are as long as all the groups' rows, become as long as the op expects. */
+static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *row,
+                                const moert_tensor *tensor) {
+    const moert_operand *operand = moert_gemm_operand_of(job, row);
+    const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
+    const bool plain = operand->how.size == 0, weight = operand == &job->options->weight;
+    const bool turned = operand->how.transposed && tensor->elements > 0;
+    const bool tiled = row->role == MOERT_GEMM_SCALE && operand->scales != MOERT_SCALES_LINEAR;
+    const size_t last = tensor->rank - 1;
+    const size_t lines = operand == &job->options->x ? job->options->k : job->options->n;
+    moert_buffer *buffer;
+    char *values;
+    MOERT_TRY(make(job, row, tensor->bytes, &buffer));
+    if (!turned || tiled || (weight && !plain) || (!plain && need == tensor->bytes))
+        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
+    MOERT_TRY(moert_alloc(&values, moert_max(need, tensor->bytes), 1));
+    if (plain)
+        turn(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
+             tensor->shape[last], moert_file_type_bytes(tensor->type));
+    else
+        copy_lines(tensor->data, tensor->bytes / lines, values, need / lines, lines);
+    const moert_status status = moert_buffer_write(buffer, 0, values, plain ? tensor->bytes : need);
+    free(values);
+    return status;
+}
+
+/* float32 numbers, times those that are in the buffer already. */
+static moert_status load_values(moert_gemm_job *job, const moert_gemm_tensor *row,
+                                const moert_tensor *tensor) {
+    moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
+    float *values, *old;
+    moert_status status;
+    if (buffer == NULL) {
+        MOERT_TRY(make(job, row, tensor->bytes, &buffer));
+        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
+    }
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, 2 * tensor->elements));
+    old = values + tensor->elements;
+    MOERT_TRY_OR(release, moert_tensor_read_f32(tensor, 0, tensor->elements, values));
+    MOERT_TRY_OR(release, moert_buffer_read(buffer, 0, old, tensor->bytes));
+    for (size_t i = 0; i < tensor->elements; i++)
+        old[i] *= values[i];
+    MOERT_TRY_OR(release, moert_buffer_write(buffer, 0, old, tensor->bytes));
+release:
+    free(values);
+    return status;
+}
+
+static moert_status load_index(moert_gemm_job *job, const moert_gemm_tensor *row,
+                               const moert_tensor *tensor) {
+    moert_buffer *buffer;
+    int32_t *values;
+    MOERT_TRY(make(job, row, tensor->elements * sizeof *values, &buffer));
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, tensor->elements));
+    moert_status status = moert_tensor_read_i32(tensor, 0, tensor->elements, values);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(buffer, 0, values, tensor->elements * sizeof *values);
+    free(values);
+    return status;
+}
+
+static moert_status load(moert_gemm_job *job, const moert_gemm_tensor *row) {
+    const moert_tensor *tensor;
+    moert_buffer *buffer;
+    MOERT_TRY(moert_gemm_check_shape(job, row, &tensor));
+    switch (row->role) {
+    case MOERT_GEMM_ENDS:
+        return MOERT_OK;
+    case MOERT_GEMM_FACTOR:
+    case MOERT_GEMM_SCALE:
+        return load_matrix(job, row, tensor);
+    case MOERT_GEMM_INDEX:
+        return load_index(job, row, tensor);
+    case MOERT_GEMM_F32:
+        return load_values(job, row, tensor);
+    default:
+        MOERT_TRY(make(job, row, tensor->bytes, &buffer));
+        return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
+    }
+}
+
+/* ---- results ---- */
+
+static moert_status fill(moert_buffer *buffer, float value) {
+    const size_t count = moert_buffer_bytes(buffer) / sizeof value;
+    float *values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, count));
+    for (size_t i = 0; i < count; i++)
+        values[i] = value;
+    const moert_status status = moert_buffer_write(buffer, 0, values, count * sizeof value);
+    free(values);
+    return status;
+}
+
+/* A buffer that begins as the op asks for it. */
+static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
+    const moert_op_options *o = job->options;
+    const moert_tensor *old;
+    moert_buffer *buffer;
+    MOERT_TRY(make(job, row, 0, &buffer));
+    if (row->role == MOERT_GEMM_MOST)
+        MOERT_TRY(fill(buffer, -INFINITY));
+    if (row->role != MOERT_GEMM_RESULT || o->kind == MOERT_OP_DGLU || !(o->beta || o->accumulate))
+        return MOERT_OK;
+    MOERT_TRY(moert_file_op_find(job->file, row->name, strlen(row->shape), &old));
+    MOERT_TRY(moert_gemm_check_type(job, row, old));
+    MOERT_TRY(moert_gemm_check_shape(job, row, &old));
+    return moert_buffer_write(buffer, 0, old->data, old->bytes);
+}
+
+static moert_status execute(moert_gemm_job *job) {
+    for (size_t i = 0; i < job->count; i++)
+        if (is_used(job, &job->tensors[i]))
+            MOERT_TRY((is_input(job->tensors[i].role) ? load : begin)(job, &job->tensors[i]));
+    MOERT_TRY(moert_op_execute(job->op, &job->buffers));
+    for (size_t i = 0; i < job->count; i++) {
+        const moert_gemm_tensor *row = &job->tensors[i];
+        if (is_used(job, row) && !is_input(row->role))
+            MOERT_TRY(moert_gemm_result(job, row, *moert_op_buffer_at(&job->buffers, row->buffer)));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_run(moert_file_op_job *file, moert_op_options *options,
+                            const moert_gemm_tensor *tensors, size_t count) {
+    moert_gemm_job job = {file, options, tensors, count, NULL, MOERT_OP_BUFFERS_INIT};
+    MOERT_TRY(survey(&job));
+    MOERT_TRY(moert_gemm_check_tensors(&job));
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i].role == MOERT_GEMM_ENDS)
+            MOERT_TRY(load_ends(&job, &tensors[i]));
+    MOERT_TRY(create(&job));
+    const moert_status status = execute(&job);
+    moert_op_destroy(job.op);
+    if (status != MOERT_OK)
+        return moert_error_pass(status, __func__, __LINE__);
+    return MOERT_OK;
+}

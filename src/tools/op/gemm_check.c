@@ -1,0 +1,127 @@
+/* What of a grouped GEMM goes together: tensors and their types, options. */
+#include "base/number.h"
+#include "quant/quantize.h"
+#include "tools/op/gemm_shapes.h"
+
+/* ---- types ---- */
+
+/* The type of numbers that may be of any plain one; of a bias, of more than 8 bits. */
+static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                              const moert_tensor *tensor) {
+    const bool bias = row->buffer == MOERT_OP_BUFFER_bias;
+    const moert_number last = bias ? MOERT_NUMBER_BF16 : MOERT_NUMBER_E5M2;
+    for (moert_number type = 0; type <= last; type++)
+        if (moert_file_type_of(type) == tensor->type) {
+            *(moert_number *)moert_gemm_at(job, row->place) = type;
+            return MOERT_OK;
+        }
+    return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' is %s, not F32, F16%s", tensor->file,
+                      row->name, moert_file_type_text(tensor->type),
+                      bias ? " or BF16" : ", BF16, F8_E4M3 or F8_E5M2");
+}
+
+/* The type that a tensor should have in the file. */
+static moert_number expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    if (row->role == MOERT_GEMM_SCALE)
+        return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_NUMBER_E2M1
+                                                                    : MOERT_NUMBER_F32;
+    if (row->role != MOERT_GEMM_FACTOR && row->role != MOERT_GEMM_RESULT)
+        return MOERT_NUMBER_F32;
+    const moert_operand *operand = moert_gemm_operand_of(job, row);
+    return moert_gemm_quantised(operand) ? moert_format_element(operand->how.format)
+                                         : operand->type;
+}
+
+moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                                   const moert_tensor *tensor) {
+    if (row->role == MOERT_GEMM_NUMBERS)
+        return find_type(job, row, tensor);
+    const moert_number type = expected_type(job, row);
+    if (row->role == MOERT_GEMM_INDEX || row->role == MOERT_GEMM_ENDS ||
+        moert_file_type_holds(tensor->type, type) ||
+        (type == MOERT_NUMBER_E2M1 && moert_file_type_bytes(tensor->type) == 1))
+        return MOERT_OK;
+    const bool payload =
+        row->role == MOERT_GEMM_FACTOR && moert_gemm_quantised(moert_gemm_operand_of(job, row));
+    return MOERT_FAIL(
+        ERROR_MISMATCH, "%s: tensor '%s' is %s, not %s%s%s", tensor->file, row->name,
+        moert_file_type_text(tensor->type), moert_file_type_text(moert_file_type_of(type)),
+        moert_number_bits(type) == 8 ? " or U8" : "",
+        payload ? ", a payload, as moert-op quantize makes them; --format f32, f16 or "
+                  "bf16 takes plain numbers"
+                : "");
+}
+
+/* ---- tensors ---- */
+
+static const moert_operand *result_of(const moert_gemm_job *job) {
+    const moert_gemm_tensor *row = job->tensors;
+    while (row->role != MOERT_GEMM_RESULT || row->buffer == MOERT_OP_BUFFER_c)
+        row++;
+    return moert_gemm_operand_of(job, row);
+}
+
+/* A tensor by its buffer, and how it is misused. */
+typedef struct rule {
+    moert_op_buffer buffer;
+    bool broken;
+    const char *text;
+} rule;
+
+static moert_status check_rules(const moert_gemm_job *job, const rule *rules, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t t = 0; rules[i].broken && t < job->count; t++)
+            if (job->tensors[t].buffer == rules[i].buffer)
+                return MOERT_FAIL(ERROR_MISMATCH, "tensor '%s' %s", job->tensors[t].name,
+                                  rules[i].text);
+    return MOERT_OK;
+}
+
+moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
+    const moert_op_options *o = job->options;
+    const moert_operand *result = result_of(job);
+    const bool quantised = moert_gemm_quantised(result);
+    const bool nvfp4 = quantised && result->how.format == MOERT_FORMAT_NVFP4;
+    const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
+    const rule rules[] = {
+        {MOERT_OP_BUFFER_norm, nvfp4 && !o->norm,
+         "is needed, a factor of nvfp4 results: 2688 / their largest magnitude, beyond which they "
+         "saturate"},
+        {MOERT_OP_BUFFER_norm, o->norm && !moert_gemm_tileable(result),
+         "goes with a quantised result that has scales of one byte"},
+        {MOERT_OP_BUFFER_beta, o->beta && quantised && !glu, "goes with a plain result"},
+        {MOERT_OP_BUFFER_beta, o->beta && o->accumulate, "does not go with --accumulate"},
+        {MOERT_OP_BUFFER_row_weight, o->row_weight && quantised, "goes with a plain result"},
+        {MOERT_OP_BUFFER_row_weight, o->row_weight && o->permute != MOERT_OP_PERMUTE_Y,
+         "goes with --permute y"},
+        {MOERT_OP_BUFFER_bias_scale, o->bias_scale && !o->bias, "goes with a tensor 'bias'"},
+        {MOERT_OP_BUFFER_prob, o->prob && !glu && (o->beta || o->accumulate),
+         "does not go with a tensor 'beta', nor with --accumulate"},
+        {MOERT_OP_BUFFER_prob, o->prob && !glu && o->bias,
+         "does not go with a tensor 'bias', whose factor is 'bias_scale'"},
+        {MOERT_OP_BUFFER_x_global, o->x.global && o->x.how.format != MOERT_FORMAT_NVFP4,
+         "goes with --format nvfp4"},
+        {MOERT_OP_BUFFER_y_global, o->y.global && o->y.how.format != MOERT_FORMAT_NVFP4,
+         "goes with --format nvfp4"},
+        {MOERT_OP_BUFFER_weight_global,
+         o->weight.global && o->weight.how.format != MOERT_FORMAT_NVFP4,
+         "goes with --format nvfp4"},
+    };
+    return check_rules(job, rules, sizeof rules / sizeof rules[0]);
+}
+
+/* ---- options ---- */
+
+moert_status moert_gemm_check_scales(const moert_op_options *o, bool given,
+                                     moert_scale_layout layout) {
+    const moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
+    bool quantised = false, tileable = false;
+    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        quantised = quantised || moert_gemm_quantised(operands[i]);
+        tileable = tileable || moert_gemm_tileable(operands[i]);
+    }
+    return MOERT_FILE_OP_CHECK(
+        {given && !quantised, "scales", "goes with quantised operands; all are plain"},
+        {given && layout != MOERT_SCALES_LINEAR && !tileable, "scales",
+         "in tiles have one byte; those of fp8-block are linear always"});
+}

@@ -1,0 +1,191 @@
+/* moert-op grouped-gemm-glu, -dglu and -quant: tensors and their names as in cuDNN. */
+#include <math.h>
+
+#include "tools/op/gemm.h"
+
+static unsigned format, c_format, d_format, act, glu_order, scales, b_major;
+static size_t interleave;
+static double limit;
+static bool with_column;
+
+/* Words of --scales. */
+static const moert_scale_layout row_layouts[] = {MOERT_SCALES_TILED_WHOLE, MOERT_SCALES_TILED,
+                                                 MOERT_SCALES_LINEAR};
+static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SCALES_TILED,
+                                                    MOERT_SCALES_LINEAR};
+
+/* ---- options ---- */
+
+/* clang-format off */
+#define FACTOR_OPTIONS                                                                             \
+    {"format", MOERT_OPTION_CHOICE, &format, "mxfp8", MOERT_GEMM_FORMAT_WORDS,                     \
+     "of a and b, both in blocks along the sum; b of fp8-block in squares"},                       \
+    {"scales", MOERT_OPTION_CHOICE, &scales, "tiled", "tiled|tiled-groups|linear",                 \
+     "sfa, sfb, sfd in 128x4 tiles of all rows together, of each group by itself (cuDNN's "        \
+     "discrete_col_sfd), or as matrices"},                                                         \
+    {"b-major", MOERT_OPTION_CHOICE, &b_major, "k", "k|n",                                         \
+     "b as shown, with the sum innermost, or its last two dimensions the other way round"}
+#define D_OPTIONS                                                                                  \
+    {"d-format", MOERT_OPTION_CHOICE, &d_format, "f32", MOERT_GEMM_FORMAT_WORDS,                   \
+     "of d; a format with scales gives sfd_row, d_col and sfd_col too"},                           \
+    {"column", MOERT_OPTION_FLAG, &with_column, "1", NULL,                                         \
+     "d_col and sfd_col, the second version in blocks along columns"}
+#define GLU_OPTIONS                                                                                \
+    {"act", MOERT_OPTION_CHOICE, &act, "swiglu", "swiglu|geglu", "activation"},                    \
+    {"limit", MOERT_OPTION_FLOAT, &limit, "0", "0..",                                              \
+     "bound of gate and up; 0 = none for swiglu, 7 for geglu"},                                    \
+    {"glu-order", MOERT_OPTION_CHOICE, &glu_order, "gate-first", "gate-first|linear-first",        \
+     "which of gate and up comes first"},                                                          \
+    {"interleave", MOERT_OPTION_UINT, &interleave, "32", NULL,                                     \
+     "columns of gate and of up in turn: 1, 8, 32; 0 = halves"}
+/* clang-format on */
+
+static const moert_option glu_options[] = {
+    FACTOR_OPTIONS,
+    GLU_OPTIONS,
+    {"c-format", MOERT_OPTION_CHOICE, &c_format, "f32", MOERT_FILE_OP_NUMBER_WORDS, "of c"},
+    D_OPTIONS,
+};
+static const moert_option dglu_options[] = {FACTOR_OPTIONS, GLU_OPTIONS, D_OPTIONS};
+static const moert_option quant_options[] = {FACTOR_OPTIONS, D_OPTIONS};
+
+/* ---- tensors ---- */
+
+/* clang-format off */
+#define FORWARD_INPUTS                                                                             \
+    MOERT_GEMM_GROUPS("padded_offsets"),                                                           \
+    MOERT_GEMM_OPERAND("a", FACTOR, x, "MK"),                                                      \
+    MOERT_GEMM_SCALES("sfa", SCALE, x),                                                            \
+    MOERT_GEMM_OPERAND("b", FACTOR, weight, "GNK"),                                                \
+    MOERT_GEMM_SCALES("sfb", SCALE, weight),                                                       \
+    MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),                                                   \
+    MOERT_GEMM_VALUES("norm_const", F32, norm, "1"),                                               \
+    MOERT_GEMM_BIAS
+
+#define RESULTS(d, wide)                                                                           \
+    MOERT_GEMM_OPERAND("d", RESULT, d, wide),                                                      \
+    MOERT_GEMM_SCALES("sfd_row", RESULT_SCALE, d),                                                 \
+    MOERT_GEMM_OPERAND("d_col", RESULT, column, wide),                                             \
+    MOERT_GEMM_SCALES("sfd_col", RESULT_SCALE, column)
+/* clang-format on */
+
+static const moert_gemm_tensor glu_tensors[] = {
+    FORWARD_INPUTS,
+    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
+    MOERT_GEMM_OPERAND("c", RESULT, c, "MN"),
+    RESULTS(d, "MH"),
+    MOERT_GEMM_VALUES("amax", MOST, amax, "G"),
+};
+
+static const moert_gemm_tensor dglu_tensors[] = {
+    MOERT_GEMM_GROUPS("padded_offsets"),
+    MOERT_GEMM_OPERAND("a", FACTOR, y, "MN"),
+    MOERT_GEMM_SCALES("sfa", SCALE, y),
+    MOERT_GEMM_OPERAND("b", FACTOR, weight, "GNK"),
+    MOERT_GEMM_SCALES("sfb", SCALE, weight),
+    {"c", MOERT_GEMM_NUMBERS, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_PLACE(c.type), 0},
+    MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),
+    MOERT_GEMM_VALUES("beta", F32, beta, "G"),
+    MOERT_GEMM_VALUES("prob", F32, prob, "M"),
+    MOERT_GEMM_VALUES("norm_const", F32, norm, "1"),
+    RESULTS(d, "MW"),
+    MOERT_GEMM_VALUES("dprob", SUM, dprob, "M"),
+    MOERT_GEMM_VALUES("dbias", SUM, dbias, "GW"),
+    MOERT_GEMM_VALUES("amax", MOST, amax, "G2"),
+};
+
+/* prob multiplies the product, or the bias if there is one. */
+/* clang-format off */
+#define QUANT_TENSORS(factor)                                                                      \
+    FORWARD_INPUTS,                                                                                \
+    MOERT_GEMM_VALUES("prob", F32, factor, "M"),                                                   \
+    RESULTS(y, "MN"),                                                                              \
+    MOERT_GEMM_VALUES("amax", MOST, amax, "G")
+/* clang-format on */
+static const moert_gemm_tensor quant_tensors[] = {QUANT_TENSORS(prob)};
+static const moert_gemm_tensor quant_bias_tensors[] = {QUANT_TENSORS(bias_scale)};
+
+/* ---- operations ---- */
+
+/* An op whose rows are `rows`, with the result `d`. */
+static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
+                             moert_operand *d) {
+    const bool natural = weight_axis == MOERT_AXIS_ROW; /* the sum of weight [N,K] is innermost */
+    *rows = moert_gemm_operand(format, MOERT_AXIS_ROW, false, row_layouts[scales]);
+    o->weight =
+        moert_gemm_weight(format, weight_axis, natural == (b_major == 1), weight_layouts[scales]);
+    *d = moert_gemm_operand(d_format, MOERT_AXIS_ROW, false, row_layouts[scales]);
+    if (with_column && moert_gemm_quantised(d))
+        o->column = moert_gemm_column(d_format, row_layouts[scales]);
+    o->glu = act == 0 ? (moert_glu_form)MOERT_GLU_SWIGLU : (moert_glu_form)MOERT_GLU_GPT_OSS;
+    o->glu.interleaved = false;
+    if (limit > 0.0)
+        o->glu.limit = (float)limit;
+    const bool square = moert_gemm_quantised(&o->weight) && o->weight.how.axis == MOERT_AXIS_TILE;
+    MOERT_TRY(MOERT_FILE_OP_CHECK(
+        {!with_column && !moert_gemm_quantised(d), "no-column", "goes with a quantised d"},
+        {square && o->weight.how.transposed, "b-major",
+         natural ? "n does not go with square blocks of b"
+                 : "k does not go with square blocks of b here; n does"}));
+    return moert_gemm_check_scales(o, scales != 0, row_layouts[scales]);
+}
+
+static moert_status glu(moert_file_op_job *job) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = MOERT_OP_GLU;
+    MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.d));
+    o.c = moert_gemm_operand(c_format, MOERT_AXIS_ROW, false, MOERT_SCALES_LINEAR);
+    o.save_c = true;
+    o.interleave = interleave;
+    o.linear_first = glu_order == 1;
+    return moert_gemm_run(job, &o, glu_tensors, sizeof glu_tensors / sizeof glu_tensors[0]);
+}
+
+static moert_status dglu(moert_file_op_job *job) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = MOERT_OP_DGLU;
+    MOERT_TRY(describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d));
+    o.interleave = interleave;
+    o.linear_first = glu_order == 1;
+    return moert_gemm_run(job, &o, dglu_tensors, sizeof dglu_tensors / sizeof dglu_tensors[0]);
+}
+
+static moert_status quant(moert_file_op_job *job) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    const bool bias = moert_tensors_find(job->input, "bias") != NULL;
+    o.kind = MOERT_OP_GEMM_FORWARD;
+    MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.y));
+    return moert_gemm_run(job, &o, bias ? quant_bias_tensors : quant_tensors,
+                          sizeof quant_tensors / sizeof quant_tensors[0]);
+}
+
+const moert_file_op moert_file_op_glu = {
+    "grouped-gemm-glu",
+    "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G] (ends of the groups), optional alpha[G], "
+    "bias[G,N], prob[M], norm_const[1] -> c[M,N] = alpha a b^T + bias, d[M,N/2] = prob GLU(c), "
+    "amax[G] of d, and with a quantised d sfd_row, d_col[M,N/2], sfd_col. a, b: elements of "
+    "4 bits in pairs along the sum; sfa, sfb: bytes, f32 for fp8-block",
+    glu_options,
+    sizeof glu_options / sizeof glu_options[0],
+    glu,
+};
+
+const moert_file_op moert_file_op_dglu = {
+    "grouped-gemm-dglu",
+    "a[M,N] (gradient), sfa, b[G,I,N], sfb, padded_offsets[G], c[M,2I] (of the forward), optional "
+    "alpha[G], beta[G], prob[M], norm_const[1] -> d[M,2I] = gradient of c, dprob[M], dbias[G,2I], "
+    "amax[G,2] of gate and up, and with a quantised d sfd_row, d_col[M,2I], sfd_col",
+    dglu_options,
+    sizeof dglu_options / sizeof dglu_options[0],
+    dglu,
+};
+
+const moert_file_op moert_file_op_gemm_quant = {
+    "grouped-gemm-quant",
+    "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G], optional alpha[G], prob[M], bias[G,N], "
+    "norm_const[1] -> d[M,N] = prob alpha a b^T or, with a bias, alpha a b^T + prob bias, amax[G], "
+    "and with a quantised d sfd_row, d_col[M,N], sfd_col",
+    quant_options,
+    sizeof quant_options / sizeof quant_options[0],
+    quant,
+};

@@ -1,0 +1,190 @@
+/* Shapes of the tensors of a grouped GEMM; see op_gemm.h for the letters. */
+#include "tools/op/gemm_shapes.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "moert/quantize.h"
+#include "quant/scales.h"
+
+void *moert_gemm_at(const moert_gemm_job *job, size_t offset) {
+    return (char *)job->options + offset;
+}
+
+moert_operand *moert_gemm_operand_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    return moert_gemm_at(job, row->place);
+}
+
+/* ---- letters ---- */
+
+/* The size in the options that a letter stands for; NULL for one that follows from others. */
+static size_t *known_size(const moert_gemm_job *job, char letter) {
+    moert_op_options *o = job->options;
+    return letter == 'G'   ? &o->groups
+           : letter == 'M' ? &o->rows
+           : letter == 'N' ? &o->n
+           : letter == 'K' ? &o->k
+                           : NULL;
+}
+
+static size_t size_of(const moert_gemm_job *job, char letter) {
+    const moert_op_options *o = job->options;
+    const size_t *known = known_size(job, letter);
+    return known != NULL   ? *known
+           : letter == 'T' ? moert_ceil_div(o->rows, o->topk)
+           : letter == 'H' ? o->n / 2
+           : letter == 'W' ? 2 * o->k
+                           : (size_t)(letter - '0');
+}
+
+/* The letters of a tensor in the order of its dimensions, and which of them counts pairs of
+ * elements, or rank for none. */
+typedef struct layout {
+    size_t rank, paired;
+    char letters[MOERT_GEMM_LETTERS];
+} layout;
+
+static layout layout_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    layout l = {.rank = strlen(row->shape)};
+    const size_t last = l.rank - 1;
+    l.paired = l.rank;
+    memcpy(l.letters, row->shape, l.rank);
+    if (row->role != MOERT_GEMM_FACTOR)
+        return l;
+    const moert_quantizer *how = &moert_gemm_operand_of(job, row)->how;
+    if (how->size > 0 && moert_format_element_bits(how->format) == 4)
+        l.paired = how->axis == MOERT_AXIS_COLUMN ? last - 1 : last;
+    if (!how->transposed)
+        return l;
+    l.letters[last] = row->shape[last - 1];
+    l.letters[last - 1] = row->shape[last];
+    if (l.paired < l.rank)
+        l.paired = l.paired == last ? last - 1 : last;
+    return l;
+}
+
+void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const moert_tensor *tensor,
+                      bool pairs) {
+    const layout l = layout_of(job, row);
+    for (size_t i = 0; i < l.rank; i++) {
+        size_t *size = known_size(job, l.letters[i]);
+        if (size != NULL && *size == MOERT_GEMM_UNKNOWN && (i == l.paired) == pairs)
+            *size = tensor->shape[i] * (pairs ? 2 : 1);
+    }
+}
+
+/* ---- quantised matrices ---- */
+
+/* That of a payload or of scales. */
+static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
+                                           const moert_gemm_tensor *row) {
+    const moert_op_quantized *q = job->op->quantized;
+    while (q->payload != row->buffer && q->scale != row->buffer)
+        q++;
+    return q;
+}
+
+/* Units of so many rows that the groups at hand have; `room` when they are equal parts. */
+static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
+                        size_t room) {
+    return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
+}
+
+/* The payload and the linear scales of all groups together, not transposed. */
+static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_quantized *q) {
+    const size_t block = moert_format_block(q->how.format);
+    moert_quantizer how = q->how;
+    how.transposed = false;
+    return moert_quantized_shape_of(&how, q->rows, q->columns, row_units(job, q, block, q->blocks));
+}
+
+/* Bytes of the scales in tiles. */
+static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN;
+    const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
+    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the op's room decides */
+    return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
+}
+
+/* ---- checks ---- */
+
+static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                                const moert_tensor *tensor) {
+    const moert_op_quantized *q = matrix_of(job, row);
+    const moert_quantized_shape shape = shape_of(job, q);
+    const bool tiled = q->scales != MOERT_SCALES_LINEAR;
+    const size_t bytes =
+        tiled ? tiled_bytes(job, q)
+              : shape.scale_lines * shape.scales * moert_format_scale_bytes(q->how.format);
+    const size_t most =
+        moert_max(bytes, moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer)));
+    if (tensor->bytes >= bytes && tensor->bytes <= most)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_MISMATCH,
+                      "%s: tensor '%s' has %zu bytes; %s scales [%zu,%zu] of %s have %zu",
+                      tensor->file, row->name, tensor->bytes, tiled ? "tiled" : "linear",
+                      shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
+}
+
+/* Lines of pairs of a tensor where these go across the lines: whole blocks, of each group. 0 where
+ * they do not. */
+static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    const moert_op_quantized *q = matrix_of(job, row);
+    if (q->how.axis != MOERT_AXIS_COLUMN)
+        return 0;
+    const size_t lines = shape_of(job, q).q_lines;
+    return q->by_ends ? lines : lines / moert_max(q->groups, 1);
+}
+
+moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                                    const moert_tensor **tensor) {
+    const layout l = layout_of(job, row);
+    size_t shape[MOERT_GEMM_LETTERS];
+    *tensor = moert_tensors_find(job->file->input, row->name);
+    if (row->role == MOERT_GEMM_SCALE)
+        return check_scale(job, row, *tensor);
+    for (size_t i = 0; i < l.rank; i++) {
+        shape[i] = size_of(job, l.letters[i]);
+        if (i == l.paired)
+            shape[i] = moert_ceil_div(shape[i], 2);
+    }
+    if (row->role == MOERT_GEMM_GLOBAL && *tensor != NULL && (*tensor)->elements == 1)
+        shape[0] = 1;
+    if (l.paired < l.rank)
+        shape[l.paired] = moert_max(shape[l.paired], paired_lines(job, row));
+    return moert_tensors_get(job->file->input, row->name, l.rank, shape, tensor);
+}
+
+/* ---- results ---- */
+
+/* Type and shape of a quantised result's payload or scales. */
+static void describe_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                               moert_tensor_spec *spec) {
+    const moert_op_quantized *q = matrix_of(job, row);
+    const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
+    const moert_quantized_shape shape = shape_of(job, q);
+    const bool bytes = !scale || moert_format_scale_bytes(q->how.format) == 1;
+    spec->type = bytes ? MOERT_FILE_U8 : MOERT_FILE_F32;
+    spec->rank = 2;
+    spec->shape[0] = scale ? shape.scale_lines : shape.q_lines;
+    spec->shape[1] = scale ? shape.scales : shape.q_bytes;
+    if (scale && q->scales != MOERT_SCALES_LINEAR) {
+        spec->rank = 1;
+        spec->shape[0] = tiled_bytes(job, q);
+    }
+}
+
+moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
+                               const moert_buffer *buffer) {
+    const layout l = layout_of(job, row);
+    const bool is_operand = row->role == MOERT_GEMM_RESULT || row->role == MOERT_GEMM_RESULT_SCALE;
+    moert_tensor_spec spec = {row->name, MOERT_FILE_F32, l.rank, {0}};
+    for (size_t i = 0; i < l.rank; i++)
+        spec.shape[i] = size_of(job, l.letters[i]);
+    if (is_operand && moert_gemm_operand_of(job, row)->how.size > 0)
+        describe_quantised(job, row, &spec);
+    else if (is_operand)
+        spec.type = moert_file_type_of(moert_gemm_operand_of(job, row)->type);
+    return moert_file_op_result(job->file, spec, buffer);
+}

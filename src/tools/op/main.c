@@ -1,0 +1,103 @@
+/* moert-op: one operation, from file to file; for parity checks and for converting weights. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "device/backend.h"
+#include "tools/op/op.h"
+
+static const moert_file_op *const ops[] = {
+    &moert_file_op_quantize,  &moert_file_op_dequantize, &moert_file_op_swizzle,
+    &moert_file_op_unswizzle, &moert_file_op_cast,       &moert_file_op_interleave,
+    &moert_file_op_gemm,      &moert_file_op_wgrad,      &moert_file_op_glu,
+    &moert_file_op_dglu,      &moert_file_op_gemm_quant,
+};
+enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 128 };
+
+static const char *input_path, *output_path;
+static unsigned backend;
+static const moert_file_op *op; /* the one asked for */
+static const char *op_word;     /* its name, or what was given for it; NULL when nothing was */
+
+static const moert_option common_options[] = {
+    {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
+    {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL, "safetensors file to write"},
+    {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto|reference|portable|nvidia",
+     "who computes; auto leaves it to MOERT_BACKEND"},
+};
+enum { COMMON = sizeof common_options / sizeof common_options[0] };
+
+static moert_option options[MOST_OPTIONS];
+
+/* Appends options; returns the new count. */
+static size_t append(size_t count, const moert_option *more, size_t n) {
+    for (size_t i = 0; i < n && count < MOST_OPTIONS; i++)
+        options[count++] = more[i];
+    return count;
+}
+
+/* The common options and those of the operation, or, for help, of all, each under its text. */
+static size_t make_options(void) {
+    size_t count = append(0, common_options, COMMON);
+    static char headings[OPS][640];
+    for (size_t i = 0; i < OPS; i++) {
+        if (op != NULL && op != ops[i])
+            continue;
+        snprintf(headings[i], sizeof headings[i], "%s: %s", ops[i]->name, ops[i]->about);
+        const moert_option heading = {.help = headings[i]};
+        count = append(count, &heading, 1);
+        count = append(count, ops[i]->options, ops[i]->option_count);
+    }
+    return count;
+}
+
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
+    static const char *const names[] = {"auto", "reference", "portable", "nvidia"};
+    if (op == NULL)
+        return op_word != NULL
+                   ? MOERT_FAIL(ERROR_USAGE, "no operation '%s'; --help lists them", op_word)
+                   : MOERT_FAIL(ERROR_USAGE, "no operation is named; --help lists them");
+    if (input_path == NULL || output_path == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: --input and --output are needed; see --help", op->name);
+    if (backend != MOERT_BACKEND_AUTO && setenv("MOERT_BACKEND", names[backend], 1) != 0)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for MOERT_BACKEND");
+    moert_config_reload();
+    return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    MOERT_TRY(moert_backend_check(moert_context_device(context)));
+    MOERT_TRY(moert_file_op_run(op, context, input_path, output_path));
+    moert_program_say(context, "%s of %s, backend %s -> %s\n", op->name, input_path,
+                      moert_backend_name(moert_context_device(context)), output_path);
+    return MOERT_OK;
+}
+
+static const moert_file_op *find(const char *name) {
+    for (size_t i = 0; i < OPS; i++)
+        if (strcmp(ops[i]->name, name) == 0)
+            return ops[i];
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && argv[1][0] != '-') { /* the rest are options */
+        op_word = argv[1];
+        op = find(op_word);
+        argv[1] = argv[0];
+        argv++;
+        argc--;
+    }
+    const moert_program program = {
+        .synopsis = "moert-op OP --input IN --output OUT [OPTION...]",
+        .about = "Runs one operation on tensors of a safetensors file and writes its results to "
+                 "another.",
+        .options = options,
+        .option_count = make_options(),
+        .check = check,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

@@ -1,0 +1,113 @@
+/*
+ * What the operations of moert-op share: an operation reads tensors from one safetensors file, runs
+ * on the device, and writes its results to another.
+ */
+#ifndef MOERT_TOOLS_OP_OP_H
+#define MOERT_TOOLS_OP_OP_H
+
+#include "io/safetensors.h"
+#include "moert/formats.h"
+#include "gemm/gemm.h"
+#include "tools/common/program.h"
+
+enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };
+
+/* One run. What is loaded or made through it is freed with it. */
+typedef struct moert_file_op_job {
+    moert_device *device;
+    moert_tensors *input;
+    moert_buffer *buffers[MOERT_OP_MOST_BUFFERS];
+    size_t buffer_count;
+    moert_tensor_spec results[MOERT_OP_MOST_RESULTS];
+    const moert_buffer *result_buffers[MOERT_OP_MOST_RESULTS];
+    size_t result_count;
+    uint32_t *ends; /* of the groups, on the host; NULL when the file has none */
+    moert_buffer *ends_buffer;
+    char *names[MOERT_OP_MOST_RESULTS]; /* made by moert_file_op_name() */
+    size_t name_count;
+    bool carries; /* the tensors of the input without these names go along to the output */
+} moert_file_op_job;
+
+/* The rows of a tensor [rows,columns], or of one [groups,rows/groups,columns]. */
+typedef struct moert_file_op_rows {
+    size_t rank, groups, rows, columns;
+} moert_file_op_rows;
+
+typedef struct moert_file_op {
+    const char *name, *about; /* tensors and shapes, in and out */
+    const moert_option *options;
+    size_t option_count;
+    moert_status (*run)(moert_file_op_job *job);
+} moert_file_op;
+
+/* The operations of the other files. */
+extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moert_file_op_swizzle,
+    moert_file_op_unswizzle, moert_file_op_cast, moert_file_op_interleave, moert_file_op_gemm,
+    moert_file_op_wgrad, moert_file_op_glu, moert_file_op_dglu, moert_file_op_gemm_quant;
+
+/* Runs `op` from file to file, on one rank. */
+moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
+                               const char *output);
+
+/* A buffer of the job: zeroed, or with the bytes of `values`. */
+moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer);
+moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, size_t bytes,
+                                  moert_buffer **buffer);
+
+/* The tensor `name` with `rank` dimensions, 0 for any number of them; ERROR_MISMATCH. */
+moert_status moert_file_op_find(const moert_file_op_job *job, const char *name, size_t rank,
+                                const moert_tensor **tensor);
+
+/* Loads the rows of a tensor as float32, or as the bytes in the file. */
+moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name,
+                                    moert_file_op_rows *rows, moert_buffer **buffer);
+moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
+                                      size_t element_bytes, moert_file_op_rows *rows,
+                                      moert_buffer **buffer);
+
+/* Groups by the tensor `name`[G] if there is one, else one group of all rows. */
+moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
+                                       moert_groups *groups);
+/* The same, but the groups of a tensor of three dimensions are its own. */
+moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
+                                     const char *name, moert_groups *groups);
+
+/* Names a result: the first elements of `buffer` in this shape. */
+moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
+                                  const moert_buffer *buffer);
+
+/* The name of a tensor, `base` and `suffix`, in memory of the job. */
+moert_status moert_file_op_name(moert_file_op_job *job, const char *base, const char *suffix,
+                                const char **name);
+
+/* Options and what they mean: ERROR_USAGE with option and text for the first that is misused. */
+typedef struct moert_file_op_rule {
+    bool broken;
+    const char *option, *text;
+} moert_file_op_rule;
+moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
+#define MOERT_FILE_OP_CHECK(...)                                                                   \
+    moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
+                        sizeof((const moert_file_op_rule[]){__VA_ARGS__}) /                        \
+                            sizeof(moert_file_op_rule))
+
+/* Words of options: plain types in the order of moert_number; formats, which are mxfp8 =
+ * mxfp8-e4m3, those of the table, and fp8-block with its blocks named. */
+#define MOERT_FILE_OP_NUMBER_WORDS                 "f32|f16|bf16|e4m3|e5m2"
+#define MOERT_FILE_OP_FORMAT_WORD(name, text, ...) "|" text
+#define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
+    "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
+
+/* The format of a word by its index among the formats, and whether the word says that blocks are
+ * square (fp8-128x128), or that they are not, of weights neither (fp8-1x128). */
+typedef struct moert_file_op_format {
+    moert_format format;
+    bool square, line;
+} moert_file_op_format;
+moert_file_op_format moert_file_op_format_of(unsigned word);
+
+/* How files name a number type, and whether they may hold it in this one (8 bits: as bytes too). */
+moert_file_type moert_file_type_of(moert_number number);
+bool moert_file_type_holds(moert_file_type type, moert_number number);
+
+#endif

@@ -1,0 +1,77 @@
+/* moert-op swizzle and unswizzle. */
+#include "base/memory.h"
+#include "moert/quantize.h"
+#include "quant/scales.h"
+#include "tools/op/op.h"
+
+static bool transposed;
+static size_t lines_given, width_given;
+
+#define TRANSPOSED                                                                                 \
+    {                                                                                              \
+        "transposed", MOERT_OPTION_FLAG, &transposed, "0", NULL,                                   \
+            "lines of `scale` are blocks, its columns are rows of the matrix"                      \
+    }
+
+static const moert_option swizzle_options[] = {TRANSPOSED};
+
+static const moert_option unswizzle_options[] = {
+    TRANSPOSED,
+    {"lines", MOERT_OPTION_UINT, &lines_given, "0", "0..2147483647", "lines of `scale`"},
+    {"width", MOERT_OPTION_UINT, &width_given, "0", "0..2147483647", "columns of `scale`"},
+};
+
+/* Bytes of the tiles, and how many there are along the groups. */
+static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
+    const size_t unit = moert_tile_lines(op->transposed);
+    op->tiles = job->ends != NULL ? moert_row_blocks(job->ends, op->groups.count, unit)
+                                  : moert_ceil_div(op->groups.rows, unit);
+    return moert_swizzled_bytes(job->ends, op->groups.count, op->groups.rows, op->width,
+                                op->transposed);
+}
+
+static moert_status swizzle(moert_file_op_job *job) {
+    moert_scale_tiles op = {.size = sizeof op, .transposed = transposed};
+    moert_file_op_rows lines;
+    MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.linear));
+    MOERT_TRY(moert_file_op_groups_of(job, &lines, "ends", &op.groups));
+    op.width = lines.columns;
+    const size_t bytes = count_tiles(job, &op);
+    MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
+    MOERT_TRY(moert_swizzle(&op));
+    return moert_file_op_result(job, (moert_tensor_spec){"swizzled", MOERT_FILE_U8, 1, {bytes}},
+                                op.swizzled);
+}
+
+static moert_status unswizzle(moert_file_op_job *job) {
+    moert_scale_tiles op = {.size = sizeof op, .transposed = transposed, .width = width_given};
+    const moert_tensor *tensor = moert_tensors_find(job->input, "swizzled");
+    if (lines_given == 0 || width_given == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");
+    MOERT_TRY(moert_file_op_load_groups(job, "ends", lines_given, &op.groups));
+    const size_t bytes = count_tiles(job, &op);
+    if (tensor == NULL || tensor->bytes != bytes)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "swizzled has %zu bytes; %zu lines of %zu scales make %zu",
+                          tensor != NULL ? tensor->bytes : 0, lines_given, width_given, bytes);
+    MOERT_TRY(moert_file_op_upload(job, tensor->data, bytes, &op.swizzled));
+    MOERT_TRY(moert_file_op_buffer(job, lines_given * width_given, &op.linear));
+    MOERT_TRY(moert_unswizzle(&op));
+    return moert_file_op_result(
+        job, (moert_tensor_spec){"scale", MOERT_FILE_U8, 2, {lines_given, width_given}}, op.linear);
+}
+
+const moert_file_op moert_file_op_swizzle = {
+    "swizzle",
+    "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own), or "
+    "scale[G,lines,width] -> swizzled u8, in 128x4 tiles",
+    swizzle_options,
+    sizeof swizzle_options / sizeof swizzle_options[0],
+    swizzle,
+};
+
+const moert_file_op moert_file_op_unswizzle = {
+    "unswizzle",       "swizzled u8, ends[G] (optional) -> scale[lines,width] u8",
+    unswizzle_options, sizeof unswizzle_options / sizeof unswizzle_options[0],
+    unswizzle,
+};

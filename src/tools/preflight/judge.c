@@ -1,0 +1,361 @@
+/* Finds the odd ranks of a job. Pure: no device, no MPI. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "tools/preflight/preflight.h"
+
+enum {
+    WHO_BYTES = 256,
+    SHM_BYTES_A_RANK = 16 << 20, /* that MPI libraries take there, with room to spare */
+    MEMORY_BYTES_A_RANK = 1 << 30,
+};
+#define MOST_SKEW_S    0.5
+#define LATENCY_FACTOR 4.0
+#define LATENCY_US     50.0 /* what a busy core may add to any message */
+
+/* The judgement so far, and room for a choice of ranks and for their values. */
+typedef struct judge {
+    moert_preflight *all;
+    double slow;
+    json_t *findings;
+    bool *odd;      /* [R] */
+    double *values; /* [R] */
+    double *sorted; /* [R] */
+    moert_status status;
+} judge;
+
+/* ---- words ---- */
+
+static void add(judge *j, bool wrong, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static void add(judge *j, bool wrong, const char *hint, const char *format, ...) {
+    char text[4 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    json_t *row = json_pack("{sb ss ss}", "wrong", wrong, "text", text, "hint", hint);
+    if (json_array_append_new(j->findings, row) != 0 && j->status == MOERT_OK)
+        j->status = MOERT_FAIL(ERROR_MEMORY, "no room for the findings");
+}
+
+/* The odd ranks of a node: how many, and of how many. */
+static size_t count_odd(const judge *j, size_t node, size_t *ranks) {
+    size_t odd = 0;
+    *ranks = 0;
+    for (size_t r = 0; r < j->all->ranks; r++)
+        if (j->all->rank[r].node == node) {
+            odd += j->odd[r];
+            ++*ranks;
+        }
+    return odd;
+}
+
+static bool is_first_of_node(const judge *j, size_t rank) {
+    for (size_t r = 0; r < rank; r++)
+        if (j->all->rank[r].node == j->all->rank[rank].node)
+            return false;
+    return true;
+}
+
+/* The odd ranks as "node2, rank 5 (node3)": whole nodes by their name, cut off where `who` ends. */
+static void name_odd(const judge *j, char who[WHO_BYTES]) {
+    size_t used = 0, of_node;
+    who[0] = '\0';
+    for (size_t r = 0; r < j->all->ranks && used < WHO_BYTES; r++) {
+        const moert_preflight_rank *rank = &j->all->rank[r];
+        const char *comma = used > 0 ? ", " : "";
+        const bool whole = count_odd(j, rank->node, &of_node) == of_node && of_node < j->all->ranks;
+        if (!j->odd[r] || (whole && !is_first_of_node(j, r)))
+            continue;
+        used += (size_t)(whole ? snprintf(who + used, WHO_BYTES - used, "%s%s", comma, rank->host)
+                               : snprintf(who + used, WHO_BYTES - used, "%srank %zu (%s)", comma, r,
+                                          rank->host));
+    }
+}
+
+static size_t first_odd(const judge *j) {
+    size_t r = 0;
+    while (r < j->all->ranks && !j->odd[r])
+        r++;
+    return r;
+}
+
+/* ---- texts ---- */
+
+/* What most ranks say of a text at an offset of moert_preflight_rank; of equals what rank 0 says,
+ * or the lowest. */
+static const char *most_common(const moert_preflight *all, size_t offset) {
+    const char *best = NULL;
+    size_t most = 0;
+    for (size_t r = 0; r < all->ranks; r++) {
+        const char *mine = (const char *)&all->rank[r] + offset;
+        size_t same = 0;
+        for (size_t other = 0; other < all->ranks; other++)
+            same += strcmp(mine, (const char *)&all->rank[other] + offset) == 0;
+        if (same > most) {
+            most = same;
+            best = mine;
+        }
+    }
+    return best;
+}
+
+/* One finding for all ranks that say the same odd thing. */
+static void judge_text(judge *j, size_t offset, const char *differs, const char *hint) {
+    const char *common = most_common(j->all, offset);
+    const size_t ranks = j->all->ranks;
+    char who[WHO_BYTES];
+    for (size_t r = 0; r < ranks; r++) {
+        const char *said = (const char *)&j->all->rank[r] + offset;
+        bool told = strcmp(said, common) == 0;
+        for (size_t other = 0; other < ranks; other++) {
+            j->odd[other] = strcmp(said, (const char *)&j->all->rank[other] + offset) == 0;
+            told = told || (other < r && j->odd[other]);
+        }
+        if (told)
+            continue;
+        name_odd(j, who);
+        add(j, true, hint, "%s: %s: %s; the others: %s", who, differs,
+            said[0] != '\0' ? said : "none", common[0] != '\0' ? common : "none");
+    }
+}
+
+/* ---- rates ---- */
+
+/* The median of those above 0, of two the larger (or the smaller); 0 where there are none. */
+static double median(const judge *j, const double *values, bool larger) {
+    size_t count = 0;
+    for (size_t r = 0; r < j->all->ranks; r++)
+        if (values[r] > 0.0)
+            j->sorted[count++] = values[r];
+    moert_rates_sort(j->sorted, count);
+    return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
+}
+
+/* Marks the ranks whose value is below the share `slow` of the reference, and gives their mean as a
+ * share of it; 0 where there are none. */
+static double mark_slow(judge *j, double reference) {
+    double sum = 0.0;
+    size_t count = 0;
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        j->odd[r] = j->values[r] > 0.0 && j->values[r] < j->slow * reference;
+        sum += j->odd[r] ? j->values[r] / reference : 0.0;
+        count += j->odd[r];
+    }
+    return count > 0 ? sum / (double)count : 0.0;
+}
+
+/* j->values are rates: who is slow? */
+static void judge_rate(judge *j, const char *what, const char *unit, const char *hint) {
+    const double reference = median(j, j->values, true), share = mark_slow(j, reference);
+    char who[WHO_BYTES];
+    if (share == 0.0)
+        return;
+    name_odd(j, who);
+    add(j, true, hint, "%s: slow: %.2f of the median %s (%.3g of %.3g %s)", who, share, what,
+        share * reference, reference, unit);
+}
+
+static void judge_rates(judge *j) {
+    static const char gemm_hint[] = "look there for other programs, a low power limit or clock, "
+                                    "fewer threads";
+    static const char copy_hint[] = "look there for other programs, or memory of another NUMA node";
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->values[r] = j->all->rank[r].rates.gemm_gflops;
+    judge_rate(j, "GEMM rate", "GFLOP/s", gemm_hint);
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->values[r] = j->all->rank[r].rates.copy_gbps;
+    judge_rate(j, "copy rate", "GB/s", copy_hint);
+}
+
+/* ---- links ---- */
+
+static bool is_inside(const judge *j, size_t a, size_t b) {
+    return j->all->rank[a].node == j->all->rank[b].node;
+}
+
+/* The typical link of rank `r` to those inside of its node, or outside. */
+static double typical(judge *j, size_t r, bool inside, bool latency) {
+    const size_t ranks = j->all->ranks;
+    for (size_t other = 0; other < ranks; other++) {
+        const moert_link *link = &j->all->links[r * ranks + other];
+        const double value = latency ? link->us : link->gbps;
+        j->values[other] = is_inside(j, r, other) == inside ? value : 0.0;
+    }
+    return median(j, j->values, !latency);
+}
+
+static void fill_typical(judge *j) {
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        moert_preflight_rank *rank = &j->all->rank[r];
+        rank->inside = typical(j, r, true, false);
+        rank->inside_us = typical(j, r, true, true);
+        rank->between = typical(j, r, false, false);
+        rank->between_us = typical(j, r, false, true);
+    }
+}
+
+/* Links that are slow although both ends are not: of these the bad one is the link. */
+static void judge_pairs(judge *j, bool inside, double reference, const char *hint) {
+    const moert_preflight *all = j->all;
+    for (size_t a = 0; a < all->ranks; a++)
+        for (size_t b = a + 1; b < all->ranks; b++) {
+            const double gbps = all->links[a * all->ranks + b].gbps;
+            if (is_inside(j, a, b) == inside && !j->odd[a] && !j->odd[b] && gbps > 0.0 &&
+                gbps < j->slow * reference)
+                add(j, true, hint,
+                    "the link of ranks %zu and %zu (%s, %s): slow: %.2f of the median bandwidth "
+                    "(%.3g of %.3g GB/s)",
+                    a, b, all->rank[a].host, all->rank[b].host, gbps / reference, gbps, reference);
+        }
+}
+
+static void judge_latency(judge *j, bool inside, const char *hint) {
+    char who[WHO_BYTES];
+    double worst = 0.0;
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->values[r] = inside ? j->all->rank[r].inside_us : j->all->rank[r].between_us;
+    const double reference = median(j, j->values, false);
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        j->odd[r] = j->values[r] > LATENCY_FACTOR * reference + LATENCY_US;
+        worst = j->odd[r] ? fmax(worst, j->values[r]) : worst;
+    }
+    if (worst == 0.0)
+        return;
+    name_odd(j, who);
+    add(j, true, hint, "%s: late: a small message %s takes %.0f us, the median is %.0f us", who,
+        inside ? "inside of the node" : "between nodes", worst, reference);
+}
+
+static void judge_links(judge *j, bool inside) {
+    const char *hint = inside ? "look there for other programs, or more ranks than cores"
+                              : "look there for a link at a lower speed, a bad cable or port, or "
+                                "messages over another network (btl_tcp_if_include)";
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->values[r] = inside ? j->all->rank[r].inside : j->all->rank[r].between;
+    const double reference = median(j, j->values, true);
+    judge_rate(j, inside ? "bandwidth inside of a node" : "bandwidth to the other nodes", "GB/s",
+               hint);
+    judge_pairs(j, inside, reference, hint);
+    judge_latency(j, inside, hint);
+}
+
+/* ---- what each host has ---- */
+
+static void judge_clocks(judge *j) {
+    char who[WHO_BYTES];
+    double worst = 0.0;
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        const double skew = j->all->rank[r].skew_s;
+        j->odd[r] = fabs(skew) > MOST_SKEW_S;
+        worst = fabs(skew) > fabs(worst) ? skew : worst;
+    }
+    if (fabs(worst) <= MOST_SKEW_S)
+        return;
+    name_odd(j, who);
+    add(j, true, "let chrony or another NTP client set the clocks",
+        "%s: the clock is %.1f s %s rank 0's", who, fabs(worst),
+        worst > 0.0 ? "ahead of" : "behind");
+}
+
+/* Free memory of one kind, for the ranks of the host together. */
+static void judge_room(judge *j, bool shm) {
+    const size_t need = shm ? SHM_BYTES_A_RANK : MEMORY_BYTES_A_RANK;
+    char who[WHO_BYTES];
+    size_t of_node, least = SIZE_MAX;
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        const moert_preflight_rank *rank = &j->all->rank[r];
+        const size_t room = shm ? rank->shm_bytes : rank->memory_bytes;
+        count_odd(j, rank->node, &of_node);
+        j->odd[r] = room < of_node * need;
+        least = j->odd[r] ? moert_min(least, room) : least;
+    }
+    if (first_odd(j) == j->all->ranks)
+        return;
+    name_odd(j, who);
+    add(j, true,
+        shm ? "remove what lies there, or give the container more (docker run --shm-size)"
+            : "end other programs there, or use fewer ranks a host",
+        "%s: only %zu MiB %s, at least %zu MiB a rank are wanted", who, least >> 20,
+        shm ? "free in /dev/shm" : "of memory available", need >> 20);
+}
+
+static void judge_watchdog(judge *j) {
+    char who[WHO_BYTES];
+    if (j->all->rank[0].timeout_s == 0) {
+        add(j, false, "set MOERT_TIMEOUT_S",
+            "the watchdog is off: a lost rank leaves the others "
+            "waiting");
+        return;
+    }
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->odd[r] = !j->all->rank[r].watched;
+    if (first_odd(j) == j->all->ranks)
+        return;
+    name_odd(j, who);
+    add(j, true, "ranks of a host must share its memory: one container, one user",
+        "%s: the watchdog does not reach the ranks of this host", who);
+}
+
+static void judge_placement(judge *j) {
+    const moert_preflight_rank *rank = j->all->rank;
+    char who[WHO_BYTES];
+    size_t first, here;
+    for (size_t r = 0; r < j->all->ranks; r++)
+        j->odd[r] = rank[r].shared;
+    if (first_odd(j) < j->all->ranks) {
+        name_odd(j, who);
+        add(j, false, "use as many ranks a host as it has cores, or fewer",
+            "%s: cores are shared with other ranks", who);
+    }
+    count_odd(j, rank[0].node, &first);
+    for (size_t r = 0; r < j->all->ranks; r++) {
+        count_odd(j, rank[r].node, &here);
+        if (here != first && is_first_of_node(j, r))
+            add(j, false, "equal numbers keep all hosts equally busy",
+                "%s has %zu ranks, %s has %zu", rank[r].host, here, rank[0].host, first);
+    }
+}
+
+static void judge_all(judge *j) {
+#define JUDGE_TEXT(field, differs, hint)                                                           \
+    judge_text(j, offsetof(moert_preflight_rank, field), differs, hint);
+    MOERT_PREFLIGHT_TEXTS(JUDGE_TEXT)
+#undef JUDGE_TEXT
+    judge_watchdog(j);
+    judge_clocks(j);
+    judge_room(j, true);
+    judge_room(j, false);
+    judge_rates(j);
+    judge_links(j, true);
+    judge_links(j, false);
+    judge_placement(j);
+}
+
+moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **findings) {
+    judge j = {.all = all, .slow = slow, .findings = json_array(), .status = MOERT_OK};
+    moert_status status;
+    if (j.findings == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the findings");
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.odd, all->ranks));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.values, all->ranks));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.sorted, all->ranks));
+    fill_typical(&j);
+    judge_all(&j);
+    status = j.status;
+done:
+    free(j.sorted);
+    free(j.values);
+    free(j.odd);
+    if (status == MOERT_OK)
+        *findings = j.findings;
+    else
+        json_decref(j.findings);
+    return status;
+}

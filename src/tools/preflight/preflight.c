@@ -1,0 +1,164 @@
+/* Gathers what every rank tells of itself, and measures devices and links. */
+#include "tools/preflight/preflight.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <time.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/phase.h"
+
+enum { CLOCK_SAMPLES = 9 };
+
+/* ---- what costs nothing ---- */
+
+static size_t free_shm_bytes(void) {
+    struct statvfs shm;
+    return statvfs("/dev/shm", &shm) == 0 ? (size_t)shm.f_bavail * shm.f_frsize : 0;
+}
+
+static size_t available_bytes(void) {
+    char line[128];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib << 10;
+}
+
+/* "NAME=value ..." of all variables that are set; folders may differ from host to host. */
+static void list_settings(char *text) {
+    size_t used = 0;
+    moert_variable v;
+    text[0] = '\0';
+    for (size_t i = 0; moert_config_variable(i, &v) && used < MOERT_PREFLIGHT_TEXT_BYTES; i++)
+        if (v.value != NULL && strstr(v.name, "_DIR") == NULL && strstr(v.name, "_FILE") == NULL)
+            used += (size_t)snprintf(text + used, MOERT_PREFLIGHT_TEXT_BYTES - used, "%s%s=%s",
+                                     used > 0 ? " " : "", v.name, v.value);
+}
+
+static void look_around(moert_context *context, const char *commit, moert_preflight_rank *mine) {
+    const moert_comm *world = moert_context_comm(context);
+    const moert_device_info *device = moert_device_describe(moert_context_device(context));
+    const moert_placement *placement = moert_context_placement(context);
+    const size_t rank = moert_comm_rank(world);
+    snprintf(mine->host, sizeof mine->host, "%s", moert_comm_host(world, rank));
+    mine->node = moert_comm_node(world, rank);
+    snprintf(mine->commit, sizeof mine->commit, "%s %s", MOERT_VERSION, commit);
+    moert_comm_library(mine->mpi, sizeof mine->mpi);
+    snprintf(mine->device, sizeof mine->device, "%s", device->name);
+    snprintf(mine->driver, sizeof mine->driver, "%s, %s", device->platform_name, device->driver);
+    list_settings(mine->settings);
+    mine->cores = placement->cpu_count > 0 ? placement->cpu_count : device->compute_units;
+    mine->shared = placement->shared;
+    mine->timeout_s = moert_config_get()->timeout_s;
+    mine->watched = moert_context_is_watched(context);
+    mine->shm_bytes = free_shm_bytes();
+    mine->memory_bytes = available_bytes();
+}
+
+/* ---- clocks ---- */
+
+static double wall_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* *skew = how far this rank's wall clock is ahead of rank 0's, the median of some readings right
+ * after a barrier. Collective. */
+static moert_status compare_clocks(moert_comm *world, double *skew) {
+    double samples[CLOCK_SAMPLES], mine, zero;
+    for (int i = 0; i < CLOCK_SAMPLES; i++) {
+        MOERT_TRY(moert_comm_barrier(world));
+        mine = zero = wall_seconds();
+        MOERT_TRY(moert_comm_broadcast(world, 0, &zero, sizeof zero));
+        samples[i] = mine - zero;
+    }
+    moert_rates_sort(samples, CLOCK_SAMPLES);
+    *skew = samples[CLOCK_SAMPLES / 2];
+    return MOERT_OK;
+}
+
+/* ---- links ---- */
+
+/* Links among the ranks of one colour into this rank's row links[R]. Collective. */
+static moert_status measure_part(moert_comm *world, size_t color, double seconds,
+                                 moert_link *links) {
+    moert_comm *part;
+    moert_link *found = NULL;
+    size_t *rank_of = NULL;
+    MOERT_TRY(moert_comm_split(world, color, &part));
+    const size_t size = moert_comm_size(part), me = moert_comm_rank(world);
+    moert_status status = MOERT_NEW_ARRAY(&found, size);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&rank_of, size);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, moert_comm_allgather(part, &me, sizeof me, rank_of));
+    MOERT_TRY_OR(done, moert_links_measure(part, seconds, found));
+    for (size_t i = 0; i < size; i++)
+        if (rank_of[i] != me)
+            links[rank_of[i]] = found[i];
+done:
+    free(rank_of);
+    free(found);
+    moert_comm_destroy(part);
+    return status;
+}
+
+/* Among the ranks of each node, then among those of equal number on all nodes, which may have a
+ * network device each. Collective. */
+static moert_status measure_links(moert_comm *world, double seconds, moert_preflight *all) {
+    const size_t ranks = all->ranks, bytes = ranks * sizeof *all->links;
+    moert_link *mine;
+    moert_status status;
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&mine, ranks)));
+    MOERT_TRY_OR(
+        done, measure_part(world, moert_comm_node(world, moert_comm_rank(world)), seconds, mine));
+    MOERT_TRY_OR(done, measure_part(world, moert_comm_node_rank(world), seconds, mine));
+    MOERT_TRY_OR(done, moert_comm_allgather(world, mine, bytes, all->links));
+done:
+    free(mine);
+    return status;
+}
+
+/* ---- all ---- */
+
+static moert_status allocate(moert_comm *world, moert_preflight *all) {
+    all->ranks = moert_comm_size(world);
+    moert_status status = MOERT_NEW_ARRAY(&all->rank, all->ranks);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&all->links, all->ranks * all->ranks);
+    return moert_comm_agree(world, status);
+}
+
+moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
+                                    moert_preflight *all) {
+    moert_comm *world = moert_context_comm(context);
+    moert_preflight_rank *mine;
+    moert_status status;
+    MOERT_TRY(allocate(world, all));
+    MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&mine)));
+    look_around(context, commit, mine);
+    moert_phase_set("clocks");
+    MOERT_TRY_OR(done, compare_clocks(world, &mine->skew_s));
+    status = moert_rates_measure(moert_context_device(context), &mine->rates);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, measure_links(world, links_s, all));
+    MOERT_TRY_OR(done, moert_comm_allgather(world, mine, sizeof *mine, all->rank));
+done:
+    free(mine);
+    return status;
+}
+
+void moert_preflight_free(moert_preflight *all) {
+    free(all->rank);
+    free(all->links);
+    *all = (moert_preflight){0};
+}

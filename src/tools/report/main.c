@@ -1,0 +1,108 @@
+/* moert-report: one page that shows what bounded a training run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "io/durable.h"
+#include "tools/common/options.h"
+#include "tools/report/page.h"
+
+static const char *out_path, *trace_path;
+
+static const moert_option options[] = {
+    {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
+    {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
+     "what moert-train --trace has written; default RUN/trace.json, if there is one"},
+};
+enum { OPTIONS = sizeof options / sizeof options[0] };
+
+/* The last part of a path. */
+static const char *name_of(const char *path) {
+    const char *name = strrchr(path, '/');
+    return name != NULL && name[1] != '\0' ? name + 1 : path;
+}
+
+/* RUN/name, to be freed, or what an option says. */
+static moert_status path_of(const char *run, const char *given, const char *name, char **path) {
+    *path = given != NULL ? strdup(given) : moert_text_format("%s/%s", run, name);
+    return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+}
+
+/* The trace, if there is one; its length is 0 if not. */
+static moert_status read_trace(const char *run, moert_trace_step *trace) {
+    char *path;
+    MOERT_TRY(path_of(run, trace_path, "trace.json", &path));
+    const bool there = trace_path != NULL || access(path, F_OK) == 0;
+    const moert_status status = there ? moert_trace_step_read(path, trace) : MOERT_OK;
+    free(path);
+    return status;
+}
+
+static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
+                               const moert_verdict *verdict) {
+    moert_trace_step trace = {.length = 0.0};
+    char *page = NULL;
+    moert_status status = read_trace(run, &trace);
+    if (status == MOERT_OK)
+        status = moert_report_page(name_of(run), record, verdict,
+                                   trace.length > 0.0 ? &trace : NULL, &page);
+    moert_trace_step_free(&trace);
+    MOERT_TRY(status);
+    status = moert_durable_write(path, page);
+    free(page);
+    return status;
+}
+
+static void print(const moert_verdict *verdict, const char *path) {
+    printf("%s\n", verdict->headline);
+    for (size_t i = 0; i < verdict->count; i++)
+        printf("%s %s\n", verdict->line[i].warns ? "!" : " ", verdict->line[i].text);
+    printf("page    %s\n", path);
+}
+
+static moert_status report(const char *run) {
+    moert_run_record record;
+    moert_verdict verdict;
+    char *path;
+    MOERT_TRY(path_of(run, out_path, "report.html", &path));
+    moert_status status = moert_run_record_read(run, &record);
+    if (status == MOERT_OK) {
+        moert_verdict_make(&record, &verdict);
+        status = write_page(run, path, &record, &verdict);
+    }
+    if (status == MOERT_OK)
+        print(&verdict, path);
+    moert_run_record_free(&record);
+    free(path);
+    return status;
+}
+
+/* RUN comes first, then options. */
+static moert_status run(int argc, char **argv) {
+    const bool named = argc > 1 && argv[1][0] != '-';
+    bool help;
+    MOERT_TRY(moert_options_parse(options, OPTIONS, argc - named, argv + named, &help));
+    if (help) {
+        moert_options_usage(
+            stdout, "moert-report RUN [OPTION...]",
+            "Shows a training run, the --out folder of moert-train, on one page for a "
+            "browser: how fast, what bounds\n"
+            "a step, which rank the others wait for, which expert is hot. Train with "
+            "--profile to see it all.",
+            options, OPTIONS);
+        return MOERT_OK;
+    }
+    if (!named)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "which run? moert-report RUN, the --out folder of moert-train");
+    return report(argv[1]);
+}
+
+int main(int argc, char **argv) {
+    const moert_status status = run(argc, argv);
+    if (status != MOERT_OK)
+        fprintf(stderr, "moert-report: %s\n", moert_last_error());
+    return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
+}

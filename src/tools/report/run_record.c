@@ -1,0 +1,345 @@
+/* Reads what a training run has written about itself. */
+#include "tools/report/run_record.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "device/profile/profile.h"
+#include "io/durable.h"
+#include "io/json.h"
+
+enum { LIMIT_BYTES = 1 << 30 };
+
+const char *moert_time_text(moert_time time) {
+    static const char *const texts[] = {
+#define TIME_TEXT(name, text) text,
+        MOERT_TIME_TABLE(TIME_TEXT)
+#undef TIME_TEXT
+    };
+    return texts[time];
+}
+
+/* An object, and where it comes from. */
+typedef struct source {
+    const char *path;
+    size_t line; /* 0 in a file of one object */
+    const json_t *object;
+} source;
+
+static moert_status fail_field(const source *from, const char *key, const char *expected) {
+    char place[32] = "";
+    if (from->line > 0)
+        snprintf(place, sizeof place, " line %zu:", from->line);
+    return MOERT_FAIL(
+        ERROR_FORMAT, "%s:%s %s \"%s\" %s", from->path, place,
+        json_object_get(from->object, key) == NULL ? "there is no" : "the value of", key,
+        json_object_get(from->object, key) == NULL ? "there; was it written by another "
+                                                     "version?"
+                                                   : expected);
+}
+
+/* ---- values ---- */
+
+static double number_or_nan(const source *from, const char *key) {
+    const json_t *value = json_object_get(from->object, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+/* An integer from 1 to a million. */
+static moert_status read_count(const source *from, const char *key, size_t *count) {
+    const json_t *value = json_object_get(from->object, key);
+    if (!json_is_integer(value) || json_integer_value(value) < 1 ||
+        json_integer_value(value) > 1000000)
+        return fail_field(from, key, "is not an integer from 1 to 1000000");
+    *count = (size_t)json_integer_value(value);
+    return MOERT_OK;
+}
+
+/* values[count] of an array; false if it is none or holds anything but so many finite numbers. */
+static bool read_numbers(const json_t *array, size_t count, double *values) {
+    if (json_array_size(array) != count)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(array, i);
+        if (!json_is_number(value) || !isfinite(json_number_value(value)))
+            return false;
+        values[i] = json_number_value(value);
+    }
+    return true;
+}
+
+static moert_status read_row(const source *from, const char *key, size_t count, double *values) {
+    if (!read_numbers(json_object_get(from->object, key), count, values))
+        return fail_field(from, key, "is not an array of a number for each rank");
+    return MOERT_OK;
+}
+
+/* A new matrix [rows,columns]. */
+static moert_status read_matrix(const source *from, const char *key, size_t rows, size_t columns,
+                                double **values) {
+    const json_t *matrix = json_object_get(from->object, key);
+    if (rows == 0 || columns == 0 || json_array_size(matrix) != rows)
+        return fail_field(from, key, "is no matrix of the right size");
+    MOERT_TRY(moert_alloc(values, rows * columns, sizeof **values));
+    for (size_t i = 0; i < rows; i++)
+        if (!read_numbers(json_array_get(matrix, i), columns, *values + i * columns))
+            return fail_field(from, key, "is no matrix of numbers of the right size");
+    return MOERT_OK;
+}
+
+/* ---- files ---- */
+
+/* The file's object, to be given to json_decref; NULL if there is no such file. */
+static moert_status read_object(const char *path, json_t **object) {
+    char *text;
+    *object = NULL;
+    if (access(path, F_OK) != 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_read_text(path, LIMIT_BYTES, &text));
+    const moert_status status = moert_json_parse(path, "it", text, strlen(text), object);
+    free(text);
+    return status;
+}
+
+typedef moert_status take_line(moert_run_record *record, const source *from);
+
+/* Hands each line on; a last one without its end is one that is being written. */
+static moert_status read_lines(const char *path, take_line *take, moert_run_record *record) {
+    moert_status status = MOERT_OK;
+    char *text, what[32];
+    MOERT_TRY(moert_read_text(path, LIMIT_BYTES, &text));
+    char *at = text, *end;
+    for (size_t line = 1; status == MOERT_OK && (end = strchr(at, '\n')) != NULL; line++) {
+        json_t *object;
+        snprintf(what, sizeof what, "line %zu", line);
+        status = moert_json_parse(path, what, at, (size_t)(end - at), &object);
+        if (status == MOERT_OK) {
+            status = take(record, &(source){path, line, object});
+            json_decref(object);
+        }
+        at = end + 1;
+    }
+    free(text);
+    return status;
+}
+
+/* ---- metrics.jsonl ---- */
+
+static moert_status take_metrics(moert_run_record *record, const source *from) {
+    const json_t *loss = json_object_get(from->object, "loss");
+    moert_run_step step = {
+        .step = number_or_nan(from, "step"),
+        .loss = number_or_nan(from, "loss"),
+        .heldout_loss = number_or_nan(from, "heldout_loss"),
+        .tokens_per_s = number_or_nan(from, "tokens_per_s"),
+        .skipped = json_is_true(json_object_get(from->object, "skipped")),
+    };
+    if (!isfinite(step.step))
+        return fail_field(from, "step", "is not a number");
+    if (!isfinite(step.loss) && !json_is_null(loss))
+        return fail_field(from, "loss", "is neither a number nor null");
+    if (!(step.tokens_per_s > 0.0))
+        return fail_field(from, "tokens_per_s", "is not a number above 0");
+    if ((record->steps & (record->steps + 1)) == 0) { /* it doubles */
+        const size_t room = 2 * (record->steps + 1);
+        moert_run_step *grown = realloc(record->step, room * sizeof *grown);
+        if (grown == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the metrics of %zu steps", room);
+        record->step = grown;
+    }
+    record->step[record->steps++] = step;
+    return MOERT_OK;
+}
+
+/* ---- profile-steps.jsonl ---- */
+
+moert_time moert_time_of(const char *operation) {
+    if (strcmp(operation, "host") == 0)
+        return MOERT_TIME_HOST;
+    for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
+        if (strcmp(operation, moert_operation_text((moert_operation)i)) != 0)
+            continue;
+        if (moert_operation_is_gemm((moert_operation)i))
+            return MOERT_TIME_PRODUCTS;
+        if (i == MOERT_OPERATION_DISPATCH || i == MOERT_OPERATION_COMBINE)
+            return MOERT_TIME_MOVES;
+        if (i == MOERT_OPERATION_WAIT || i == MOERT_OPERATION_EXCHANGE_WAIT)
+            return MOERT_TIME_MESSAGES;
+    }
+    return MOERT_TIME_KERNELS;
+}
+
+static moert_status take_ranks(moert_run_record *record, const source *from) {
+    record->ranks = json_array_size(json_object_get(from->object, "step_ms"));
+    if (record->ranks == 0)
+        return fail_field(from, "step_ms", "is not an array of a number for each rank");
+    return moert_alloc(&record->rank, record->ranks, sizeof *record->rank);
+}
+
+/* Adds a step's times: what was waited for others goes off the messages. */
+static moert_status add_times(moert_run_record *record, const source *from, double *row) {
+    const json_t *operations = json_object_get(from->object, "operations");
+    const char *name;
+    json_t *value;
+    MOERT_TRY(read_row(from, "step_ms", record->ranks, row));
+    for (size_t r = 0; r < record->ranks; r++)
+        record->rank[r].step_ms += row[r];
+    if (!json_is_object(operations))
+        return fail_field(from, "operations", "is not an object");
+    json_object_foreach((json_t *)operations, name, value) {
+        MOERT_TRY(
+            read_row(&(source){from->path, from->line, operations}, name, record->ranks, row));
+        for (size_t r = 0; r < record->ranks; r++)
+            record->rank[r].ms[moert_time_of(name)] += row[r];
+    }
+    if (json_object_get(from->object, "waited_ms") == NULL) /* nobody has waited */
+        return MOERT_OK;
+    MOERT_TRY(read_row(from, "waited_ms", record->ranks, row));
+    for (size_t r = 0; r < record->ranks; r++) {
+        record->rank[r].ms[MOERT_TIME_WAITING] += row[r];
+        record->rank[r].ms[MOERT_TIME_MESSAGES] -= row[r];
+    }
+    return MOERT_OK;
+}
+
+static moert_status take_step(moert_run_record *record, const source *from) {
+    double *row;
+    if (record->profiled_steps++ == 0)
+        MOERT_TRY(take_ranks(record, from));
+    MOERT_TRY(moert_alloc(&row, record->ranks, sizeof *row));
+    const moert_status status = add_times(record, from, row);
+    free(row);
+    return status;
+}
+
+static void take_means(moert_run_record *record) {
+    const double part = 1.0 / (double)record->profiled_steps;
+    for (size_t r = 0; r < record->ranks; r++) {
+        moert_run_rank *rank = &record->rank[r];
+        rank->step_ms *= part;
+        for (size_t i = 0; i < MOERT_TIMES; i++)
+            rank->ms[i] = fmax(rank->ms[i] * part, 0.0);
+    }
+}
+
+/* ---- profile-ranks.json ---- */
+
+static moert_status read_names(moert_run_record *record, const source *from) {
+    const json_t *ranks = json_object_get(from->object, "ranks");
+    if (json_array_size(ranks) != record->ranks)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s is of %zu ranks, profile-steps.jsonl beside it of %zu: they are of "
+                          "different runs",
+                          from->path, json_array_size(ranks), record->ranks);
+    for (size_t r = 0; r < record->ranks; r++) {
+        const json_t *rank = json_array_get(ranks, r);
+        const char *host = json_string_value(json_object_get(rank, "host"));
+        const json_int_t node = json_integer_value(json_object_get(rank, "node"));
+        if (host == NULL || node < 0)
+            return fail_field(from, "ranks", "does not give each rank a host and a node");
+        record->rank[r].node = (size_t)node;
+        record->rank[r].host = strdup(host);
+        if (record->rank[r].host == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "no room for the name of a host");
+    }
+    return MOERT_OK;
+}
+
+static moert_status read_matrices(moert_run_record *record, const source *from) {
+    const size_t ranks = record->ranks;
+    const char *engine = json_string_value(json_object_get(from->object, "engine"));
+    const json_t *rows = json_object_get(from->object, "expert_rows");
+    MOERT_TRY(read_names(record, from));
+    MOERT_TRY(read_count(from, "group", &record->group));
+    if (ranks % record->group != 0)
+        return fail_field(from, "group", "does not divide the number of ranks");
+    if (engine == NULL)
+        return fail_field(from, "engine", "is not a string");
+    record->engine = strdup(engine);
+    if (record->engine == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the name of an engine");
+    MOERT_TRY(read_matrix(from, "waited_ms", ranks, ranks, &record->waited_ms));
+    MOERT_TRY(read_matrix(from, "dispatched_bytes", ranks, ranks, &record->dispatched_bytes));
+    MOERT_TRY(read_matrix(from, "combined_bytes", ranks, ranks, &record->combined_bytes));
+    record->layers = json_array_size(rows);
+    record->experts = json_array_size(json_array_get(rows, 0));
+    return read_matrix(from, "expert_rows", record->layers, record->experts, &record->expert_rows);
+}
+
+/* ---- the run ---- */
+
+/* RUN/name by `read`, if there is such a file or it must be there. */
+static moert_status with_path(const char *run, const char *name, moert_run_record *record,
+                              moert_status (*read)(const char *path, moert_run_record *record)) {
+    char *path = moert_text_format("%s/%s", run, name);
+    if (path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    const moert_status status = read(path, record);
+    free(path);
+    return status;
+}
+
+static moert_status read_metrics(const char *path, moert_run_record *record) {
+    if (access(path, F_OK) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: %s; a run is the --out folder of moert-train", path,
+                          strerror(errno));
+    MOERT_TRY(read_lines(path, take_metrics, record));
+    if (record->steps == 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: no step is finished yet", path);
+    return MOERT_OK;
+}
+
+static moert_status read_steps(const char *path, moert_run_record *record) {
+    if (access(path, F_OK) != 0)
+        return MOERT_OK;
+    MOERT_TRY(read_lines(path, take_step, record));
+    if (record->profiled_steps > 0)
+        take_means(record);
+    return MOERT_OK;
+}
+
+static moert_status read_ranks(const char *path, moert_run_record *record) {
+    json_t *object;
+    if (record->ranks == 0)
+        return MOERT_OK;
+    MOERT_TRY(read_object(path, &object));
+    if (object == NULL)
+        return MOERT_OK;
+    const moert_status status = read_matrices(record, &(source){path, 0, object});
+    json_decref(object);
+    return status;
+}
+
+static moert_status read_operations(const char *path, moert_run_record *record) {
+    MOERT_TRY(read_object(path, &record->operations));
+    const source from = {path, 0, record->operations};
+    if (record->operations != NULL && !json_is_array(json_object_get(from.object, "rows")))
+        return fail_field(&from, "rows", "is not an array");
+    return MOERT_OK;
+}
+
+moert_status moert_run_record_read(const char *run, moert_run_record *record) {
+    *record = (moert_run_record){0};
+    MOERT_TRY(with_path(run, "metrics.jsonl", record, read_metrics));
+    MOERT_TRY(with_path(run, "profile-steps.jsonl", record, read_steps));
+    MOERT_TRY(with_path(run, "profile-ranks.json", record, read_ranks));
+    return with_path(run, "profile.json", record, read_operations);
+}
+
+void moert_run_record_free(moert_run_record *record) {
+    for (size_t r = 0; record->rank != NULL && r < record->ranks; r++)
+        free(record->rank[r].host);
+    json_decref(record->operations);
+    free(record->expert_rows);
+    free(record->combined_bytes);
+    free(record->dispatched_bytes);
+    free(record->waited_ms);
+    free(record->engine);
+    free(record->rank);
+    free(record->step);
+}

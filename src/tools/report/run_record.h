@@ -1,0 +1,68 @@
+/*
+ * What a training run has written about itself into its folder: metrics.jsonl (train/metrics.h),
+ * and, with --profile, profile-steps.jsonl and profile-ranks.json (train/ledger.h) and profile.json
+ * (train/breakdown.h).
+ */
+#ifndef MOERT_TOOLS_REPORT_RUN_RECORD_H
+#define MOERT_TOOLS_REPORT_RUN_RECORD_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "base/error.h"
+
+/* X(NAME, text): what the operations of a step are summed up to. */
+#define MOERT_TIME_TABLE(X)                                                                        \
+    X(PRODUCTS, "products of matrices")                                                            \
+    X(KERNELS, "other kernels")                                                                    \
+    X(MOVES, "dispatch and combine")                                                               \
+    X(MESSAGES, "messages")                                                                        \
+    X(WAITING, "waiting for other ranks")                                                          \
+    X(HOST, "host")
+
+typedef enum moert_time {
+#define MOERT_TIME_ENUM(name, text) MOERT_TIME_##name,
+    MOERT_TIME_TABLE(MOERT_TIME_ENUM)
+#undef MOERT_TIME_ENUM
+        MOERT_TIMES
+} moert_time;
+
+const char *moert_time_text(moert_time time);
+/* What an operation of device/profile/profile.h, or "host", is summed up to. */
+moert_time moert_time_of(const char *operation);
+
+/* A step of the metrics; NaN where a number is null or absent. */
+typedef struct moert_run_step {
+    double step, loss, heldout_loss, tokens_per_s;
+    bool skipped;
+} moert_run_step;
+
+/* A rank's mean step, in ms. */
+typedef struct moert_run_rank {
+    char *host;
+    size_t node;
+    double step_ms, ms[MOERT_TIMES]; /* ms adds up to step_ms */
+} moert_run_rank;
+
+typedef struct moert_run_record {
+    size_t steps;
+    moert_run_step *step; /* [steps] */
+
+    size_t ranks, profiled_steps; /* 0 without a profile; all that follows is then 0, too */
+    moert_run_rank *rank;         /* [ranks] */
+    json_t *operations;           /* the object of profile.json, or NULL */
+    /* means over the steps; NULL until the run has ended */
+    char *engine;
+    size_t group;
+    double *waited_ms, *dispatched_bytes, *combined_bytes; /* [ranks,ranks] row to column */
+    size_t layers, experts;
+    double *expert_rows; /* [layers,experts] */
+} moert_run_record;
+
+/* Reads folder `path`. Errors: ERROR_IO (no such run), ERROR_FORMAT (file, line and field),
+ * ERROR_MISMATCH (files of different runs), ERROR_MEMORY. */
+moert_status moert_run_record_read(const char *path, moert_run_record *record);
+/* Of a failed read, too. */
+void moert_run_record_free(moert_run_record *record);
+
+#endif

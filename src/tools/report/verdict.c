@@ -1,0 +1,239 @@
+/* What a run's record says, in words. */
+#include "tools/report/verdict.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "moert/plan.h"
+
+/* ---- numbers ---- */
+
+double moert_mean_step(const moert_run_record *record) {
+    double sum = 0.0;
+    for (size_t r = 0; r < record->ranks; r++)
+        sum += record->rank[r].step_ms;
+    return record->ranks > 0 ? sum / (double)record->ranks : 0.0;
+}
+
+double moert_mean_time(const moert_run_record *record, moert_time time) {
+    double sum = 0.0;
+    for (size_t r = 0; r < record->ranks; r++)
+        sum += record->rank[r].ms[time];
+    return record->ranks > 0 ? sum / (double)record->ranks : 0.0;
+}
+
+double moert_waited_for(const moert_run_record *record, size_t rank) {
+    double sum = 0.0;
+    if (record->waited_ms == NULL || record->ranks < 2)
+        return 0.0;
+    for (size_t r = 0; r < record->ranks; r++)
+        sum += record->waited_ms[r * record->ranks + rank];
+    return sum / (double)(record->ranks - 1);
+}
+
+/* Times its share of all rows that a rank gets. */
+static double rank_times(const moert_run_record *record, size_t rank) {
+    double mine = 0.0, all = 0.0;
+    for (size_t from = 0; from < record->ranks; from++)
+        for (size_t to = 0; to < record->ranks; to++) {
+            const double bytes = record->dispatched_bytes[from * record->ranks + to];
+            all += bytes;
+            mine += to == rank ? bytes : 0.0;
+        }
+    return all > 0.0 ? mine * (double)record->ranks / all : 1.0;
+}
+
+double moert_layer_rows(const moert_run_record *record, size_t layer) {
+    double sum = 0.0;
+    for (size_t e = 0; e < record->experts; e++)
+        sum += record->expert_rows[layer * record->experts + e];
+    return sum;
+}
+
+double moert_expert_times(const moert_run_record *record, size_t layer, size_t expert) {
+    const double all = moert_layer_rows(record, layer);
+    const double rows = record->expert_rows[layer * record->experts + expert];
+    return all > 0.0 ? rows * (double)record->experts / all : 1.0;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the last half of the steps, as the first ones compile kernels: the median of tokens per
+ * second, and how many times the median's time a step takes in the mean. NaN without memory. */
+typedef struct pace {
+    double tokens_per_s, unevenness;
+} pace;
+
+static pace pace_of(const moert_run_record *record) {
+    const size_t count = (record->steps + 1) / 2, first = record->steps - count;
+    double *values = malloc(count * sizeof *values), sum = 0.0;
+    if (values == NULL)
+        return (pace){NAN, NAN};
+    for (size_t i = 0; i < count; i++) {
+        values[i] = record->step[first + i].tokens_per_s;
+        sum += 1.0 / values[i];
+    }
+    qsort(values, count, sizeof *values, ascending);
+    const double median = values[count / 2];
+    free(values);
+    return (pace){median, sum / (double)count * median};
+}
+
+/* ---- words ---- */
+
+/* A new line, to be filled by printf rules. */
+static void say(moert_verdict *v, bool warns, const char *format, ...) {
+    va_list arguments;
+    if (v->count == MOERT_VERDICT_LINES)
+        return;
+    va_start(arguments, format);
+    v->line[v->count].warns = warns;
+    vsnprintf(v->line[v->count++].text, MOERT_VERDICT_BYTES, format, arguments);
+    va_end(arguments);
+}
+
+static void say_speed(const moert_run_record *record, moert_verdict *v) {
+    const pace p = pace_of(record);
+    size_t nodes = 0;
+    for (size_t r = 0; r < record->ranks; r++)
+        nodes = record->rank[r].node >= nodes ? record->rank[r].node + 1 : nodes;
+    int used =
+        snprintf(v->headline, sizeof v->headline, "%.0f tokens/s", fmin(p.tokens_per_s, 1e15));
+    if (record->ranks > 0)
+        used += snprintf(v->headline + used, sizeof v->headline - (size_t)used, " on %zu rank%s",
+                         record->ranks, record->ranks > 1 ? "s" : "");
+    if (record->engine != NULL)
+        snprintf(v->headline + used, sizeof v->headline - (size_t)used, " of %zu host%s", nodes,
+                 nodes > 1 ? "s" : "");
+    if (p.unevenness > MOERT_UNEVEN)
+        say(v, true,
+            "The steps are uneven: in the mean they take %.1f times as long as the median one.",
+            p.unevenness);
+}
+
+/* The three largest parts of a step. */
+static void say_parts(const moert_run_record *record, moert_verdict *v) {
+    const double step = moert_mean_step(record);
+    bool said[MOERT_TIMES] = {false};
+    char text[MOERT_VERDICT_BYTES];
+    int used = 0;
+    if (!(step > 0.0))
+        return;
+    for (int n = 0; n < 3; n++) {
+        size_t most = 0;
+        for (size_t i = 0; i < MOERT_TIMES; i++)
+            if (said[most] || (!said[i] && moert_mean_time(record, (moert_time)i) >
+                                               moert_mean_time(record, (moert_time)most)))
+                most = i;
+        said[most] = true;
+        used += snprintf(text + used, sizeof text - (size_t)used, "%s%s %.0f %%",
+                         n == 0   ? ""
+                         : n == 1 ? ", "
+                                  : " and ",
+                         moert_time_text((moert_time)most),
+                         fmin(100.0, 100.0 * moert_mean_time(record, (moert_time)most) / step));
+    }
+    say(v, false, "Of a mean step of %.*f ms, %s.", step < 10.0 ? 2 : 1, step, text);
+}
+
+static void say_late(const moert_run_record *record, moert_verdict *v) {
+    const double step = moert_mean_step(record);
+    size_t late = 0;
+    double second = 0.0, sum = 0.0;
+    for (size_t r = 0; r < record->ranks; r++)
+        if (moert_waited_for(record, r) > moert_waited_for(record, late))
+            late = r;
+    for (size_t r = 0; r < record->ranks; r++) {
+        sum += moert_waited_for(record, r);
+        second = r != late ? fmax(second, moert_waited_for(record, r)) : second;
+    }
+    const double most = moert_waited_for(record, late);
+    if (most < MOERT_LATE_SHARE * step || step <= 0.0) {
+        if (record->waited_ms != NULL && record->ranks > 1)
+            say(v, false, "The ranks keep pace: none is waited for more than %.0f %% of the step.",
+                ceil(100.0 * most / step));
+        return;
+    }
+    if (second > 0.5 * most) {
+        say(v, true,
+            "The ranks wait for each other, none much more than the others: %.0f %% of a step.",
+            100.0 * moert_mean_time(record, MOERT_TIME_WAITING) / step);
+        return;
+    }
+    v->late_rank = late;
+    const double times = rank_times(record, late);
+    if (times > 1.25)
+        say(v, true,
+            "Rank %zu on %s has too much to do, %.1f times its share of the rows: the others wait "
+            "%.0f %% of the step for it.",
+            late, record->rank[late].host, times, 100.0 * most / step);
+    else
+        say(v, true, "Rank %zu on %s is slow: the others wait %.0f %% of the step for it.", late,
+            record->rank[late].host, 100.0 * most / step);
+}
+
+static void say_hot(const moert_run_record *record, moert_verdict *v) {
+    size_t layer = 0, expert = 0, hot_layers = 0;
+    for (size_t l = 0; l < record->layers; l++) {
+        bool hot = false;
+        for (size_t e = 0; e < record->experts; e++) {
+            const double times = moert_expert_times(record, l, e);
+            hot = hot || times >= MOERT_HOT_TIMES;
+            if (times > moert_expert_times(record, layer, expert)) {
+                layer = l;
+                expert = e;
+            }
+        }
+        hot_layers += hot ? 1 : 0;
+    }
+    if (record->layers == 0)
+        return;
+    const double times = moert_expert_times(record, layer, expert);
+    if (hot_layers == 0) {
+        say(v, false,
+            "The experts are loaded evenly: none has more than %.1f times its share of the rows.",
+            times);
+        return;
+    }
+    char more[64] = "", owner[64] = "";
+    if (hot_layers > 1)
+        snprintf(more, sizeof more, "; %zu layers have such hot experts", hot_layers);
+    if (record->group > 1)
+        snprintf(owner, sizeof owner, " (of rank %zu%s)",
+                 moert_plan_owner(record->experts, record->group, expert),
+                 record->group < record->ranks ? " of each group" : "");
+    say(v, true, "Layer %zu: expert %zu%s takes %.0f %% of the rows, %.1f times its share%s.",
+        layer, expert, owner, 100.0 * times / (double)record->experts, times, more);
+}
+
+static void say_loss(const moert_run_record *record, moert_verdict *v) {
+    const moert_run_step *first = &record->step[0], *last = &record->step[record->steps - 1];
+    double heldout = NAN;
+    size_t skipped = 0;
+    char more[96] = "";
+    for (size_t i = 0; i < record->steps; i++) {
+        heldout = isfinite(record->step[i].heldout_loss) ? record->step[i].heldout_loss : heldout;
+        skipped += record->step[i].skipped ? 1 : 0;
+    }
+    if (isfinite(heldout))
+        snprintf(more, sizeof more, "; held out %.4f", heldout);
+    say(v, false, "The loss went from %.4f to %.4f in %.0f steps%s.", first->loss, last->loss,
+        last->step - first->step + 1.0, more);
+    if (skipped > 0)
+        say(v, true, "%zu step%s skipped: %s gradients were not finite.", skipped,
+            skipped > 1 ? "s were" : " was", skipped > 1 ? "their" : "its");
+}
+
+void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict) {
+    *verdict = (moert_verdict){.late_rank = SIZE_MAX};
+    say_speed(record, verdict);
+    say_late(record, verdict);
+    say_hot(record, verdict);
+    say_parts(record, verdict);
+    say_loss(record, verdict);
+}

@@ -1,0 +1,83 @@
+/* The model and the data that moert-train's options name. */
+#include "tools/train/inputs.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/safetensors.h"
+
+moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
+    bool qwen = sizes->form == 1;
+    const moert_router_options router = MOERT_ROUTER_OPTIONS_INIT;
+    const moert_glu_form glu = MOERT_GLU_SWIGLU;
+    *config = (moert_model_config){
+        .family = qwen ? MOERT_FAMILY_QWEN3_MOE : MOERT_FAMILY_MIXTRAL,
+        .vocabulary = sizes->vocabulary,
+        .hidden = sizes->hidden,
+        .layers = sizes->layers,
+        .heads = sizes->heads,
+        .kv_heads = sizes->kv_heads > 0 ? sizes->kv_heads : sizes->heads,
+        .head_size = sizes->head_size > 0 ? sizes->head_size : sizes->hidden / sizes->heads,
+        .max_positions = sizes->max_positions,
+        .intermediate = sizes->intermediate,
+        .norm_epsilon = qwen ? 1e-6f : 1e-5f,
+        .rope_theta = 1e4f,
+        .initializer_range = 0.02f,
+        .aux_coefficient = 0.01f,
+        .qk_norm = qwen,
+        .router = router,
+        .glu = glu,
+    };
+    config->router.experts = sizes->experts;
+    config->router.topk = sizes->topk;
+    if (sizes->head_size == 0 && sizes->hidden % sizes->heads != 0)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--hidden %zu is not a multiple of --heads %zu; give --head-size",
+                          sizes->hidden, sizes->heads);
+    if (config->heads % config->kv_heads != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--heads %zu is not a multiple of --kv-heads %zu",
+                          config->heads, config->kv_heads);
+    if (config->head_size % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "the head size, %zu, must be even for rotary positions",
+                          config->head_size);
+    if (sizes->topk > sizes->experts)
+        return MOERT_FAIL(ERROR_USAGE, "--topk %zu exceeds --experts %zu", sizes->topk,
+                          sizes->experts);
+    return moert_model_config_text(config, &config->text);
+}
+
+static moert_status open_token_tensor(const char *path, moert_train_data *data) {
+    moert_tensors *files;
+    MOERT_TRY(moert_tensors_open(path, &files));
+    const moert_tensor *tensor = moert_tensors_find(files, "tokens");
+    moert_status status = MOERT_OK;
+    if (tensor == NULL || tensor->rank != 3)
+        status = MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor tokens[steps,B,S+1]", path);
+    if (status == MOERT_OK)
+        status = moert_alloc(&data->tokens, tensor->elements, sizeof *data->tokens);
+    if (status == MOERT_OK)
+        status = moert_tensor_read_i32(tensor, 0, tensor->elements, data->tokens);
+    if (status == MOERT_OK)
+        status = moert_data_from_array(path, data->tokens, tensor->shape[0], tensor->shape[1],
+                                       tensor->shape[2], &data->data);
+    moert_tensors_close(files);
+    return status;
+}
+
+moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
+                                   size_t token_bits, double held_out, moert_train_data *data) {
+    if ((text->count > 0) == (token_file != NULL))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "give the training data by --data FILE|DIR... or by --tokens FILE");
+    if (token_file == NULL)
+        return moert_data_open_text(text->words, text->count, held_out, &data->data);
+    if (moert_text_ends_with(token_file, ".safetensors"))
+        return open_token_tensor(token_file, data);
+    return moert_data_open_raw(token_file, (unsigned)token_bits, held_out, &data->data);
+}
+
+void moert_train_data_close(moert_train_data *data) {
+    moert_data_destroy(data->data);
+    free(data->tokens);
+}

@@ -1,0 +1,300 @@
+/* moert-train: trains a Mixtral or Qwen3-MoE language model on text or tokens, on any number of
+ * ranks. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "tools/common/program.h"
+#include "tools/train/inputs.h"
+#include "train/trainer.h"
+
+enum { SAMPLE_LIMIT = 100000 };
+
+static moert_model_sizes sizes;
+static moert_trainer_options trainer;
+static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
+static moert_option_list text_paths;
+static size_t steps = SIZE_MAX;
+static size_t token_bits, ep, seed, warmup, eval_every, save_every, max_skipped, log_every,
+    sample_bytes;
+static double held_out, temperature;
+static unsigned schedule_kind, aux_form, precision, dense, dispatch, combine;
+
+static const moert_option options[] = {
+    {.help = "Model: read from a directory, or new of the given sizes"},
+    {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
+     "directory with config.json and safetensors files"},
+    {"form", MOERT_OPTION_CHOICE, &sizes.form, "mixtral", "mixtral|qwen3-moe",
+     "form of a new model"},
+    {"vocabulary", MOERT_OPTION_UINT, &sizes.vocabulary, "256", "1..1000000", "256 for text"},
+    {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "128", "2..65536", "hidden size"},
+    {"intermediate", MOERT_OPTION_UINT, &sizes.intermediate, "256", "1..262144",
+     "size of an expert"},
+    {"layers", MOERT_OPTION_UINT, &sizes.layers, "2", "1..1000", "layers"},
+    {"heads", MOERT_OPTION_UINT, &sizes.heads, "4", "1..1024", "attention heads"},
+    {"kv-heads", MOERT_OPTION_UINT, &sizes.kv_heads, "0", "0..1024",
+     "heads of keys and values; 0 = as many"},
+    {"head-size", MOERT_OPTION_UINT, &sizes.head_size, "0", "0..512", "0 = hidden / heads"},
+    {"experts", MOERT_OPTION_UINT, &sizes.experts, "8", "1..1024", "experts per layer"},
+    {"topk", MOERT_OPTION_UINT, &sizes.topk, "2", "1..1024", "experts per token"},
+    {.help = "Data"},
+    {"data", MOERT_OPTION_LIST, &text_paths, NULL, NULL,
+     "files and directories of text; symbolic links are skipped"},
+    {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
+     "token file: raw numbers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
+     "batch"},
+    {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
+    {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
+     "part of the data kept for the held-out loss"},
+    {.help = "Training"},
+    {"steps", MOERT_OPTION_UINT, &steps, NULL, "0..",
+     "optimizer steps; default 100, or the file's"},
+    {"batch", MOERT_OPTION_UINT, &trainer.batch, "0", "0..1000000",
+     "sequences per step, over all ranks; 0 = 16, or the file's"},
+    {"micro-batches", MOERT_OPTION_UINT, &trainer.micro_batches, "1", "1..1000000",
+     "pieces of a batch, one after another"},
+    {"length", MOERT_OPTION_UINT, &trainer.length, "0", "0..1000000",
+     "tokens per sequence; 0 = 128, or the file's"},
+    {"lr", MOERT_OPTION_FLOAT, &trainer.schedule.rate, "1e-3", "0..", "learning rate"},
+    {"lr-schedule", MOERT_OPTION_CHOICE, &schedule_kind, "cosine", "constant|cosine",
+     "after the warm-up"},
+    {"lr-floor", MOERT_OPTION_FLOAT, &trainer.schedule.floor_fraction, "0.1", "0..1",
+     "where the cosine ends, of lr"},
+    {"warmup", MOERT_OPTION_UINT, &warmup, "0", "0..", "steps of linear warm-up"},
+    {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..",
+     "of AdamW, on matrices"},
+    {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "decay norms too"},
+    {"beta1", MOERT_OPTION_FLOAT, &trainer.optimizer.beta1, "0.9", "0..0.9999999", "of AdamW"},
+    {"beta2", MOERT_OPTION_FLOAT, &trainer.optimizer.beta2, "0.95", "0..0.9999999", "of AdamW"},
+    {"epsilon", MOERT_OPTION_FLOAT, &trainer.optimizer.epsilon, "1e-8", "1e-30..", "of AdamW"},
+    {"grad-clip", MOERT_OPTION_FLOAT, &trainer.optimizer.clip, "1", "0..",
+     "largest gradient norm; 0 = no clipping"},
+    {"aux-coef", MOERT_OPTION_FLOAT, &trainer.losses.aux_coefficient, "0.01", "0..",
+     "of the load-balancing loss"},
+    {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", "hugging-face|megatron",
+     "all layers together, or each"},
+    {"z-coef", MOERT_OPTION_FLOAT, &trainer.losses.z_coefficient, "0", "0..",
+     "of the router's z-loss"},
+    {"max-skipped", MOERT_OPTION_UINT, &max_skipped, "10", "1..",
+     "stop after so many non-finite steps in a row"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "operands of the experts' GEMMs"},
+    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
+     "operands of all other GEMMs but the router's"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "rows of x and dy on their way to the experts"},
+    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
+     "rows of y and dx on their way back"},
+    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..9007199254740992", "of weights and data"},
+    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
+     "ranks that share one set of experts; 0 = all"},
+    {.help = "Held-out loss, output, checkpoints"},
+    {"eval-every", MOERT_OPTION_UINT, &eval_every, "0", "0..",
+     "steps between held-out losses; 0 = none"},
+    {"eval-sequences", MOERT_OPTION_UINT, &trainer.eval_sequences, "32", "1..1000000",
+     "sequences of the held-out loss"},
+    {"out", MOERT_OPTION_STRING, &trainer.out, NULL, NULL,
+     "folder for metrics.jsonl, plots, checkpoints/ and model/"},
+    {"metrics", MOERT_OPTION_STRING, &trainer.metrics, NULL, NULL,
+     "JSON lines, one a step; default OUT/metrics.jsonl"},
+    {"save-every", MOERT_OPTION_UINT, &save_every, "0", "0..",
+     "steps between checkpoints; 0 = none"},
+    {"keep-last", MOERT_OPTION_UINT, &trainer.keep_last, "3", "1..1000000", "checkpoints kept"},
+    {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
+     "a checkpoint, or auto: the newest of OUT, if any"},
+    {"log-every", MOERT_OPTION_UINT, &log_every, "1", "0..",
+     "steps between lines on the console; 0 = none"},
+    {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
+     "at the end say where the steps' time went, in OUT/profile.json too; record each rank's "
+     "times, waits, bytes and experts' rows for moert-report OUT"},
+    {"trace", MOERT_OPTION_STRING, &trainer.trace, NULL, NULL,
+     "file for a trace of five steps, from the third on, for chrome://tracing: what each rank's "
+     "device did, and when it waited for messages"},
+    {"sample", MOERT_OPTION_UINT, &sample_bytes, "0", "0..100000",
+     "bytes of text to write at the end"},
+    {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "what the text begins with"},
+    {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0.01..100", "of the text"},
+    {"gradients", MOERT_OPTION_STRING, &gradients_path, NULL, NULL,
+     "only compute the gradients of the first step and write them to this safetensors file"},
+    {"logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL,
+     "only compute the logits of the first batch and write them"},
+};
+enum { OPTIONS = sizeof options / sizeof options[0] };
+
+static char *default_metrics;
+
+static moert_status check(int argc, char **argv) {
+    const char *size = moert_options_given(options, OPTIONS, argc, argv, &sizes, sizeof sizes);
+    if (model_path != NULL && size != NULL)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--%s is for a new model; that of --model is as its config.json says",
+                          size);
+    trainer.seed = seed;
+    trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
+    trainer.schedule.warmup = warmup;
+    trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
+    trainer.eval_every = eval_every;
+    trainer.save_every = save_every;
+    trainer.max_skipped = max_skipped;
+    trainer.log_every = log_every;
+    if (token_bits != 16 && token_bits != 32)
+        return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
+    if (sample_bytes > 0 && prompt[0] == '\0')
+        return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
+    const bool only_looks = gradients_path != NULL || logits_path != NULL;
+    if (only_looks && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients are of the weights of --model, "
+                                       "which takes the folder of a checkpoint, too; --resume is "
+                                       "for training");
+    if (trainer.metrics == NULL && trainer.out != NULL)
+        trainer.metrics = default_metrics = moert_text_format("%s/metrics.jsonl", trainer.out);
+    return MOERT_OK;
+}
+
+/* OUT/model is written anew at the end: not over what the run began with, nor over a file. */
+static moert_status check_place(void) {
+    struct stat there;
+    if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
+        return MOERT_OK;
+    char *path = moert_text_format("%s/model", trainer.out);
+    if (path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    const bool same = model_path != NULL && moert_same_place(model_path, path);
+    const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
+    free(path);
+    if (is_file)
+        return MOERT_FAIL(ERROR_USAGE, "--out %s: model in it is no folder, where the result goes",
+                          trainer.out);
+    return same ? MOERT_FAIL(ERROR_USAGE,
+                             "--model %s is where --out %s has its result, which would replace "
+                             "it; give another --out",
+                             model_path, trainer.out)
+                : MOERT_OK;
+}
+
+/* The model's config and the data, each rank for itself. */
+static moert_status open_inputs(moert_model_config *config, moert_train_data *data) {
+    MOERT_TRY(check_place());
+    MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
+    moert_data_info info = moert_data_describe(data->data);
+    if (trainer.batch == 0)
+        trainer.batch = info.batch > 0 ? info.batch : 16;
+    if (trainer.length == 0)
+        trainer.length = info.length > 0 ? info.length : 128;
+    trainer.steps = steps != SIZE_MAX ? steps : info.steps > 0 ? info.steps : 100;
+    sizes.max_positions = trainer.length;
+    MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
+                                 : moert_config_from_sizes(&sizes, config));
+    config->precision = (moert_precision)precision;
+    config->dense = (moert_precision)dense;
+    config->dispatch = (moert_dispatch)dispatch;
+    config->combine = (moert_combine)combine;
+    MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
+    if (sample_bytes > 0 && config->vocabulary != 256)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--sample writes bytes; the vocabulary of this model is %zu, not 256",
+                          config->vocabulary);
+    trainer.config_text = config->text;
+    return MOERT_OK;
+}
+
+static moert_status show_sample(moert_context *context, moert_model *model) {
+    static char text[SAMPLE_LIMIT + 1];
+    if (sample_bytes == 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_sample_text(model, prompt, sample_bytes, temperature, trainer.seed,
+                                trainer.length, text));
+    for (char *c = text; *c != '\0'; c++)
+        if ((unsigned char)*c < 32 && *c != '\n' && *c != '\t')
+            *c = '?';
+    moert_program_say(context, "\nsample: %s%s\n\n", prompt, text);
+    return MOERT_OK;
+}
+
+/* Plots, the model in Hugging Face form, a sample, and where everything is. */
+static moert_status finish(moert_context *context, moert_model *model) {
+    moert_comm *world = moert_context_comm(context);
+    bool first = moert_context_rank(context) == 0;
+    if (trainer.metrics != NULL && trainer.steps > 0)
+        MOERT_TRY(moert_comm_agree(world, first ? moert_metrics_plot(trainer.metrics) : MOERT_OK));
+    MOERT_TRY(show_sample(context, model));
+    if (trainer.metrics != NULL)
+        moert_program_say(context, "metrics %s\nplots   %.*s-{loss,load}.svg\n", trainer.metrics,
+                          (int)(strlen(trainer.metrics) -
+                                (moert_text_ends_with(trainer.metrics, ".jsonl") ? 6 : 0)),
+                          trainer.metrics);
+    if (trainer.out == NULL)
+        return MOERT_OK;
+    char *path = moert_text_format("%s/model", trainer.out);
+    moert_status status = path != NULL ? moert_model_save(model, trainer.config_text, path)
+                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    if (status == MOERT_OK)
+        moert_program_say(context, "model   %s\n", path);
+    free(path);
+    return status;
+}
+
+static moert_status train(moert_context *context, moert_mesh *mesh,
+                          const moert_model_config *config, const moert_data *data) {
+    moert_model *model;
+    bool interrupted = false;
+    MOERT_TRY(moert_model_create(mesh, config, &model));
+    moert_status status = model_path != NULL
+                              ? moert_model_load(model, model_path)
+                              : moert_comm_agree(moert_context_comm(context),
+                                                 moert_model_initialize(model, trainer.seed));
+    if (status == MOERT_OK)
+        moert_program_say(
+            context, "moert-train: %zu ranks, %s, exchange %s\n", moert_context_size(context),
+            moert_device_name(moert_context_device(context)), moert_mesh_engine(mesh));
+    const bool only_looks = gradients_path != NULL || logits_path != NULL;
+    if (status == MOERT_OK && logits_path != NULL)
+        status = moert_train_logits(model, data, &trainer, logits_path);
+    if (status == MOERT_OK && gradients_path != NULL)
+        status = moert_train_gradients(model, data, &trainer, gradients_path);
+    if (status == MOERT_OK && !only_looks)
+        status = moert_train(model, data, &trainer, &interrupted);
+    if (status == MOERT_OK && interrupted)
+        moert_program_say(context, "stopped by a signal; %s\n",
+                          trainer.out != NULL ? "continue with --resume auto"
+                                              : "without --out nothing is saved");
+    else if (status == MOERT_OK && !only_looks)
+        status = finish(context, model);
+    moert_model_destroy(model);
+    return status;
+}
+
+static moert_status run(moert_context *context) {
+    moert_model_config config = {0};
+    moert_train_data data = {0};
+    moert_mesh *mesh = NULL;
+    moert_status status =
+        moert_comm_agree(moert_context_comm(context), open_inputs(&config, &data));
+    if (status == MOERT_OK)
+        status = moert_mesh_create(context, ep, &mesh);
+    if (status == MOERT_OK)
+        status = train(context, mesh, &config, data.data);
+    moert_mesh_destroy(mesh);
+    moert_train_data_close(&data);
+    moert_model_config_free(&config);
+    free(text_paths.words);
+    free(default_metrics);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
+        .about = "Trains a Mixture-of-Experts language model; each rank owns a part of the "
+                 "experts. The batch is global: the\n"
+                 "same options give the same digits on 1, 2 and 4 ranks.",
+        .options = options,
+        .option_count = OPTIONS,
+        .check = check,
+        .run = run,
+    };
+    return moert_program_main(&program, argc, argv);
+}

@@ -1,0 +1,268 @@
+/* moert-tune: measures what products can choose, for a list of shapes, and writes rows of tuning.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "gemm/portable/gemm.h"
+#include "tools/common/program.h"
+#include "tools/common/table.h"
+#include "tools/tune/product.h"
+
+static unsigned suite, op, dtype, level;
+static moert_option_list words;
+static double seconds;
+static const char *out_path;
+static bool writes;
+
+#define SHAPE_BOUND 1048576
+#define LEVEL_WORDS "default|vendor|family|device" /* as in moert_tuning_level */
+
+static const moert_option options[] = {
+    {.help = "What to measure"},
+    {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", MOERT_GEMM_SUITE_WORDS,
+     "shapes by name: those of bench_gemm that have goals, those of released models, or a few "
+     "small ones"},
+    {"shapes", MOERT_OPTION_LIST, &words, NULL, NULL,
+     "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
+    {"op", MOERT_OPTION_CHOICE, &op, "all", "all|forward|dgrad|wgrad|packed_forward|packed_dgrad",
+     "operation"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors"},
+    {.help = "How"},
+    {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
+     "for each of a product's three to five choices, compilations not counted"},
+    {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
+     "file that the rows are added to, and read from; default is MOERT_TUNE_FILE, which every "
+     "program reads"},
+    {"for", MOERT_OPTION_CHOICE, &level, "device", LEVEL_WORDS,
+     "whom the rows are for: all devices, those of this one's vendor or family, or it alone"},
+    {"write", MOERT_OPTION_FLAG, &writes, "1", NULL, "add the rows to the file"},
+};
+
+static const moert_column columns[] = {
+    {"chosen", "", MOERT_COLUMN_MARK},
+    {"samples", "samples", MOERT_COLUMN_COUNT},
+    {"rate", "GFLOP/s", MOERT_COLUMN_TEXT},
+    {"choices", "candidate", MOERT_COLUMN_TEXT},
+};
+
+/* ---- options ---- */
+
+static moert_status read_shape(const char *word, moert_gemm_shape *shape) {
+    size_t *const sizes[] = {&shape->experts, &shape->rows, &shape->n, &shape->k};
+    const char *at = word;
+    *shape = (moert_gemm_shape){0};
+    for (size_t i = 0; i < 4; i++) {
+        char *end;
+        *sizes[i] = *at >= '0' && *at <= '9' ? strtoul(at, &end, 10) : 0;
+        if (*sizes[i] == 0 || *sizes[i] > SHAPE_BOUND || *end != (i < 3 ? 'x' : '\0'))
+            return MOERT_FAIL(ERROR_USAGE,
+                              "--shapes '%s' is not ExMxNxK with sizes from 1 to %d, such as "
+                              "8x32x1408x512",
+                              word, SHAPE_BOUND);
+        at = end + 1;
+    }
+    return MOERT_OK;
+}
+
+static moert_status check(int argc, char **argv) {
+    moert_gemm_shape shape;
+    (void)argc, (void)argv;
+    for (size_t i = 0; i < words.count; i++)
+        MOERT_TRY(read_shape(words.words[i], &shape));
+    if (strcmp(moert_backend_name(NULL), "portable") != 0)
+        return MOERT_FAIL(ERROR_USAGE, "the backend %s has nothing to choose (MOERT_BACKEND)",
+                          moert_backend_name(NULL));
+    if (out_path != NULL) {
+        setenv("MOERT_TUNE_FILE", out_path, 1);
+        moert_config_reload();
+    }
+    char *path = moert_tuning_file();
+    const bool has_file = path != NULL;
+    free(path);
+    if (writes && !has_file)
+        return MOERT_FAIL(ERROR_USAGE, "there is no file for the rows: MOERT_TUNE is off, or there "
+                                       "is no cache folder and no --out; --no-write only measures");
+    return MOERT_OK;
+}
+
+/* Before hours of measuring. */
+static moert_status try_file(void) {
+    char *path = moert_tuning_file();
+    FILE *file = path != NULL ? fopen(path, "a") : NULL;
+    const moert_status status = file != NULL
+                                    ? MOERT_OK
+                                    : MOERT_FAIL(ERROR_IO, "cannot add rows to %s: %s",
+                                                 path != NULL ? path : "a file", strerror(errno));
+    if (file != NULL)
+        fclose(file);
+    free(path);
+    return status;
+}
+
+/* ---- output ---- */
+
+static double rate(const moert_tune_product *p, double ns) {
+    const double flops = 2.0 * (double)p->gemm.groups.rows * (double)p->gemm.n * (double)p->gemm.k;
+    return ns > 0.0 ? flops / ns : 0.0;
+}
+
+static moert_status print_candidates(const moert_tune_product *p, const moert_tune_result *found) {
+    json_t *rows = json_array();
+    for (size_t i = 0; i < found->count; i++) {
+        const moert_candidate *c = &found->candidates[i];
+        char choices[128], number[32];
+        moert_choices_print(&c->choices, choices, sizeof choices);
+        snprintf(number, sizeof number, "%.1f", rate(p, c->ns));
+        json_array_append_new(rows, json_pack("{sb sI ss ss}", "chosen", i == found->chosen,
+                                              "samples", (json_int_t)c->samples, "rate",
+                                              c->samples > 0 ? number : "", "choices", choices));
+    }
+    moert_status status =
+        moert_table_print(stdout, rows, columns, sizeof columns / sizeof columns[0]);
+    json_decref(rows);
+    fflush(stdout);
+    return status;
+}
+
+static void print_header(const moert_device_info *device) {
+    char *path = writes ? moert_tuning_file() : NULL;
+    double load = 0.0;
+    getloadavg(&load, 1);
+    printf("# moert %s, commit %s, moert-tune, load %.2f before this\n", MOERT_VERSION,
+           MOERT_COMMIT, load);
+    printf("# device %s, %s, driver %s, %u compute units, family %s\n", device->name,
+           device->platform_name, device->driver, device->compute_units,
+           moert_tuning_family(device));
+    if (path != NULL)
+        printf("# rows go to %s\n", path);
+    free(path);
+}
+
+/* ---- rows ---- */
+
+/* Sums in tiles (kernels/gemm/amx.h) have one tile. */
+static moert_tune_axis first_axis(const moert_tune_product *p) {
+    return moert_gemm_term(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_TERM_TILE
+               ? MOERT_TUNE_PANELS
+               : MOERT_TUNE_TILE;
+}
+
+/* A packed weight is made for its tile before the rows are known: two rows. */
+static moert_status write_rows(const moert_device *device, const moert_tune_product *p,
+                               const moert_tune_result *found) {
+    const moert_choices best = found->candidates[found->chosen].choices;
+    const moert_choices tile = {.lines = best.lines, .width = best.width};
+    const moert_choices share = {
+        .panels = best.panels, .depth = best.depth, .split = best.split, .fetch = best.fetch};
+    const double first = found->candidates[0].ns;
+    const time_t now = time(NULL);
+    moert_tuning_key any = p->key;
+    char day[16] = "", comment[180];
+    struct tm parts;
+    if (gmtime_r(&now, &parts) != NULL)
+        strftime(day, sizeof day, "%Y-%m-%d", &parts);
+    snprintf(comment, sizeof comment, "%s, driver %.40s, moert %s %s: %.1f -> %.1f GFLOP/s", day,
+             moert_device_describe(device)->driver, MOERT_VERSION, MOERT_COMMIT,
+             rate(p, found->chosen > 0 ? found->first_ns : first),
+             rate(p, found->chosen > 0 ? found->chosen_ns : first));
+    if (p->packed == NULL && first_axis(p) == MOERT_TUNE_TILE)
+        return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &best, comment);
+    any.rows = 0;
+    if (first_axis(p) == MOERT_TUNE_TILE)
+        MOERT_TRY(moert_tuning_remember(device, (moert_tuning_level)level, &any, &tile, comment));
+    return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &share, comment);
+}
+
+/* ---- the run ---- */
+
+static moert_status tune(moert_device *device, moert_tuned operation, moert_number type,
+                         const moert_gemm_shape *shape) {
+    moert_tune_product p;
+    moert_tune_result found;
+    bool possible, measured;
+    MOERT_TRY(moert_tune_product_create(device, operation, type, shape, &p, &possible));
+    moert_status status = MOERT_OK;
+    if (!possible)
+        goto done;
+    moert_choices first = moert_tuning_find(device, &p.key, &measured);
+    if (p.packed != NULL) {
+        first.lines = p.tile.lines;
+        first.width = p.tile.width;
+    }
+    printf("\n%s %s of %zu experts, %zu rows each, N %zu, K %zu%s%s\n", moert_tuned_name(operation),
+           moert_number_name(type), shape->experts, shape->rows, shape->n, shape->k,
+           shape->model != NULL ? ", " : "", shape->model != NULL ? shape->model : "");
+    const moert_trial trial = moert_tune_product_trial(&p);
+    MOERT_TRY_OR(
+        done, moert_tune_search(&trial, &first, first_axis(&p), (uint64_t)(1e9 * seconds), &found));
+    MOERT_TRY_OR(done, print_candidates(&p, &found));
+    MOERT_TRY_OR(done,
+                 moert_tune_product_compare(&p, &first, &found.candidates[found.chosen].choices));
+    if (writes)
+        MOERT_TRY_OR(done, write_rows(device, &p, &found));
+done:
+    moert_tune_product_destroy(&p);
+    return status;
+}
+
+static moert_status tune_shape(moert_device *device, const moert_gemm_shape *shape) {
+    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    for (unsigned t = 0; t < 2; t++)
+        for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
+            if ((op == 0 || op - 1 == o) && (dtype == 0 || dtype - 1 == t))
+                MOERT_TRY(tune(device, o, types[t], shape));
+    return MOERT_OK;
+}
+
+static moert_status tune_all(moert_device *device) {
+    moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES], shape;
+    const size_t count = words.count > 0 ? 0 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
+    if (writes)
+        MOERT_TRY(try_file());
+    print_header(moert_device_describe(device));
+    for (size_t i = 0; i < words.count; i++) {
+        MOERT_TRY(read_shape(words.words[i], &shape));
+        MOERT_TRY(tune_shape(device, &shape));
+    }
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY(tune_shape(device, &shapes[i]));
+    return MOERT_OK;
+}
+
+static moert_status run(moert_context *context) {
+    moert_device *device = moert_context_device(context);
+    moert_status status;
+    if (moert_device_describe(device)->gpu_form)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "nothing to measure: kernels in GPU form take their tiles by the shape "
+                            "alone");
+    else if (moert_context_size(context) > 1)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets ranks "
+                            "measure side by side",
+                            moert_context_size(context));
+    else
+        status = tune_all(device);
+    return moert_comm_agree(moert_context_comm(context), status);
+}
+
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
+        .about = "Measures what grouped products can choose on this device, for a list of shapes, "
+                 "and adds the fastest to the rows\nof tuning that every program reads. The bits "
+                 "of a product do not depend on them.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .check = check,
+        .run = run,
+    };
+    const int code = moert_program_main(&program, argc, argv);
+    free(words.words);
+    return code;
+}

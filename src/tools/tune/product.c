@@ -1,0 +1,165 @@
+/* A grouped product with random data, to be measured by candidates of tuning. */
+#include "tools/tune/product.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/rng.h"
+#include "gemm/portable/gemm.h"
+
+enum { CHUNK = 1 << 16 };
+
+static bool is_packed(const moert_tune_product *p) {
+    return p->key.operation == MOERT_TUNED_PACKED_FORWARD ||
+           p->key.operation == MOERT_TUNED_PACKED_DGRAD;
+}
+
+/* Forward, dgrad or wgrad, packed or not. */
+static moert_tuned kind_of(const moert_tune_product *p) {
+    return p->key.operation == MOERT_TUNED_PACKED_FORWARD ? MOERT_TUNED_FORWARD
+           : p->key.operation == MOERT_TUNED_PACKED_DGRAD ? MOERT_TUNED_DGRAD
+                                                          : p->key.operation;
+}
+
+/* A buffer of `count` numbers in [-1, 1), the same CHUNK of them again and again. */
+static moert_status random_buffer(moert_device *device, moert_number type, size_t count,
+                                  moert_buffer **buffer) {
+    const size_t bytes = moert_number_bits(type) / 8;
+    unsigned char *chunk;
+    MOERT_TRY(moert_buffer_create(device, count * bytes, buffer));
+    MOERT_TRY(moert_alloc(&chunk, CHUNK, bytes));
+    for (size_t i = 0; i < CHUNK; i++) {
+        const uint32_t code =
+            moert_number_encode(type, 2.0f * (float)moert_rng_uniform(1, 0, i) - 1.0f);
+        if (type == MOERT_NUMBER_F32)
+            ((uint32_t *)(void *)chunk)[i] = code;
+        else
+            ((uint16_t *)(void *)chunk)[i] = (uint16_t)code;
+    }
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < count && status == MOERT_OK; i += CHUNK)
+        status = moert_buffer_write(*buffer, i * bytes, chunk, moert_min(count - i, CHUNK) * bytes);
+    free(chunk);
+    return status;
+}
+
+static moert_status balanced_ends(moert_device *device, const moert_gemm_shape *shape,
+                                  moert_buffer **buffer) {
+    const size_t bytes = shape->experts * sizeof(uint32_t);
+    uint32_t *ends;
+    MOERT_TRY(moert_alloc(&ends, shape->experts, sizeof *ends));
+    for (size_t e = 0; e < shape->experts; e++)
+        ends[e] = (uint32_t)((e + 1) * shape->rows);
+    moert_status status = moert_buffer_create(device, bytes, buffer);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(*buffer, 0, ends, bytes);
+    free(ends);
+    return status;
+}
+
+static moert_status fill(moert_device *device, const moert_gemm_shape *shape,
+                         moert_tune_product *p) {
+    const size_t rows = shape->experts * shape->rows;
+    const moert_number f32 = MOERT_NUMBER_F32, type = p->key.type;
+    moert_gemm *g = &p->gemm;
+    MOERT_TRY(balanced_ends(device, shape, &p->ends));
+    g->groups.ends = p->ends;
+    MOERT_TRY(random_buffer(device, kind_of(p) == MOERT_TUNED_DGRAD ? f32 : type, rows * shape->k,
+                            &g->x));
+    MOERT_TRY(random_buffer(device, kind_of(p) == MOERT_TUNED_FORWARD ? f32 : type, rows * shape->n,
+                            &g->y));
+    return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight);
+}
+
+/* Packs the weight for the choices that hold now, unless it is. */
+static moert_status prepare(void *what) {
+    moert_tune_product *p = what;
+    moert_device *device = moert_buffer_device(p->gemm.weight);
+    const moert_packed_shape shape = {
+        p->gemm.groups.count, p->gemm.n, p->gemm.k,
+        kind_of(p) == MOERT_TUNED_FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD, p->key.type};
+    moert_tuning_key key = p->key;
+    bool measured;
+    key.rows = 0;
+    const moert_choices tile = moert_tuning_find(device, &key, &measured);
+    if (!is_packed(p) ||
+        (p->packed != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
+        return MOERT_OK;
+    moert_packed_destroy(p->packed);
+    p->packed = NULL;
+    MOERT_TRY(moert_packed_create(device, &shape, &p->packed));
+    p->gemm.packed = p->packed;
+    p->tile = tile;
+    MOERT_TRY(moert_packed_fill(p->packed, p->gemm.weight));
+    return moert_device_finish(device);
+}
+
+static moert_status run(void *what) {
+    const moert_tune_product *p = what;
+    return kind_of(p) == MOERT_TUNED_FORWARD ? moert_gemm_forward(&p->gemm)
+           : kind_of(p) == MOERT_TUNED_DGRAD ? moert_gemm_dgrad(&p->gemm)
+                                             : moert_gemm_wgrad(&p->gemm);
+}
+
+moert_status moert_tune_product_create(moert_device *device, moert_tuned operation,
+                                       moert_number type, const moert_gemm_shape *shape,
+                                       moert_tune_product *p, bool *possible) {
+    *p = (moert_tune_product){
+        .key = {operation, type, shape->n, shape->k, shape->rows},
+        .gemm = {.groups = {NULL, shape->experts, shape->experts * shape->rows},
+                 .n = shape->n,
+                 .k = shape->k,
+                 .type = type},
+    };
+    moert_status status = fill(device, shape, p);
+    if (status == MOERT_OK)
+        status = prepare(p);
+    p->result = kind_of(p) == MOERT_TUNED_FORWARD ? p->gemm.y
+                : kind_of(p) == MOERT_TUNED_DGRAD ? p->gemm.x
+                                                  : p->gemm.weight;
+    if (status != MOERT_OK)
+        moert_tune_product_destroy(p);
+    *possible = !is_packed(p) || p->packed != NULL;
+    return status;
+}
+
+void moert_tune_product_destroy(moert_tune_product *p) {
+    moert_buffer *const buffers[] = {p->ends, p->gemm.x, p->gemm.y, p->gemm.weight};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(p->packed);
+    *p = (moert_tune_product){.key = p->key};
+}
+
+moert_trial moert_tune_product_trial(moert_tune_product *p) {
+    return (moert_trial){moert_buffer_device(p->gemm.weight), p, prepare, run,
+                         moert_fetches(p->packed)};
+}
+
+static moert_status result_of(moert_tune_product *p, const moert_choices *choices, void *memory) {
+    MOERT_TRY(moert_tuning_force(choices));
+    moert_status status = prepare(p);
+    if (status == MOERT_OK)
+        status = run(p);
+    moert_tuning_force(NULL);
+    MOERT_TRY(status);
+    return moert_buffer_read(p->result, 0, memory, moert_buffer_bytes(p->result));
+}
+
+moert_status moert_tune_product_compare(moert_tune_product *p, const moert_choices *a,
+                                        const moert_choices *b) {
+    const size_t bytes = moert_buffer_bytes(p->result);
+    unsigned char *results;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&results, bytes, 2));
+    MOERT_TRY_OR(done, result_of(p, a, results));
+    MOERT_TRY_OR(done, result_of(p, b, results + bytes));
+    if (memcmp(results, results + bytes, bytes) != 0)
+        status = MOERT_FAIL(ERROR_NUMERIC, "%s gives other bits by other choices",
+                            moert_tuned_name(p->key.operation));
+done:
+    free(results);
+    return status;
+}

@@ -1,0 +1,129 @@
+// run: np=1
+/*
+ * The cuDNN frontend's grouped products of 16 bits, which it runs without a check, and the exact
+ * test of CUTLASS's MoE example: signs and zeros, sizes of groups of which many are nothing.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/op/run.h"
+#include "support/gemm/product.h"
+#include "support/suite.h"
+
+static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                      MOERT_OP_GEMM_WGRAD};
+static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F16, MOERT_NUMBER_F32};
+enum { KINDS = 3, TYPES = 3 };
+
+/* Both backends, all bits; then elements of one against the oracle. */
+static void check(const char *what, const product *p, bool parts, size_t samples,
+                  double tolerance) {
+    char title[128];
+    snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(p->options.kind),
+             moert_number_name(p->options.x.type));
+    void *result = product_run("portable", p), *reference = product_run("reference", p);
+    if (memcmp(reference, result, product_bytes(p)) != 0)
+        fail_msg("%s: the backends differ", title);
+    product_check(title, p, result, samples, tolerance, tolerance);
+    if (parts)
+        product_check_parts(title, p, result);
+    free(result);
+    free(reference);
+}
+
+/* moe_grouped_matmul: 36 experts, 2000 tokens, by the first token of each. */
+static void test_thirty_six_experts_of_one_to_many_tokens(void **state) {
+    (void)state;
+    enum { E = 36, T = 2000, N = 248, K = 520 };
+    static const uint32_t first[E] = {0,    1,    2,    3,    4,    5,    6,    7,    8,
+                                      9,    10,   11,   12,   13,   14,   15,   16,   17,
+                                      18,   127,  255,  383,  483,  515,  643,  718,  924,
+                                      1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900};
+    uint32_t ends[E];
+    for (size_t e = 0; e < E; e++)
+        ends[e] = e + 1 < E ? first[e + 1] : T;
+    for (size_t i = 0; i < KINDS * TYPES; i++) {
+        if (suite_skips(i >= KINDS))
+            break;
+        product p = product_of(kinds[i % KINDS], types[i / KINDS], E, T, N, K);
+        p.ends = ends;
+        check("moe_grouped_matmul", &p, true, 4096, 1e-5);
+    }
+}
+
+/* All sums are small integers: nothing is rounded, and float64 is met exactly. */
+static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
+    (void)state;
+    static const struct {
+        size_t groups, rows, block, n, k;
+        bool slow;
+    } cases[] = {{8, 512, 32, 256, 128, false},
+                 {16, 256, 16, 136, 200, false},
+                 {32, 1024, 32, 128, 160, false},
+                 {64, 8192, 64, 512, 384, true}};
+    size_t empty = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t c = 0; c < KINDS * TYPES && !suite_skips(cases[i].slow); c++) {
+            uint32_t ends[64];
+            product p = product_of(kinds[c % KINDS], types[c / KINDS], cases[i].groups,
+                                   cases[i].rows, cases[i].n, cases[i].k);
+            suite_dirichlet(i, cases[i].rows, cases[i].block, cases[i].groups, ends);
+            for (size_t g = 1; g < cases[i].groups; g++)
+                empty += ends[g] == ends[g - 1];
+            p.ends = ends;
+            p.signs = true;
+            *(p.options.kind == MOERT_OP_GEMM_FORWARD ? &p.options.y.type
+              : p.options.kind == MOERT_OP_GEMM_DGRAD ? &p.options.x.type
+                                                      : &p.options.weight.type) = MOERT_NUMBER_F32;
+            check("signs", &p, false, 4096, 0.0);
+        }
+    assert_true(empty > KINDS * TYPES);
+}
+
+/* Sizes of the groups change from call to call ("dynamic M"): nothing is made anew, only `ends` is
+ * written. */
+static void test_one_op_serves_every_size_of_the_groups(void **state) {
+    (void)state;
+    enum { G = 4, N = 40, K = 48, MOST = G * 832 };
+    static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
+    for (size_t b = 0; b < 2; b++) {
+        moert_op_options o =
+            product_of(MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32, G, MOST, N, K).options;
+        moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+        moert_op *op;
+        o.backend = b ? "reference" : "portable";
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        buffers.x = unset_floats(MOST * K);
+        buffers.weight = unset_floats(G * N * K);
+        buffers.y = unset_floats(MOST * N);
+        buffers.ends = unset_floats(G);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            const uint32_t m = sizes[i], ends[G] = {m, 2 * m, 3 * m, 4 * m};
+            ops_data data = ops_make(&o, ends, true);
+            for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)
+                if (data.shape.needs[k].needed)
+                    ASSERT_OK(moert_buffer_write(*moert_op_buffer_at(&buffers, k), 0, data.at[k],
+                                                 data.count[k] * sizeof(float)));
+            ASSERT_OK(moert_op_execute(op, &buffers));
+            float *y = download(buffers.y, MOST * N * sizeof *y);
+            ops_expect_gemm(&data);
+            assert_same_bits(o.backend, y, data.at[MOERT_OP_BUFFER_y], MOST * N);
+            free(y);
+            ops_free(&data);
+        }
+        moert_op_destroy(op);
+        for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)
+            moert_buffer_destroy(*moert_op_buffer_at(&buffers, k));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_thirty_six_experts_of_one_to_many_tokens),
+        cmocka_unit_test(test_signs_multiply_exactly_in_groups_of_any_size),
+        cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
+    };
+    return cmocka_run_group_tests_name("suite of cuDNN and CUTLASS", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,346 @@
+// run: np=1
+/*
+ * The cuDNN frontend's tables of grouped GEMMs with quantised operands: GLU, dGLU and quant
+ * in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales
+ * 1 and 2, small integers for alpha, beta and prob. Every case against float64, byte by byte where
+ * the result is quantised; its tolerances are 0.1 and wider. Not offered here: fp4 with
+ * (16, e8m0), and srelu.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/internal.h"
+#include "support/op/cases.h"
+#include "support/op/exact.h"
+#include "support/suite.h"
+
+static const char *const backends[] = {"portable", "reference"};
+enum { L = 4, M = 1024 };
+static const uint32_t whole_tiles[L] = {256, 512, 768, M};
+
+/* cuDNN's operands: tiles of scales, rows of groups that are padded to whole tiles. */
+static moert_operand scaled(moert_format format, moert_axis axis) {
+    moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
+    operand.scales = MOERT_SCALES_TILED_WHOLE;
+    return operand;
+}
+
+static bool is_fp8(moert_format format) {
+    return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
+}
+
+static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k) {
+    moert_op_options o = ops_product(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
+    o.row_multiple = 256;
+    o.interleave = 32;
+    o.alpha = true;
+    o.prob = true;
+    o.c.type = o.bias_type = MOERT_NUMBER_BF16;
+    o.save_c = kind == MOERT_OP_GLU;
+    o.beta = o.dprob = kind == MOERT_OP_DGLU;
+    return o;
+}
+
+/* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
+static void set_results(moert_op_options *o, moert_format format, bool by_groups) {
+    moert_operand *d = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y : &o->d;
+    o->amax = !is_fp8(format);
+    d->type = MOERT_NUMBER_BF16;
+    if (!is_fp8(format))
+        return;
+    *d = scaled(format, MOERT_AXIS_ROW);
+    o->column = scaled(format, MOERT_AXIS_COLUMN);
+    o->column.scales = by_groups ? MOERT_SCALES_TILED : MOERT_SCALES_TILED_WHOLE;
+    o->norm = true;
+}
+
+static void put_all(ops_bytes *data, moert_op_buffer which, size_t n, double (*value)(size_t)) {
+    for (size_t i = 0; data->bytes[which] > 0 && i < n; i++)
+        ops_bytes_put(data, which, i, value(i));
+}
+
+static double integer(size_t i) {
+    return (double)(suite_bits(7, i) % 4) - 2.0;
+}
+
+static double uniform(size_t i) {
+    return 4.0 * (double)suite_uniform(8, i) - 2.0;
+}
+
+static double zero(size_t i) {
+    (void)i;
+    return 0.0;
+}
+
+static double alpha_of(size_t i) {
+    static const double alphas[] = {1.0, -1.5, 0.75, 2.0};
+    return alphas[i % 4];
+}
+
+/* cuDNN's factors; a zero among alphas would hide a group. */
+static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
+    ops_bytes data = ops_bytes_make(o, ends);
+    data.spread = true;
+    put_all(&data, MOERT_OP_BUFFER_alpha, o->groups, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_beta, o->groups, alpha_of);
+    put_all(&data, MOERT_OP_BUFFER_prob, o->rows, prob);
+    put_all(&data, MOERT_OP_BUFFER_bias, o->groups * o->n, uniform);
+    if (o->kind == MOERT_OP_DGLU)
+        put_all(&data, MOERT_OP_BUFFER_c, o->rows * 2 * o->k, uniform);
+    if (o->norm)
+        ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 0.01f;
+    return data;
+}
+
+/* c and bias, which the values of the plain op are read from, in their own type. */
+static ops_bytes values_of(ops_bytes *data) {
+    ops_bytes plain = ops_bytes_fill(data);
+    static const moert_op_buffer typed[] = {MOERT_OP_BUFFER_c, MOERT_OP_BUFFER_bias};
+    for (size_t i = 0; i < 2; i++)
+        memcpy(plain.at[typed[i]], data->at[typed[i]], data->bytes[typed[i]]);
+    return plain;
+}
+
+static moert_format first_format(const moert_op_options *o) {
+    return o->kind == MOERT_OP_DGLU ? o->y.how.format : o->x.how.format;
+}
+
+/* Both backends, or the first of them, against float64. */
+static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
+                  double (*prob)(size_t), size_t count) {
+    for (size_t b = 0; b < count; b++) {
+        char title[128];
+        ops_bytes data = make(o, ends, prob), plain = values_of(&data);
+        /* sums of few bits are exact */
+        ops_exact want = ops_exact_of(&plain, o->bias || is_fp8(first_format(o)) ? OPS_NEAR : 0.0);
+        snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(o->kind), backends[b]);
+        ops_bytes_execute(backends[b], &data);
+        ops_exact_check(title, &data, &want);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
+                                       MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2};
+enum { FORMATS = 4 };
+static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f};
+
+/* ---- GLU ---- */
+
+static void test_glu_grid(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
+        const moert_format format = formats[i % FORMATS];
+        const bool second = i / FORMATS % 2 == 1, bias = i / FORMATS / 2 == 1;
+        /* each format, each of second and bias once without */
+        if (suite_skips(bias != (i % 2 == 1) || second != (i / 2 % 2 == 1)))
+            continue;
+        moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512);
+        set_results(&o, format, second);
+        if (second && !is_fp8(format))
+            o.d.type = MOERT_NUMBER_F32;
+        o.bias = bias;
+        o.glu = bias != second ? geglu : swiglu;
+        check(moert_format_name(format), &o, whole_tiles, integer, i == 0 || i == 6 ? 2 : 1);
+    }
+}
+
+/* 128, 320 and 96 rows, padded. prob 0: c is as ever, d nothing at all. */
+static void test_rectangular_glu_and_zero_prob(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {256, 768, 1024};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192);
+        set_results(&o, formats[i % FORMATS], true);
+        o.groups = 3;
+        o.bias = i / FORMATS == 1; /* of columns that no tile divides */
+        o.bias_type = i % 2 == 0 ? MOERT_NUMBER_F16 : MOERT_NUMBER_F32;
+        check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
+    }
+}
+
+/* ---- discrete ---- */
+
+/* k- and n-major weights, stacked and discrete: all the same bits. */
+static void test_discrete_weights_of_either_major_give_the_bits_of_the_stack(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
+        const moert_format format = formats[i % FORMATS];
+        if (suite_skips(i % 3 == 2))
+            continue;
+        const moert_op_kind kind = i / FORMATS % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU;
+        moert_op_options o = describe(kind, format, 192, 320);
+        const uint32_t ends[L] = {0, 256, 512, 512};
+        o.rows = 512;
+        o.weight.scales = MOERT_SCALES_TILED; /* which those of each buffer are */
+        set_results(&o, format, true);
+        o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
+        o.bias = kind == MOERT_OP_GLU;
+        o.dbias = kind == MOERT_OP_DGLU;
+        ops_bytes stack = make(&o, ends, integer), plain = values_of(&stack);
+        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        ops_bytes_execute("portable", &stack);
+        ops_exact_check("stacked", &stack, &want);
+        for (size_t b = 1; b < 4; b++) {
+            o.weight.discrete = b & 1;
+            o.weight.how.transposed = b >> 1;
+            ops_bytes other = make(&o, ends, integer), unused = ops_bytes_fill(&other);
+            ops_bytes_execute("portable", &other);
+            ops_assert_same_results(b == 1 ? "discrete" : "the other major", &other, &stack);
+            ops_bytes_free(&other);
+            ops_bytes_free(&unused);
+        }
+        ops_exact_free(&want);
+        ops_bytes_free(&stack);
+        ops_bytes_free(&plain);
+    }
+}
+
+/* ---- quant ---- */
+
+static void test_quant_grid(void **state) {
+    (void)state;
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512);
+        set_results(&o, formats[i % FORMATS], i / FORMATS == 0);
+        if (i / FORMATS == 1) { /* cuDNN's prob of a bias; without amax, which it has no test of */
+            o.prob = o.amax = false;
+            o.bias = o.bias_scale = true;
+        }
+        if (!suite_skips((i + i / FORMATS) % 2 == 1))
+            check("quant", &o, whole_tiles, integer, i == 0 ? 2 : 1);
+    }
+}
+
+static void test_quant_of_alpha_0_is_0(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {64, 320, 640};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i / 2], 384, 160);
+        set_results(&o, formats[i / 2], true);
+        o.groups = 3;
+        o.rows = 700;
+        o.row_multiple = 64;
+        ops_bytes data = make(&o, ends, integer), plain;
+        for (size_t g = 0; g < o.groups; g++)
+            ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = 0.0f;
+        plain = values_of(&data);
+        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        ops_bytes_execute(backends[i % 2], &data);
+        ops_exact_check("alpha 0", &data, &want); /* no slack around a sum of 0 */
+        for (size_t at = 0; at < ends[2]; at++)
+            assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
+        for (size_t g = 0; o.amax && g < o.groups; g++)
+            assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[g] == 0.0f);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+/* ---- dGLU ---- */
+
+static void test_dglu_grid(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
+        const moert_format format = formats[i % FORMATS];
+        const size_t variant = i / FORMATS;
+        if (suite_skips(i % 5 != 0)) /* each format and variant once without */
+            continue;
+        moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256);
+        set_results(&o, format, variant % 2 == 1);
+        o.weight.how.transposed = variant % 2 == 1;
+        o.weight.scales = MOERT_SCALES_TILED;
+        o.dbias = variant > 0;
+        o.c.type = is_fp8(format) && variant == 2 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_BF16;
+        o.glu = variant == 3 ? geglu : swiglu;
+        if (!is_fp8(format) && variant == 2)
+            o.d.type = MOERT_NUMBER_F32;
+        check(moert_format_name(format), &o, whole_tiles, integer, i % 10 == 0 ? 2 : 1);
+    }
+}
+
+/* No gradient of c, and one of prob. */
+static void test_dglu_of_prob_0(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {96, 416, 544};
+    for (size_t i = 0; i < FORMATS * 2; i++) {
+        moert_op_options o = describe(MOERT_OP_DGLU, formats[i / 2], 192, 320);
+        set_results(&o, formats[i / 2], true);
+        o.groups = 3;
+        o.rows = ends[2];
+        o.row_multiple = 32;
+        ops_bytes data = make(&o, ends, zero), plain = values_of(&data);
+        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        size_t moved = 0;
+        ops_bytes_execute(backends[i % 2], &data);
+        ops_exact_check("prob 0", &data, &want);
+        for (size_t r = 0; r < o.rows; r++) {
+            moved += ops_floats(&data, MOERT_OP_BUFFER_dprob)[r] != 0.0f;
+            assert_true(want.result[r * 640] == 0.0 && want.slack[r * 640] == 0.0);
+        }
+        assert_true(moved > 500);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+/* ---- any sizes ---- */
+
+/* Writes other sizes of the groups and executes; the op makes no kernel after the first time. */
+static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count) {
+    moert_op_options options = *o;
+    uint32_t ends[L];
+    moert_op *op;
+    options.backend = "portable";
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    ASSERT_OK(moert_op_compile(op));
+    const struct moert_program *const newest = test_device->programs;
+    for (size_t i = 0; i < count; i++) {
+        moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
+        for (uint32_t g = 0; g < o->groups; g++)
+            ends[g] = (g + 1) * sizes[i];
+        ops_bytes data = make(o, ends, integer), plain = values_of(&data);
+        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
+        ASSERT_OK(moert_op_execute(op, &buffers));
+        ops_bytes_download(&data, &buffers);
+        ops_exact_check("other sizes", &data, &want);
+        assert_ptr_equal(test_device->programs, newest);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+    moert_op_destroy(op);
+}
+
+static void test_one_op_serves_every_size_of_the_groups(void **state) {
+    (void)state;
+    static const uint32_t sizes[] = {64, 320, 576, 832, 0};
+    for (size_t i = 0; i < 2; i++) {
+        moert_op_options o = describe(MOERT_OP_GLU, formats[2 * i], 64, 128);
+        o.rows = L * 832;
+        o.row_multiple = 64;
+        set_results(&o, formats[2 * i], true);
+        serve(&o, sizes, 5);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_glu_grid),
+        cmocka_unit_test(test_rectangular_glu_and_zero_prob),
+        cmocka_unit_test(test_discrete_weights_of_either_major_give_the_bits_of_the_stack),
+        cmocka_unit_test(test_quant_grid),
+        cmocka_unit_test(test_quant_of_alpha_0_is_0),
+        cmocka_unit_test(test_dglu_grid),
+        cmocka_unit_test(test_dglu_of_prob_0),
+        cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
+    };
+    return cmocka_run_group_tests_name("suite of cuDNN, quantised", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,293 @@
+// run: np=1
+/*
+ * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
+ * to MXFP8, NVFP4 with its group quantise. There elements may differ a little in MXFP8; here every
+ * byte is that of an oracle.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "gemm/gemm.h"
+#include "support/quant/quantize_oracle.h"
+#include "support/suite.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"portable", "reference"};
+static const moert_number sources[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
+static const moert_axis axes[] = {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE};
+enum { SOURCES = 3, AXES = 3, SMALL = 32 * 1024, BLOCKS = 1024 };
+
+typedef struct shape {
+    size_t rows, columns;
+    bool slow;
+} shape;
+
+/* Small matrices on both backends and in every block; large ones in some, on the fast one. */
+static void check(const char *what, moert_number source, const moert_quantizer *how,
+                  const matrix *m) {
+    const bool small = m->rows * m->columns <= SMALL;
+    for (size_t b = 0; b < (small ? 2 : 1); b++) {
+        char title[160];
+        snprintf(title, sizeof title, "%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
+                 moert_number_name(source), (int)how->axis, backends[b]);
+        quantized z = quantize_from(source, backends[b], how, m);
+        oracle_check_quantized(title, how, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
+        free_quantized(&z);
+    }
+}
+
+/* ---- fills ---- */
+
+typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
+
+static float rounded(moert_number type, float x) {
+    return type == MOERT_NUMBER_F32 ? x : moert_number_decode(type, moert_number_encode(type, x));
+}
+
+/* n values of a source type: uniform in (-2, 1); zeros; below, within, past the normal range of
+ * the element. */
+static void make(fill kind, moert_number source, moert_number element, float *x, size_t n) {
+    const float largest = moert_number_largest(element), most = moert_number_largest(source);
+    const float least = element == MOERT_NUMBER_E5M2 ? 0x1p-14f : 0x1p-6f;
+    for (size_t i = 0; i < n; i++) {
+        const float u = suite_uniform(kind, i), sign = suite_bits(9, i) & 1 ? -1.0f : 1.0f;
+        const float values[FILLS] = {3.0f * u - 2.0f, 0.0f, sign * least * u,
+                                     sign * (least + (largest - least) * u),
+                                     sign * fminf(largest * (1.0f + 15.0f * u), most)};
+        x[i] = rounded(source, values[kind]);
+    }
+}
+
+/* ---- MXFP8 ---- */
+
+static const shape mxfp8_shapes[] = {
+    {1, 16, false},     {16, 48, false},          {65, 80, false},
+    {127, 400, false},  {128, 128, false},        {993, 512, false},
+    {256, 1024, false}, {16 * 8 * 4, 512, false}, {8192, 7168, true},
+};
+
+static void test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof mxfp8_shapes / sizeof *mxfp8_shapes; i++) {
+        const shape *s = &mxfp8_shapes[i];
+        if (suite_skips(s->slow))
+            continue;
+        float *x = test_alloc(s->rows * s->columns * sizeof *x);
+        for (size_t k = 0; k < (size_t)SOURCES * 2 * FILLS; k++) {
+            const moert_number source = sources[k % SOURCES];
+            const moert_format format =
+                k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
+            const fill kind = (fill)(k / SOURCES / 2);
+            if (s->rows * s->columns > SMALL && k % 7 != 0)
+                continue; /* each type, format and fill, not their product */
+            make(kind, source, moert_format_element(format), x, s->rows * s->columns);
+            const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
+            for (size_t a = 0; a < AXES; a++)
+                check(moert_format_name(format), source, &HOW(.format = format, .axis = axes[a]),
+                      &m);
+        }
+        free(x);
+    }
+}
+
+/* ---- gated SwiGLU to MXFP8 ---- */
+
+static const size_t gated_shapes[][2] = {{1, 32},     {16, 64},    {65, 96},
+                                         {128, 128},  {256, 256},  {993, 512},
+                                         {768, 1024}, {8192, 128}, {577, 1632}};
+
+static double silu(double x) {
+    return x / (1.0 + exp(-x));
+}
+
+/* v[rows, 2 width] = [gate | up] and dh through the GLU on the device; h, dv are new arrays. */
+static void run_gated(const size_t *s, const float *v, const float *dh, float **h, float **dv) {
+    const size_t n = s[0] * s[1];
+    moert_glu glu = {.form = MOERT_GLU_SWIGLU, .rows = s[0], .width = s[1]};
+    moert_buffer *in = upload(v, 2 * n * sizeof *v), *out = unset_floats(n);
+    moert_buffer *upstream = upload(dh, n * sizeof *dh), *gradient = unset_floats(2 * n);
+    glu.v = in;
+    glu.h = out;
+    glu.dh = upstream;
+    glu.dv = gradient;
+    set_variable("MOERT_BACKEND", "portable");
+    ASSERT_OK(moert_glu_forward(&glu));
+    ASSERT_OK(moert_glu_backward(&glu));
+    *h = download(out, n * sizeof **h);
+    *dv = download(gradient, 2 * n * sizeof **dv);
+    moert_buffer *const buffers[] = {in, out, upstream, gradient};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+}
+
+static void check_gated(const size_t *s, const float *v, const float *dh, const float *h,
+                        const float *dv) {
+    const size_t width = s[1];
+    for (size_t i = 0; i < s[0] * width; i++) {
+        const float *row = v + i / width * 2 * width, *drow = dv + i / width * 2 * width;
+        const double g = (double)row[i % width], u = (double)row[width + i % width];
+        const double sigmoid = 1.0 / (1.0 + exp(-g)), d = (double)dh[i];
+        assert_within((double)h[i], silu(g) * u, 4e-7);
+        assert_within((double)drow[i % width], d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)), 8e-7);
+        assert_within((double)drow[width + i % width], d * silu(g), 4e-7);
+    }
+}
+
+static void test_gated_results_and_gradients_become_mxfp8(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof gated_shapes / sizeof *gated_shapes; i++) {
+        const size_t *s = gated_shapes[i];
+        const size_t n = s[0] * s[1];
+        float *v = test_alloc(2 * n * sizeof *v), *dh = test_alloc(n * sizeof *dh), *h, *dv;
+        make(UNIFORM, MOERT_NUMBER_BF16, MOERT_NUMBER_E4M3, v, 2 * n);
+        make(UNIFORM, MOERT_NUMBER_F16, MOERT_NUMBER_E4M3, dh, n);
+        run_gated(s, v, dh, &h, &dv);
+        check_gated(s, v, dh, h, dv);
+        for (size_t k = 0; k < 4; k++) {
+            const matrix result = {.x = h, .rows = s[0], .columns = s[1]};
+            const matrix gradient = {.x = dv, .rows = s[0], .columns = 2 * s[1]};
+            const moert_quantizer how =
+                HOW(.format = k / 2 ? MOERT_FORMAT_MXFP8_E5M2 : MOERT_FORMAT_MXFP8_E4M3,
+                    .axis = axes[k % 2]);
+            check("gated", MOERT_NUMBER_F32, &how, &result);
+            check("its gradient", MOERT_NUMBER_F32, &how, &gradient);
+        }
+        free(v);
+        free(dh);
+        free(h);
+        free(dv);
+    }
+}
+
+/* ---- NVFP4 ---- */
+
+static const shape nvfp4_shapes[] = {
+    {32, 32, false},    {32, 64, false},   {64, 32, false},     {64, 96, false},
+    {128, 128, false},  {256, 256, false}, {512, 512, false},   {1024, 1024, false},
+    {2048, 2048, true}, {128, 256, false}, {8192, 128, false},  {2048, 160, false},
+    {256, 1024, false}, {512, 512, false}, {1024, 16384, true}, {4096, 13312, true},
+    {256, 272, false},  {304, 304, false}, {320, 256, false},   {4096, 4096, true},
+    {8192, 8192, true},
+};
+
+/* Rows, transposed columns as the second operand of a GEMM has them, and tiles of a weight. */
+static void check_nvfp4(const char *what, moert_number source, const matrix *m) {
+    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
+    check(what, source, &HOW(.format = nvfp4), m);
+    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_COLUMN, .transposed = true), m);
+    check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_TILE), m);
+}
+
+static void test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof nvfp4_shapes / sizeof *nvfp4_shapes; i++) {
+        const shape *s = &nvfp4_shapes[i];
+        if (suite_skips(s->slow))
+            continue;
+        const size_t n = s->rows * s->columns;
+        float *x = test_alloc(n * sizeof *x);
+        for (size_t k = 0; k < (s->slow ? 2 : SOURCES); k++) {
+            const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
+            make(UNIFORM, sources[k], MOERT_NUMBER_E4M3, x, n);
+            check_nvfp4("uniform", sources[k], &m);
+        }
+        free(x);
+    }
+}
+
+/* All zeros; one tensor at its largest; both sides of every boundary between two numbers. */
+static void test_nvfp4_is_exact_at_extrema_and_boundaries(void **state) {
+    (void)state;
+    enum { M = 128, N = 128 };
+    static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
+    float *x = test_alloc(M * N * sizeof *x);
+    for (size_t s = 0; s < 2; s++) {
+        const matrix m = {.x = x, .rows = M, .columns = N};
+        for (size_t i = 0; i < M * N; i++)
+            x[i] = 0.0f;
+        check_nvfp4("zeros", sources[s], &m);
+        for (size_t i = 0; i < M * N; i++)
+            x[i] = moert_number_largest(sources[s]);
+        check_nvfp4("largest", sources[s], &m);
+        for (size_t i = 0; i < M * N; i++) {
+            const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
+            const float eps = at * (sources[s] == MOERT_NUMBER_F32 ? 0x1p-23f : 0x1p-7f);
+            const float beside = sign * (i % 2 ? at + eps : at - eps / 2);
+            x[i] = i % 32 == 0 ? 6.0f : rounded(sources[s], beside);
+        }
+        check_nvfp4("boundaries", sources[s], &m);
+        for (size_t i = 0; i < M * N; i++)
+            x[i] = moert_number_decode(
+                sources[s],
+                moert_number_encode(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098));
+        check_nvfp4("a line from -12 to 12", sources[s], &m);
+    }
+    free(x);
+}
+
+/* ---- groups ---- */
+
+enum { GROUPS = 4 };
+
+/* Rows in 128ths that end each group: regular, nothing in front, between, behind, everywhere; in
+ * one; uneven; such that the mean is off the grid. */
+static const unsigned splits[][GROUPS] = {
+    {2, 4, 6, 8}, {0, 3, 5, 8}, {3, 3, 4, 8}, {2, 5, 8, 8}, {0, 0, 0, 0},
+    {8, 8, 8, 8}, {1, 2, 3, 8}, {0, 0, 1, 8}, {1, 4, 6, 7}, {1, 1, 2, 5},
+};
+enum { SPLITS = sizeof splits / sizeof splits[0] };
+
+static const shape grouped_shapes[] = {
+    {0, 512, false},    {1024, 320, false},  {256, 1024, false},   {1024, 256, false},
+    {8192, 1024, true}, {16384, 8192, true}, {16384, 16384, true},
+};
+
+/* Every group has an amax of its own; rows may be left over ("paged stashing"). Values have few
+ * bits, so that the sums of a rotation are exact in any order. */
+static void check_groups(const shape *s, const unsigned *split, const float *x, bool all) {
+    uint32_t ends[GROUPS];
+    for (size_t g = 0; g < GROUPS; g++)
+        ends[g] = (uint32_t)(s->rows / 8 * split[g]);
+    const matrix m = {x, s->rows, s->columns, ends, GROUPS};
+    moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
+    check("rows", MOERT_NUMBER_BF16, &how, &m);
+    how.axis = MOERT_AXIS_COLUMN;
+    how.transposed = how.hadamard = true;
+    if (all)
+        check("rotated columns", MOERT_NUMBER_BF16, &how, &m);
+    how.hadamard = how.transposed = false;
+    how.axis = MOERT_AXIS_TILE;
+    if (all)
+        check("tiles", MOERT_NUMBER_BF16, &how, &m);
+}
+
+static void test_groups_are_quantised_apart_wherever_the_empty_ones_are(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof grouped_shapes / sizeof *grouped_shapes; i++) {
+        const shape *s = &grouped_shapes[i];
+        if (suite_skips(s->slow))
+            continue;
+        const size_t n = s->rows * s->columns;
+        float *x = test_alloc(n * sizeof *x);
+        for (size_t k = 0; k < n; k++)
+            x[k] = (float)((int)(suite_bits(5, k) % 255) - 127) / 32.0f;
+        for (size_t k = 0; k < (s->slow ? 2 : SPLITS); k++)
+            check_groups(s, splits[s->slow ? 8 + k : k], x, n <= (size_t)8192 * 1024);
+        free(x);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill),
+        cmocka_unit_test(test_gated_results_and_gradients_become_mxfp8),
+        cmocka_unit_test(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape),
+        cmocka_unit_test(test_nvfp4_is_exact_at_extrema_and_boundaries),
+        cmocka_unit_test(test_groups_are_quantised_apart_wherever_the_empty_ones_are),
+    };
+    return cmocka_run_group_tests_name("suite of TransformerEngine: casts", tests, open_test_device,
+                                       close_test_device);
+}

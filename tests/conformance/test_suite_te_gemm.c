@@ -1,0 +1,133 @@
+// run: np=1
+/*
+ * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits. All of TN, NN and NT; with
+ * accumulation; bit for bit the GEMM of each group alone; against float64 within the tolerances
+ * there, and against the promised chain of fma without any.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/gemm/product.h"
+#include "support/suite.h"
+
+static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                      MOERT_OP_GEMM_WGRAD};
+static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, MOERT_NUMBER_F16};
+enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
+
+/* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
+static void check(const char *what, const product *p, double absolute, double relative) {
+    const moert_op_options *o = &p->options;
+    char title[160];
+    snprintf(title, sizeof title, "%s: %s, %s, %zu groups, %zu rows, n %zu, k %zu%s%s", what,
+             moert_op_kind_name(o->kind), moert_number_name(o->x.type), o->groups, o->rows, o->n,
+             o->k, o->accumulate ? ", accumulated" : "", o->weight.discrete ? ", discrete" : "");
+    void *result = product_run("portable", p);
+    product_check(title, p, result, SAMPLES, absolute, relative);
+    product_check_parts(title, p, result);
+    if (o->rows * o->n * o->k <= (size_t)16 << 20) {
+        void *reference = product_run("reference", p);
+        if (memcmp(reference, result, product_bytes(p)) != 0)
+            fail_msg("%s: the backends differ", title);
+        free(reference);
+    }
+    free(result);
+}
+
+typedef struct shape {
+    size_t groups, rows, k, n;
+    bool slow;
+} shape;
+
+static void test_random_splits_have_the_bits_of_each_group_alone(void **state) {
+    (void)state;
+    static const shape shapes[] = {{1, 127, 128, 512, false},
+                                   {8, 15, 128, 512, false},
+                                   {8, 1027, 128, 512, false},
+                                   {16, 10027, 128, 512, true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
+            const shape *s = &shapes[i];
+            uint32_t ends[MOST_GROUPS];
+            product p = product_of(kinds[c % KINDS], types[c / KINDS % TYPES], s->groups, s->rows,
+                                   s->n, s->k);
+            suite_split(i, s->rows, s->groups, ends);
+            p.ends = ends;
+            p.options.accumulate = c >= (size_t)KINDS * TYPES;
+            check("random split", &p, 1e-5, 1e-5);
+        }
+}
+
+/* One gradient in 16 bits and its sum in 32, as wgrad accumulates. */
+static void test_weight_gradients_of_halves_accumulate_in_float32(void **state) {
+    (void)state;
+    static const size_t rows[] = {15, 1027};
+    for (size_t i = 0; i < 4; i++) {
+        uint32_t ends[8];
+        product p = product_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
+        suite_split(i, rows[i / 2], 8, ends);
+        p.ends = ends;
+        p.options.weight.type = MOERT_NUMBER_F32;
+        p.options.accumulate = true;
+        check("main gradient", &p, 1e-5, 1e-5);
+    }
+}
+
+static void test_grouped_tensors_take_discrete_weights_and_scaled_biases(void **state) {
+    (void)state;
+    static const shape shapes[] = {{4, 256, 256, 256, false},
+                                   {4, 512, 512, 256, false},
+                                   {4, 512, 256, 512, false},
+                                   {8, 512, 512, 256, false}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t c = 0; c < KINDS * 4; c++) {
+            const shape *s = &shapes[i];
+            uint32_t ends[MOST_GROUPS];
+            product p =
+                product_of(kinds[c % KINDS], MOERT_NUMBER_BF16, s->groups, s->rows, s->n, s->k);
+            suite_split(100 + i, s->rows, s->groups, ends);
+            p.ends = ends;
+            p.options.weight.discrete = c / KINDS % 2 == 1;
+            p.options.bias = c % KINDS == 0;
+            p.options.bias_scale = p.options.bias && c / KINDS / 2 == 1;
+            p.options.accumulate = c % KINDS != 0 && c / KINDS / 2 == 1;
+            check("grouped tensor", &p, 1e-5, 1.6e-2);
+        }
+}
+
+/* Equal sizes, one that differs among the groups, odd ones, nothing at all. Where sizes of weights
+ * differ there, each is a problem of its own here. */
+static void test_groups_of_equal_of_different_and_of_no_rows(void **state) {
+    (void)state;
+    static const struct {
+        size_t groups, n, k, rows[3];
+    } cases[] = {
+        {3, 256, 384, {128, 128, 128}}, {3, 256, 384, {64, 128, 192}}, {3, 256, 384, {128, 0, 384}},
+        {1, 128, 256, {384}},           {1, 512, 640, {384}},          {1, 256, 384, {128}},
+        {3, 288, 416, {160, 160, 160}}, {3, 256, 384, {0, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t c = 0; c < KINDS * 2; c++) {
+            uint32_t ends[3], rows = 0;
+            for (size_t g = 0; g < cases[i].groups; g++)
+                ends[g] = rows += (uint32_t)cases[i].rows[g];
+            product p = product_of(kinds[c % KINDS], MOERT_NUMBER_BF16, cases[i].groups, rows,
+                                   cases[i].n, cases[i].k);
+            p.ends = ends;
+            p.options.accumulate = c >= KINDS;
+            p.options.weight.discrete = c >= KINDS;
+            check("fixed split", &p, 1e-5, 1.6e-2);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_splits_have_the_bits_of_each_group_alone),
+        cmocka_unit_test(test_weight_gradients_of_halves_accumulate_in_float32),
+        cmocka_unit_test(test_grouped_tensors_take_discrete_weights_and_scaled_biases),
+        cmocka_unit_test(test_groups_of_equal_of_different_and_of_no_rows),
+    };
+    return cmocka_run_group_tests_name("suite of TransformerEngine: GEMM", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,117 @@
+// run: np=1
+/*
+ * TransformerEngine's tables of quantised products: NVFP4 GEMMs, grouped GEMMs of NVFP4 and MXFP8
+ * in all of TN, NN and NT, each factor in blocks along what is summed over. Every result against
+ * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/op/cases.h"
+#include "support/op/exact.h"
+#include "support/suite.h"
+
+static const char *const backends[] = {"portable", "reference"};
+static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                      MOERT_OP_GEMM_WGRAD};
+enum { KINDS = 3 };
+
+typedef struct shape {
+    size_t groups, rows, k, n;
+    bool slow;
+} shape;
+
+static moert_op_options describe(moert_op_kind kind, moert_format format, const shape *s) {
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    return ops_product(kind, factor, s->groups, s->rows, s->n, s->k);
+}
+
+static void check(const char *what, const moert_op_options *o, const uint32_t *ends) {
+    const bool small = o->rows * o->n * o->k <= (size_t)16 << 20;
+    for (size_t b = 0; b < (small ? 2u : 1u); b++) {
+        char title[160];
+        ops_bytes data = ops_bytes_make(o, ends);
+        data.spread = true;
+        ops_bytes plain = ops_bytes_fill(&data);
+        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        snprintf(title, sizeof title, "%s: %s, %zu groups, %zu rows, n %zu, k %zu, %s", what,
+                 moert_op_kind_name(o->kind), o->groups, o->rows, o->n, o->k, backends[b]);
+        ops_bytes_execute(backends[b], &data);
+        ops_exact_check(title, &data, &want);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+static void test_nvfp4_gemms(void **state) {
+    (void)state;
+    static const shape shapes[] = {{1, 128, 128, 128, false},  {1, 256, 256, 256, true},
+                                   {1, 112, 128, 96, false},   {1, 304, 640, 304, false},
+                                   {1, 256, 64, 256, false},   {1, 128, 128, 112, false},
+                                   {1, 1008, 3072, 992, true}, {1, 4096, 512, 3072, true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t k = 0; k < KINDS && !suite_skips(shapes[i].slow); k++) {
+            const uint32_t end = (uint32_t)shapes[i].rows;
+            moert_op_options o = describe(kinds[k], MOERT_FORMAT_NVFP4, &shapes[i]);
+            check("nvfp4", &o, &end);
+            *(k == 0   ? &o.y
+              : k == 1 ? &o.x
+                       : &o.weight) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            check("nvfp4 to bf16", &o, &end);
+        }
+}
+
+/* Random splits, weights in one buffer or many. */
+static void test_grouped_products_of_every_layout(void **state) {
+    (void)state;
+    static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
+    static const shape shapes[] = {{1, 128, 128, 512, false},  {8, 1024, 128, 512, false},
+                                   {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
+                                   {16, 4096, 128, 512, true}, {2, 256, 2880, 2880, true},
+                                   {3, 1536, 384, 640, true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t c = 0; c < (size_t)KINDS * 2 && !suite_skips(shapes[i].slow); c++) {
+            uint32_t ends[OPS_MOST_GROUPS];
+            moert_op_options o = describe(kinds[c % KINDS], formats[c / KINDS], &shapes[i]);
+            suite_split(i, shapes[i].rows, shapes[i].groups, ends);
+            o.weight.discrete = (i + c) % 2 == 1;
+            check("grouped", &o, ends);
+        }
+}
+
+/* What has no rows stays as it is, except that a gradient that is not added to is 0. */
+static void test_no_work_is_done_where_there_is_none(void **state) {
+    (void)state;
+    static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
+    static const uint32_t none[4] = {0};
+    for (size_t c = 0; c < (size_t)KINDS * 2 * 2 * 2 * 2; c++) {
+        const shape s = {4, c / 24 ? 256 : 0, 160, 144, false};
+        moert_op_options o = describe(kinds[c % KINDS], formats[c / 3 % 2], &s);
+        const bool wgrad = o.kind == MOERT_OP_GEMM_WGRAD;
+        const moert_op_buffer result = wgrad                             ? MOERT_OP_BUFFER_weight
+                                       : o.kind == MOERT_OP_GEMM_FORWARD ? MOERT_OP_BUFFER_y
+                                                                         : MOERT_OP_BUFFER_x;
+        o.weight.discrete = true;
+        o.accumulate = c / 6 % 2;
+        ops_bytes data = ops_bytes_make(&o, none), unused = ops_bytes_fill(&data);
+        memset(data.at[result], OPS_UNSET, data.bytes[result]);
+        ops_bytes_execute(backends[c / 12 % 2], &data);
+        for (size_t i = 0; i < data.bytes[result]; i++)
+            assert_int_equal(data.at[result][i], wgrad && !o.accumulate ? 0 : OPS_UNSET);
+        ops_bytes_free(&data);
+        ops_bytes_free(&unused);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nvfp4_gemms),
+        cmocka_unit_test(test_grouped_products_of_every_layout),
+        cmocka_unit_test(test_no_work_is_done_where_there_is_none),
+    };
+    return cmocka_run_group_tests_name("suite of TransformerEngine, quantised", tests,
+                                       open_test_device, close_test_device);
+}

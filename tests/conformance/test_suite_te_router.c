@@ -1,0 +1,255 @@
+// run: np=1
+/*
+ * TransformerEngine's tables of the fused router: weights, map, gradient of the logits, and the
+ * load-balancing loss with its gradient, against float64 within the tolerances there. Its groups
+ * are judged by their best topk/group_topk experts, and need four or more experts per token.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "support/layer/router_oracle.h"
+#include "support/layer/router_run.h"
+#include "support/suite.h"
+#include "support/test.h"
+
+enum { MOST_EXPERTS = 1024, MOST_TOPK = 32, GRADIENTS = 24, GROUPS = 8, KEPT_GROUPS = 4 };
+
+typedef struct row {
+    size_t tokens, experts, topk;
+    bool slow;
+} row;
+
+static const row rows[] = {
+    {2048, 32, 1, false}, {2048, 32, 4, false},  {2048, 128, 8, false},  {7168, 128, 4, true},
+    {7168, 32, 8, true},  {8992, 128, 8, true},  {14234, 64, 8, true},   {512, 256, 8, false},
+    {2048, 256, 8, true}, {64, 1024, 32, false}, {2048, 1024, 32, true}, {8992, 1024, 8, true},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static double absolute_of(size_t experts) {
+    return fmax(1e-5, 4e-7 * (double)experts);
+}
+
+static double relative_of(size_t experts) {
+    return fmax(1.3e-6, 4e-7 * (double)experts);
+}
+
+static void assert_near_to(const char *title, size_t token, size_t at, size_t experts, double got,
+                           double want) {
+    if (!(fabs(got - want) <= absolute_of(experts) + relative_of(experts) * fabs(want)))
+        fail_msg("%s: token %zu, %zu: %.9g, not %.9g", title, token, at, got, want);
+}
+
+static void take_row(const router_input *input, size_t t, double *logits) {
+    for (size_t e = 0; e < input->options.experts; e++)
+        logits[e] = (double)input->logits[t * input->options.experts + e];
+}
+
+/* Choice, weights and scores of every token. */
+static void check_forward(const char *title, const router_input *input, const router_run *run) {
+    const size_t experts = input->options.experts, topk = input->options.topk;
+    for (size_t t = 0; t < input->tokens; t++) {
+        double logits[MOST_EXPERTS], weight[MOST_TOPK], scores[MOST_EXPERTS];
+        int32_t index[MOST_TOPK];
+        take_row(input, t, logits);
+        oracle_choose(&input->options, logits, input->bias, index);
+        if (memcmp(index, run->index + t * topk, topk * sizeof *index) != 0)
+            fail_msg("%s: token %zu goes to other experts", title, t);
+        oracle_weights(&input->options, logits, index, weight);
+        for (size_t k = 0; k < topk; k++)
+            assert_near_to(title, t, k, experts, (double)run->weight[t * topk + k], weight[k]);
+        oracle_scores(&input->options, logits, scores);
+        for (size_t e = 0; e < experts; e++)
+            assert_near_to(title, t, e, experts, (double)run->scores[t * experts + e], scores[e]);
+    }
+}
+
+/* dlogits of some tokens, by central differences; the chosen experts and some of the others. */
+static void check_backward(const char *title, const router_input *input, const router_run *run) {
+    const size_t experts = input->options.experts, topk = input->options.topk;
+    for (size_t i = 0; i < GRADIENTS; i++) {
+        const size_t t = i * input->tokens / GRADIENTS;
+        const int32_t *index = run->index + t * topk;
+        for (size_t k = 0; k < topk + 16; k++) {
+            const size_t e = k < topk ? (size_t)index[k] : suite_bits(t, k) % experts;
+            assert_near_to(title, t, e, experts, (double)run->dlogits[t * experts + e],
+                           oracle_gradient(input, index, t, e));
+        }
+    }
+}
+
+/* A row of the table with its random logits, bias and gradients. */
+typedef struct data {
+    float *logits, *dweight, bias[MOST_EXPERTS];
+} data;
+
+static data make(const row *r, const moert_router_options *options, bool biased) {
+    data d = {test_alloc(r->tokens * r->experts * sizeof *d.logits),
+              test_alloc(r->tokens * r->topk * sizeof *d.dweight),
+              {0}};
+    for (size_t e = 0; e < r->experts; e++)
+        d.bias[e] = 0.1f * (float)moert_rng_normal(1, 1, e);
+    for (size_t i = 0; i < r->tokens * r->topk; i++)
+        d.dweight[i] = 2.0f * suite_uniform(2, i) - 1.0f;
+    oracle_logits(options, r->tokens, biased ? d.bias : NULL, 1.0, r->experts, d.logits);
+    return d;
+}
+
+static void free_data(data *d) {
+    free(d->logits);
+    free(d->dweight);
+}
+
+static void check(const row *r, moert_score score, bool renormalise, bool grouped, float scale,
+                  bool biased) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    char title[128];
+    options.experts = r->experts;
+    options.topk = r->topk;
+    options.score = score;
+    options.renormalise = renormalise;
+    options.scale = scale;
+    if (grouped) {
+        options.groups = GROUPS;
+        options.kept_groups = KEPT_GROUPS;
+        options.group_best = r->topk / KEPT_GROUPS;
+    }
+    snprintf(title, sizeof title, "%zu tokens, top %zu of %zu, score %d%s%s%s, scale %g", r->tokens,
+             r->topk, r->experts, (int)score, renormalise ? ", renormalised" : "",
+             grouped ? ", grouped" : "", biased ? ", biased" : "", (double)scale);
+    data d = make(r, &options, biased);
+    const router_input input = {options,   r->tokens, d.logits, biased ? d.bias : NULL,
+                                d.dweight, NULL,      0,        NULL};
+    router_run run = router_do(&input);
+    check_forward(title, &input, &run);
+    check_backward(title, &input, &run);
+    router_run_free(&run);
+    free_data(&d);
+}
+
+/* Softmax before the choice, with and without a sum of 1, or after it. */
+static void test_softmax_routers_of_the_table(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t c = 0; c < 6 && !suite_skips(rows[i].slow); c++)
+            check(&rows[i], c % 3 == 2 ? MOERT_SCORE_SOFTMAX_TOPK : MOERT_SCORE_SOFTMAX, c % 3 == 1,
+                  c >= 3 && rows[i].topk >= KEPT_GROUPS, c >= 3 ? 1.2f : 1.0f, false);
+}
+
+static void check_table(moert_score score) {
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t c = 0; c < 4 && !suite_skips(rows[i].slow); c++)
+            check(&rows[i], score, true, c % 2 == 1 && rows[i].topk >= KEPT_GROUPS,
+                  c % 2 == 1 ? 1.2f : 1.0f, c >= 2);
+}
+
+static void test_sigmoid_routers_of_the_table(void **state) {
+    (void)state;
+    check_table(MOERT_SCORE_SIGMOID);
+}
+
+static void test_sqrt_softplus_routers_of_the_table(void **state) {
+    (void)state;
+    check_table(MOERT_SCORE_SQRT_SOFTPLUS);
+}
+
+/* ---- the load-balancing loss ---- */
+
+/* Slots per expert from the map, and sums of the shares from the scores, in float64. */
+static double oracle_loss(const router_input *input, const int32_t *index, double coefficient,
+                          uint64_t *counts, float *gradient) {
+    const size_t experts = input->options.experts, topk = input->options.topk;
+    const double tokens = (double)input->tokens;
+    double mass[MOST_EXPERTS] = {0}, loss = 0.0;
+    memset(counts, 0, experts * sizeof *counts);
+    for (size_t s = 0; s < input->tokens * topk; s++)
+        counts[index[s]]++;
+    for (size_t t = 0; t < input->tokens; t++) {
+        double logits[MOST_EXPERTS], r[MOST_EXPERTS];
+        take_row(input, t, logits);
+        oracle_share(&input->options, logits, r);
+        for (size_t e = 0; e < experts; e++)
+            mass[e] += r[e];
+    }
+    for (size_t e = 0; e < experts; e++) {
+        const double each =
+            coefficient * (double)experts * (double)counts[e] / ((double)topk * tokens * tokens);
+        gradient[e] = (float)each;
+        loss += each * mass[e];
+    }
+    return loss;
+}
+
+/* mass[E] on the device, of one sequence. */
+static void sum_shares(const router_input *input, const router_run *run, double *mass) {
+    const size_t experts = input->options.experts;
+    const uint32_t end = (uint32_t)input->tokens;
+    moert_buffer *scores = upload(run->scores, input->tokens * experts * sizeof(float));
+    moert_buffer *ends = upload(&end, sizeof end), *sums = unset_floats(experts);
+    ASSERT_OK(
+        moert_router_mass(test_device, &input->options, input->tokens, scores, ends, 1, sums));
+    float *values = download(sums, experts * sizeof *values);
+    for (size_t e = 0; e < experts; e++)
+        mass[e] = (double)values[e];
+    free(values);
+    moert_buffer_destroy(scores);
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(sums);
+}
+
+static void check_aux(const row *r, moert_score score) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    uint64_t counts[MOST_EXPERTS];
+    double mass[MOST_EXPERTS];
+    float want[MOST_EXPERTS], gradient[MOST_EXPERTS];
+    char title[96];
+    options.experts = r->experts;
+    options.topk = r->topk;
+    options.score = score;
+    snprintf(title, sizeof title, "aux loss, %zu tokens, top %zu of %zu, score %d", r->tokens,
+             r->topk, r->experts, (int)score);
+    data d = make(r, &options, false);
+    memset(d.dweight, 0, r->tokens * r->topk * sizeof *d.dweight);
+    router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL};
+    router_run run = router_do(&input);
+    /* the coefficient that makes the gradient of a token visible beside the tolerance */
+    const double coefficient = (double)r->tokens;
+    const double loss = oracle_loss(&input, run.index, coefficient, counts, want);
+    sum_shares(&input, &run, mass);
+    const double got = moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, counts, mass,
+                                             (double)r->tokens, coefficient, gradient);
+    assert_within(coefficient * got, loss,
+                  absolute_of(r->experts) + relative_of(r->experts) * loss);
+    for (size_t e = 0; e < r->experts; e++)
+        assert_within((double)gradient[e], (double)want[e], 1e-6 * (double)want[e]);
+    router_run_free(&run);
+    input.dweight = d.dweight;
+    input.aux = want;
+    run = router_do(&input);
+    check_backward(title, &input, &run);
+    router_run_free(&run);
+    free_data(&d);
+}
+
+static void test_the_balancing_loss_and_its_gradient(void **state) {
+    (void)state;
+    static const moert_score scores[] = {MOERT_SCORE_SOFTMAX, MOERT_SCORE_SIGMOID,
+                                         MOERT_SCORE_SQRT_SOFTPLUS};
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t s = 0; s < 3 && !suite_skips(rows[i].slow); s++)
+            check_aux(&rows[i], scores[s]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_softmax_routers_of_the_table),
+        cmocka_unit_test(test_sigmoid_routers_of_the_table),
+        cmocka_unit_test(test_sqrt_softplus_routers_of_the_table),
+        cmocka_unit_test(test_the_balancing_loss_and_its_gradient),
+    };
+    return cmocka_run_group_tests_name("suite of TransformerEngine: router", tests,
+                                       open_test_device, close_test_device);
+}

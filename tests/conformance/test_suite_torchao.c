@@ -1,0 +1,247 @@
+// run: np=1
+/*
+ * torchao's limits on signal to quantisation noise: of a matrix, of a product, of the three grouped
+ * products of training with rounded operands (two stacked matrices, or the rows of two). Its byte
+ * cases are in test_quantize, its tiles of scales in test_swizzle.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "gemm/gemm.h"
+#include "support/quant/quantized.h"
+#include "support/suite.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"portable", "reference"};
+enum { MOST_GROUPS = 16, SAMPLES = 4096 };
+
+/* n numbers that are nearly normal, to be freed. */
+static float *normal(uint64_t key, size_t n) {
+    float *x = test_alloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t a = suite_bits(key, 2 * i), b = suite_bits(key, 2 * i + 1);
+        const uint32_t sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
+        x[i] = ((float)sum - 131070.0f) / 37837.0f;
+    }
+    return x;
+}
+
+/* Sums of squares of a signal and of what was added to it. */
+typedef struct power {
+    double signal, noise;
+} power;
+
+static void add(power *p, double want, double got) {
+    p->signal += want * want;
+    p->noise += (got - want) * (got - want);
+}
+
+static void assert_above(const char *title, const power *p, double limit) {
+    const double decibel = 10.0 * log10(p->signal / p->noise);
+    if (!(decibel >= limit))
+        fail_msg("%s: %.2f dB, not %.2f", title, decibel, limit);
+}
+
+/* ---- matrices ---- */
+
+static const struct {
+    moert_format format;
+    moert_nvfp4_rule rule;
+    double limit, product_limit;
+} formats[] = {
+    {MOERT_FORMAT_MXFP8_E4M3, MOERT_NVFP4_TORCHAO, 18.0, 27.0},
+    {MOERT_FORMAT_MXFP8_E5M2, MOERT_NVFP4_TORCHAO, 13.0, 0.0},
+    {MOERT_FORMAT_MXFP4, MOERT_NVFP4_TORCHAO, 13.0, 0.0},
+    {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TORCHAO, 8.0, 16.0},
+    {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TE, 8.0, 16.0},
+};
+enum { FORMATS = sizeof formats / sizeof formats[0] };
+
+static moert_quantizer how_of(size_t format) {
+    return HOW(.format = formats[format].format, .nvfp4_rule = formats[format].rule);
+}
+
+static void test_a_matrix_keeps_its_signal_in_every_format(void **state) {
+    (void)state;
+    static const size_t shapes[][2] = {{2, 32}, {32, 64}, {33, 96}, {128, 256}, {1, 1024}};
+    for (size_t i = 0; i < FORMATS * 2 * 2; i++)
+        for (size_t s = 0; s < 5; s++) {
+            const matrix m = {normal(s, shapes[s][0] * shapes[s][1]), shapes[s][0], shapes[s][1],
+                              NULL, 0};
+            moert_quantizer how = how_of(i % FORMATS);
+            how.scale_rounding = i / FORMATS % 2 ? MOERT_SCALE_FLOOR : MOERT_SCALE_RCEIL;
+            quantized z = quantize(backends[i / FORMATS / 2], &how, &m);
+            power p = {0};
+            for (size_t k = 0; k < z.elements; k++)
+                add(&p, (double)m.x[k], (double)z.back[k]);
+            assert_above(moert_format_name(how.format), &p, formats[i % FORMATS].limit);
+            free_quantized(&z);
+            free((float *)m.x);
+        }
+}
+
+/* A NaN takes its block along and leaves the next alone; an infinity becomes the largest number. */
+static void test_special_values_stay_in_their_block(void **state) {
+    (void)state;
+    float x[3 * 32];
+    for (size_t i = 0; i < 96; i++)
+        x[i] = 1.0f;
+    x[3] = NAN;
+    x[64] = -INFINITY;
+    const matrix m = {x, 1, 96, NULL, 0};
+    for (size_t b = 0; b < 2; b++) {
+        quantized z = quantize(backends[b], &HOW(.axis = MOERT_AXIS_ROW), &m);
+        assert_int_equal(z.scale[0], 0xFF);
+        for (size_t i = 0; i < 32; i++)
+            assert_true(isnan(z.back[i]) && z.q[i] == 0x7F && z.back[32 + i] == 1.0f);
+        assert_true(z.scale[2] == 0xFE && z.q[64] == 0xFE && z.q[65] == 0);
+        free_quantized(&z);
+    }
+}
+
+/* ---- grouped products ---- */
+
+typedef struct row {
+    size_t groups, rows, n, k;
+    uint32_t ends[MOST_GROUPS]; /* split at random if the last one is 0 */
+    bool slow;
+} row;
+
+/* x[M,K], weight[G,N,K], y[M,N] as they are and as they come back from a format. */
+typedef struct operands {
+    const row *r;
+    uint32_t ends[MOST_GROUPS], weight_ends[MOST_GROUPS];
+    float *x, *weight, *y;
+} operands;
+
+/* A matrix rounded along its rows, or along the rows of each group; to be freed. */
+static float *rounded(size_t format, const float *x, size_t rows, size_t columns,
+                      const uint32_t *ends, size_t groups, bool along_rows) {
+    const matrix m = {x, rows, columns, ends, groups};
+    moert_quantizer how = how_of(format);
+    how.axis = along_rows ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
+    how.group_scales = how.format == MOERT_FORMAT_NVFP4;
+    quantized z = quantize("portable", &how, &m);
+    float *back = z.back;
+    z.back = NULL;
+    free_quantized(&z);
+    return back;
+}
+
+typedef enum kind { FORWARD, DGRAD, WGRAD, KINDS } kind;
+
+/* The product of two operands; to be freed. */
+static float *multiply(kind which, const operands *o, const float *a, const float *b, size_t n) {
+    const row *r = o->r;
+    moert_buffer *ends = upload(o->ends, r->groups * sizeof *o->ends);
+    moert_gemm gemm = {.groups = {ends, r->groups, r->rows}, .n = r->n, .k = r->k};
+    moert_buffer *result = unset_floats(n);
+    const size_t weights = r->groups * r->n * r->k * sizeof(float);
+    gemm.x = which == DGRAD ? result : upload(a, r->rows * r->k * sizeof(float));
+    gemm.weight = which == WGRAD ? result : upload(b, weights);
+    gemm.y =
+        which == FORWARD ? result : upload(which == DGRAD ? a : b, r->rows * r->n * sizeof(float));
+    ASSERT_OK(which == FORWARD ? moert_gemm_forward(&gemm)
+              : which == DGRAD ? moert_gemm_dgrad(&gemm)
+                               : moert_gemm_wgrad(&gemm));
+    float *values = download(result, n * sizeof *values);
+    moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+    return values;
+}
+
+/* Element i of the product of the operands as they are. */
+static double exact(kind which, const operands *o, size_t i) {
+    const row *r = o->r;
+    const size_t width = which == FORWARD ? r->n : r->k, line = i / width, j = i % width;
+    size_t g = 0;
+    double sum = 0.0;
+    while (which != WGRAD && o->ends[g] <= line)
+        g++;
+    const float *weight = o->weight + g * r->n * r->k;
+    if (which == FORWARD)
+        for (size_t k = 0; k < r->k; k++)
+            sum += (double)o->x[line * r->k + k] * (double)weight[j * r->k + k];
+    if (which == DGRAD)
+        for (size_t n = 0; n < r->n; n++)
+            sum += (double)o->y[line * r->n + n] * (double)weight[n * r->k + j];
+    if (which == WGRAD)
+        for (size_t t = line / r->n > 0 ? o->ends[line / r->n - 1] : 0; t < o->ends[line / r->n];
+             t++)
+            sum += (double)o->y[t * r->n + line % r->n] * (double)o->x[t * r->k + j];
+    return sum;
+}
+
+static void check_product(size_t format, kind which, const operands *o) {
+    const row *r = o->r;
+    const size_t n = which == FORWARD ? r->rows * r->n
+                     : which == DGRAD ? r->rows * r->k
+                                      : r->groups * r->n * r->k;
+    /* blocks lie along what is summed over */
+    float *a = which == DGRAD
+                   ? rounded(format, o->y, r->rows, r->n, o->ends, r->groups, true)
+                   : rounded(format, o->x, r->rows, r->k, o->ends, r->groups, which == FORWARD);
+    float *b = which == WGRAD ? rounded(format, o->y, r->rows, r->n, o->ends, r->groups, false)
+                              : rounded(format, o->weight, r->groups * r->n, r->k, o->weight_ends,
+                                        r->groups, which == FORWARD);
+    float *got = multiply(which, o, a, b, n);
+    char title[128];
+    power p = {0};
+    snprintf(title, sizeof title, "%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
+             moert_format_name(formats[format].format), (int)which, r->groups, r->rows, r->n, r->k);
+    for (size_t s = 0; s < SAMPLES; s++) {
+        const size_t i = suite_bits(s, n) % n;
+        add(&p, exact(which, o, i), (double)got[i]);
+    }
+    assert_above(title, &p, formats[format].product_limit);
+    free(a);
+    free(b);
+    free(got);
+}
+
+static const row rows[] = {
+    {1, 256, 256, 320, {0}, false},       {8, 640, 192, 256, {0}, false},
+    {2, 256, 160, 192, {64, 256}, false}, {1, 1024, 1024, 1024, {0}, true},
+    {8, 1024, 4096, 1024, {0}, true},     {16, 4096, 1024, 4096, {0}, true},
+    {8, 4096, 2048, 2048, {0}, true},
+};
+
+static void test_the_products_of_training_keep_their_signal(void **state) {
+    (void)state;
+    set_variable("MOERT_BACKEND", "portable");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const row *r = &rows[i];
+        if (suite_skips(r->slow))
+            continue;
+        operands o = {.r = r,
+                      .x = normal(1, r->rows * r->k),
+                      .weight = normal(2, r->groups * r->n * r->k),
+                      .y = normal(3, r->rows * r->n)};
+        memcpy(o.ends, r->ends, sizeof o.ends);
+        if (o.ends[r->groups - 1] == 0)
+            suite_split(i, r->rows, r->groups, o.ends);
+        for (size_t g = 0; g < r->groups; g++)
+            o.weight_ends[g] = (uint32_t)((g + 1) * r->n);
+        for (size_t f = 0; f < FORMATS; f++)
+            for (kind k = FORWARD; k < KINDS && formats[f].product_limit > 0; k++)
+                check_product(f, k, &o);
+        free(o.x);
+        free(o.weight);
+        free(o.y);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_matrix_keeps_its_signal_in_every_format),
+        cmocka_unit_test(test_special_values_stay_in_their_block),
+        cmocka_unit_test(test_the_products_of_training_keep_their_signal),
+    };
+    return cmocka_run_group_tests_name("suite of torchao", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,349 @@
+// run: np=1
+/*
+ * Training with quantised operands, op on op: torchao's grouped linear layer and its limits on
+ * signal to quantisation noise, and TransformerEngine's grouped MLP, hidden sizes 128 and 256 and
+ * groups of 0, 256, 512 and 768 rows in any order. Every op is right in float64 on the values of
+ * its operands; what its result is worth beside the layer without rounding is in decibel.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/op/cases.h"
+#include "support/op/exact.h"
+#include "support/suite.h"
+
+static const char *const backends[] = {"portable", "reference"};
+
+typedef struct layer {
+    moert_format format;
+    size_t groups, rows, n, k; /* of a linear layer */
+    const uint32_t *ends;
+    const char *backend;
+} layer;
+
+static float *normal(uint64_t key, size_t n, double deviation) {
+    float *x = test_alloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t a = suite_bits(key, 2 * i), b = suite_bits(key, 2 * i + 1);
+        const double sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
+        x[i] = (float)(deviation * (sum - 131070.0) / 37837.0);
+    }
+    return x;
+}
+
+/* ---- ops ---- */
+
+static moert_operand scaled(moert_format format, moert_axis axis) {
+    moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
+    operand.scales = MOERT_SCALES_LINEAR;
+    operand.how.nvfp4_rule = MOERT_NVFP4_TORCHAO;
+    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    return operand;
+}
+
+static moert_op_options describe(const layer *l, moert_op_kind kind) {
+    return ops_product(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
+}
+
+/* A factor of an op: real numbers to be rounded, or the bytes that another op has made. */
+typedef struct source {
+    moert_op_buffer which;
+    const float *values;
+    const ops_bytes *from;
+    bool column; /* its second version */
+} source;
+
+static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
+    const uint32_t *ends = (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];
+    return ops_find(&data->shape, ends, which).scale;
+}
+
+static void take(ops_bytes *data, const source *s) {
+    if (s->from == NULL) {
+        ops_bytes_load(data, s->which, s->values);
+        return;
+    }
+    const moert_op_buffer payload = s->column ? MOERT_OP_BUFFER_column : MOERT_OP_BUFFER_d;
+    const moert_op_buffer to = scale_of(data, s->which), scale = scale_of(s->from, payload);
+    assert_int_equal(data->bytes[s->which], s->from->bytes[payload]);
+    assert_int_equal(data->bytes[to], s->from->bytes[scale]);
+    memcpy(data->at[s->which], s->from->at[payload], data->bytes[s->which]);
+    memcpy(data->at[to], s->from->at[scale], data->bytes[to]);
+}
+
+/* Executes an op on its factors and holds it to float64 on their values. */
+static void execute(const layer *l, const char *title, ops_bytes *data, const source *a,
+                    const source *b) {
+    take(data, a);
+    take(data, b);
+    ops_bytes plain = ops_bytes_decode(data);
+    if (data->shape.options.kind == MOERT_OP_DGLU)
+        memcpy(plain.at[MOERT_OP_BUFFER_c], data->at[MOERT_OP_BUFFER_c],
+               data->bytes[MOERT_OP_BUFFER_c]);
+    ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+    ops_bytes_execute(l->backend, data);
+    ops_exact_check(title, data, &want);
+    ops_exact_free(&want);
+    ops_bytes_free(&plain);
+}
+
+/* ---- decibels ---- */
+
+static void assert_above(const char *title, const double *want, const ops_bytes *data,
+                         moert_op_buffer which, size_t n, double limit) {
+    double signal = 0.0, noise = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double off = ops_bytes_get(data, which, i) - want[i];
+        signal += want[i] * want[i];
+        noise += off * off;
+    }
+    const double decibel = 10.0 * log10(signal / noise);
+    print_message("# %s: %.2f dB\n", title, decibel);
+    if (!(decibel >= limit))
+        fail_msg("%s: %.2f dB, not %.2f", title, decibel, limit);
+}
+
+/* The result of an op on these factors as they are. */
+static ops_exact without_rounding(const ops_bytes *data, const source *a, const source *b) {
+    ops_bytes plain = ops_bytes_decode(data);
+    memcpy(plain.at[a->which], a->values, plain.bytes[a->which]);
+    memcpy(plain.at[b->which], b->values, plain.bytes[b->which]);
+    const ops_exact exact = ops_exact_of(&plain, 0.0);
+    ops_bytes_free(&plain);
+    return exact;
+}
+
+/* ---- a linear layer ---- */
+
+static void check_linear(const layer *l, const double *limits) {
+    const size_t used = l->ends[l->groups - 1];
+    float *x = normal(1, l->rows * l->k, 1.0), *weight = normal(2, l->groups * l->n * l->k, 1.0),
+          *dy = normal(3, l->rows * l->n, 1.0);
+    const source sx = {MOERT_OP_BUFFER_x, x, NULL, false},
+                 sw = {MOERT_OP_BUFFER_weight, weight, NULL, false},
+                 sy = {MOERT_OP_BUFFER_y, dy, NULL, false};
+    const struct {
+        moert_op_kind kind;
+        const char *name;
+        const source *a, *b;
+        moert_op_buffer result;
+        size_t elements;
+    } products[] = {
+        {MOERT_OP_GEMM_FORWARD, "y", &sx, &sw, MOERT_OP_BUFFER_y, used * l->n},
+        {MOERT_OP_GEMM_DGRAD, "dx", &sy, &sw, MOERT_OP_BUFFER_x, used * l->k},
+        {MOERT_OP_GEMM_WGRAD, "dW", &sx, &sy, MOERT_OP_BUFFER_weight, l->groups * l->n * l->k}};
+    for (size_t i = 0; i < 3; i++) {
+        char title[128];
+        const moert_op_options o = describe(l, products[i].kind);
+        ops_bytes data = ops_bytes_make(&o, l->ends);
+        snprintf(title, sizeof title, "%s of %s, %zu groups, %zu rows, n %zu, k %zu",
+                 products[i].name, moert_format_name(l->format), l->groups, l->rows, l->n, l->k);
+        execute(l, title, &data, products[i].a, products[i].b);
+        ops_exact want = without_rounding(&data, products[i].a, products[i].b);
+        assert_above(title, want.result, &data, products[i].result, products[i].elements,
+                     limits[i]);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+    }
+    free(x);
+    free(weight);
+    free(dy);
+}
+
+static void test_a_grouped_linear_layer_keeps_its_signal(void **state) {
+    (void)state;
+    static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
+    static const double limits[][3] = {{27.0, 25.0, 24.0}, {16.0, 14.0, 12.0}};
+    static const uint32_t unaligned[] = {64, 256};
+    static const struct {
+        size_t groups, rows, n, k;
+        bool slow;
+    } shapes[] = {{2, 256, 160, 192, false},
+                  {1, 256, 256, 320, false},
+                  {8, 640, 192, 256, false},
+                  {16, 1024, 1024, 2048, true},
+                  {8, 4096, 1024, 1024, true}};
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        uint32_t ends[OPS_MOST_GROUPS];
+        const size_t s = i / 2;
+        if (suite_skips(shapes[s].slow))
+            continue;
+        suite_split(s, shapes[s].rows, shapes[s].groups, ends);
+        const layer l = {formats[i % 2], shapes[s].groups,          shapes[s].rows,  shapes[s].n,
+                         shapes[s].k,    s == 0 ? unaligned : ends, backends[s == 0]};
+        check_linear(&l, limits[i % 2]);
+    }
+}
+
+/* ---- an MLP ---- */
+
+enum { GROUPS = 4, M = 1536 };
+typedef enum part { GLU, FC2, DGLU, DGRAD, WGRAD1, WGRAD2, PARTS } part;
+
+/* Square experts: x, dy [M,H], w1[2H,H], w2[H,H]. */
+typedef struct mlp {
+    layer l; /* n and k by part */
+    moert_glu_form form;
+    size_t hidden;
+    float *x, *w1, *w2, *dy, *prob;
+} mlp;
+
+/* MXFP8 results are made by the op, in both directions; NVFP4 ones of its float32 results, as their
+ * global scales are known only then. */
+static bool chains(const mlp *m) {
+    return m->l.format != MOERT_FORMAT_NVFP4;
+}
+
+/* Part i of the MLP, before its factors. */
+static ops_bytes begin(const mlp *m, part i, const ops_bytes *parts) {
+    static const moert_op_kind kinds[PARTS] = {MOERT_OP_GLU,        MOERT_OP_GEMM_FORWARD,
+                                               MOERT_OP_DGLU,       MOERT_OP_GEMM_DGRAD,
+                                               MOERT_OP_GEMM_WGRAD, MOERT_OP_GEMM_WGRAD};
+    const bool glu = i == GLU || i == DGLU;
+    layer l = m->l;
+    l.n = i == GLU || i == DGRAD || i == WGRAD1 ? 2 * m->hidden : m->hidden;
+    l.k = m->hidden;
+    moert_op_options o = describe(&l, kinds[i]);
+    o.interleave = 32;
+    o.row_multiple = 256;
+    o.glu = m->form;
+    o.prob = glu;
+    o.save_c = i == GLU;
+    o.dprob = i == DGLU;
+    if (glu && chains(m)) {
+        o.d = scaled(l.format, MOERT_AXIS_ROW);
+        o.column = scaled(l.format, MOERT_AXIS_COLUMN);
+    }
+    ops_bytes data = ops_bytes_make(&o, l.ends);
+    if (glu)
+        memcpy(data.at[MOERT_OP_BUFFER_prob], m->prob, M * sizeof *m->prob);
+    if (i == DGLU)
+        memcpy(data.at[MOERT_OP_BUFFER_c], parts[GLU].at[MOERT_OP_BUFFER_c],
+               data.bytes[MOERT_OP_BUFFER_c]);
+    return data;
+}
+
+/* The factors of each part; h and dv come from where they are made. */
+static void run(const mlp *m, ops_bytes *parts) {
+    static const char *const names[PARTS] = {"glu", "fc2", "dglu", "dgrad", "wgrad1", "wgrad2"};
+    for (part i = GLU; i < PARTS; i++) {
+        const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
+        const ops_bytes *from = of_glu ? &parts[GLU] : of_dglu ? &parts[DGLU] : NULL;
+        source x = {MOERT_OP_BUFFER_x, m->x, NULL, i == WGRAD2};
+        source y = {MOERT_OP_BUFFER_y, m->dy, NULL, i == WGRAD1};
+        source *const made = of_glu ? &x : &y;
+        if (from != NULL && chains(m))
+            made->from = from;
+        else if (from != NULL)
+            made->values = ops_floats(from, MOERT_OP_BUFFER_d);
+        const source weight = {MOERT_OP_BUFFER_weight, i == GLU || i == DGRAD ? m->w1 : m->w2, NULL,
+                               false};
+        parts[i] = begin(m, i, parts);
+        execute(&m->l, names[i], &parts[i], i == DGLU || i == DGRAD ? &y : &x,
+                i == WGRAD1 || i == WGRAD2 ? &y : &weight);
+    }
+}
+
+/* The same in float32 of the reference: all factors plain. */
+static void run_plain(const mlp *m, ops_bytes *parts) {
+    mlp plain = *m;
+    for (part i = GLU; i < PARTS; i++) {
+        ops_bytes data = begin(&plain, i, parts);
+        parts[i] = ops_bytes_decode(&data);
+        const float *h = i > GLU ? ops_floats(&parts[GLU], MOERT_OP_BUFFER_d) : NULL;
+        const float *dv = i > DGLU ? ops_floats(&parts[DGLU], MOERT_OP_BUFFER_d) : NULL;
+        const float *const x[PARTS] = {m->x, h, NULL, NULL, m->x, h};
+        const float *const y[PARTS] = {NULL, NULL, m->dy, dv, dv, m->dy};
+        const float *const weight[PARTS] = {m->w1, m->w2, m->w2, m->w1, NULL, NULL};
+        const float *const factors[] = {x[i], y[i], weight[i]};
+        const moert_op_buffer which[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y,
+                                         MOERT_OP_BUFFER_weight};
+        for (size_t f = 0; f < 3; f++)
+            if (factors[f] != NULL)
+                memcpy(parts[i].at[which[f]], factors[f], parts[i].bytes[which[f]]);
+        if (i == DGLU)
+            memcpy(parts[i].at[MOERT_OP_BUFFER_c], parts[GLU].at[MOERT_OP_BUFFER_c],
+                   parts[i].bytes[MOERT_OP_BUFFER_c]);
+        ops_bytes_execute("portable", &parts[i]);
+        ops_bytes_free(&data);
+    }
+}
+
+static void check_mlp(const mlp *m, double limit) {
+    static const struct {
+        const char *name;
+        part from;
+        moert_op_buffer which;
+    } results[] = {{"y", FC2, MOERT_OP_BUFFER_y},
+                   {"dprob", DGLU, MOERT_OP_BUFFER_dprob},
+                   {"dx", DGRAD, MOERT_OP_BUFFER_x},
+                   {"dW1", WGRAD1, MOERT_OP_BUFFER_weight},
+                   {"dW2", WGRAD2, MOERT_OP_BUFFER_weight}};
+    ops_bytes rounded[PARTS], plain[PARTS];
+    run(m, rounded);
+    run_plain(m, plain);
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+        char title[64];
+        const ops_bytes *want = &plain[results[i].from];
+        const bool through = results[i].from == DGRAD || results[i].from == WGRAD1;
+        if (through && m->form.limit < 2.0f)
+            continue; /* rounded numbers cross the limit, where the derivative jumps */
+        const size_t n = want->bytes[results[i].which] / sizeof(float);
+        double *values = test_alloc(n * sizeof *values);
+        for (size_t k = 0; k < n; k++)
+            values[k] = ops_bytes_get(want, results[i].which, k);
+        snprintf(title, sizeof title, "MLP, hidden %zu, %s: %s", m->hidden,
+                 moert_format_name(m->l.format), results[i].name);
+        assert_above(title, values, &rounded[results[i].from], results[i].which, n, limit);
+        free(values);
+    }
+    for (part i = GLU; i < PARTS; i++) {
+        ops_bytes_free(&rounded[i]);
+        ops_bytes_free(&plain[i]);
+    }
+}
+
+static void test_a_grouped_mlp_keeps_its_signal(void **state) {
+    (void)state;
+    static const moert_glu_form forms[] = {
+        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 1.26f, 1.5f, 0.5f}};
+    static const uint32_t ends[][GROUPS] = {
+        {0, 256, 768, M}, {768, 768, 1024, M}, {512, 1280, M, M}};
+    for (size_t i = 0; i < 12; i++) {
+        const size_t h = i < 6 ? 128 : 256;
+        if (suite_skips(h > 128 || i % 3 == 2))
+            continue;
+        const bool nvfp4 = i / 3 % 2 == 1;
+        const double spread = 1.5 / sqrt((double)h);
+        const layer l = {nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+                         GROUPS,
+                         M,
+                         0,
+                         0,
+                         ends[i % 3],
+                         backends[i == 0 || i == 4]};
+        mlp m = {l,
+                 forms[i % 3],
+                 h,
+                 normal(1, M * h, 1.0),
+                 normal(2, GROUPS * 2 * h * h, spread),
+                 normal(3, GROUPS * h * h, spread),
+                 normal(4, M * h, 1.0),
+                 normal(5, M, 0.5)};
+        check_mlp(&m, nvfp4 ? 11.5 : 22.0);
+        float *const arrays[] = {m.x, m.w1, m.w2, m.dy, m.prob};
+        for (size_t s = 0; s < sizeof arrays / sizeof *arrays; s++)
+            free(arrays[s]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_grouped_linear_layer_keeps_its_signal),
+        cmocka_unit_test(test_a_grouped_mlp_keeps_its_signal),
+    };
+    return cmocka_run_group_tests_name("suite of quantised training", tests, open_test_device,
+                                       close_test_device);
+}

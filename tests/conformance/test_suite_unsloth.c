@@ -1,0 +1,125 @@
+// run: np=1
+/*
+ * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens, as they
+ * lie or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/gemm/product.h"
+#include "support/suite.h"
+
+static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                      MOERT_OP_GEMM_WGRAD};
+enum { KINDS = 3, MOST_EXPERTS = 128, SAMPLES = 512 };
+
+/* The tolerance there, absolute and relative. */
+static double tolerance_of(moert_number type) {
+    return type == MOERT_NUMBER_BF16 ? 1e-3 : type == MOERT_NUMBER_F16 ? 1e-4 : 1e-5;
+}
+
+typedef struct model {
+    size_t hidden, intermediate, experts, topk, tokens;
+    bool discrete;
+} model;
+
+/* Experts of the tokens' slots and the slots by experts. */
+typedef struct routing {
+    size_t rows;
+    uint32_t *gather, ends[MOST_EXPERTS];
+} routing;
+
+static routing route(const model *m) {
+    routing r = {.rows = m->tokens * m->topk};
+    int32_t *index = test_alloc(r.rows * sizeof *index);
+    r.gather = test_alloc(r.rows * sizeof *r.gather);
+    suite_route(m->experts, m->tokens, m->topk, m->experts, index);
+    suite_sort(index, r.rows, m->experts, r.gather, r.ends);
+    free(index);
+    return r;
+}
+
+/* The first or second projection in one kind; both orders of rows. */
+static void check(const model *m, const routing *r, moert_op_kind kind, moert_number type,
+                  bool second, bool permuted) {
+    const size_t n = second ? m->hidden : 2 * m->intermediate;
+    const size_t k = second ? m->intermediate : m->hidden;
+    product p = product_of(kind, type, m->experts, r->rows, n, k);
+    char title[160];
+    p.ends = r->ends;
+    p.options.weight.discrete = m->discrete;
+    p.options.topk = m->topk;
+    if (permuted) {
+        p.options.permute = second ? MOERT_OP_PERMUTE_Y : MOERT_OP_PERMUTE_X;
+        p.gather = r->gather;
+    }
+    snprintf(title, sizeof title, "%s, %s, W%d, %zu tokens, top %zu of %zu, H %zu, I %zu%s",
+             moert_op_kind_name(kind), moert_number_name(type), second ? 2 : 1, m->tokens, m->topk,
+             m->experts, m->hidden, m->intermediate, permuted ? ", permuted" : "");
+    void *result = product_run("portable", &p);
+    product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
+    if (r->rows * n * k <= (size_t)8 << 20) {
+        void *reference = product_run("reference", &p);
+        if (memcmp(reference, result, product_bytes(&p)) != 0)
+            fail_msg("%s: the backends differ", title);
+        free(reference);
+    }
+    free(result);
+}
+
+static void check_model(const model *m, moert_number type, size_t kinds_used) {
+    routing r = route(m);
+    for (size_t c = 0; c < kinds_used * 4; c++)
+        check(m, &r, kinds[c / 4], type, c % 2 == 1, c / 2 % 2 == 1);
+    free(r.gather);
+}
+
+static void test_small_models_in_every_legal_permutation(void **state) {
+    (void)state;
+    static const size_t sizes[] = {32, 128, 512}, experts[] = {4, 16}, topk[] = {1, 4},
+                        tokens[] = {128, 1024};
+    for (size_t i = 0; i < 3 * 2 * 2 * 2; i++) {
+        const size_t size = sizes[i / 8];
+        const model m = {size, size, experts[i % 2], topk[i / 2 % 2], tokens[i / 4 % 2], false};
+        if (!suite_skips(size * m.tokens * m.topk > (size_t)1 << 20))
+            check_model(&m, MOERT_NUMBER_BF16, KINDS);
+    }
+}
+
+static void test_small_models_in_the_other_types(void **state) {
+    (void)state;
+    static const moert_number types[] = {MOERT_NUMBER_F16, MOERT_NUMBER_F32};
+    for (size_t i = 0; i < 8; i++) {
+        const size_t size = i / 4 ? 128 : 32;
+        const model m = {size, size, 16, i / 2 % 2 ? 4 : 1, 128, i % 2};
+        check_model(&m, types[i % 2], KINDS);
+    }
+}
+
+/* The first row has an eighth of Qwen3's widths; Llama 4's backward is smaller there too. */
+static void test_qwen3_and_llama4(void **state) {
+    (void)state;
+    static const struct {
+        model m;
+        size_t kinds;
+        bool slow;
+    } rows[] = {
+        {{256, 96, 128, 8, 128, true}, 3, false},   {{2048, 768, 128, 8, 128, false}, 3, true},
+        {{2048, 768, 128, 8, 1024, true}, 3, true}, {{5120, 8192, 16, 1, 128, true}, 1, true},
+        {{5120, 8192, 16, 1, 1024, true}, 1, true}, {{1024, 1024, 16, 1, 1024, true}, 3, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!suite_skips(rows[i].slow))
+            check_model(&rows[i].m, MOERT_NUMBER_BF16, rows[i].kinds);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_models_in_every_legal_permutation),
+        cmocka_unit_test(test_small_models_in_the_other_types),
+        cmocka_unit_test(test_qwen3_and_llama4),
+    };
+    return cmocka_run_group_tests_name("suite of Unsloth", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,412 @@
+/* The oracle of the exchange: see round_trip.h. */
+#include "support/exchange/round_trip.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/rng.h"
+
+/* ---- the values, from the global token alone ---- */
+
+static void choose(const shape *c, size_t token, int32_t *slot) {
+    int32_t deck[MAX_EXPERTS];
+    for (size_t e = 0; e < c->experts; e++)
+        deck[e] = (int32_t)e;
+    for (size_t k = 0; k < c->topk; k++) {
+        double u = moert_rng_uniform(c->salt, token, k);
+        size_t pick = k + (size_t)(u * (double)(c->experts - k));
+        if (c->choice == ONE_EXPERT)
+            pick = c->experts - 1;
+        else if (c->choice == ZIPF)
+            pick = k + (size_t)(pow((double)(c->experts - k + 1), u) - 1.0);
+        else if (c->choice == HOT && k == 0 && u < 0.3 * (double)c->topk)
+            pick = 0;
+        int32_t taken = deck[pick];
+        deck[pick] = deck[k];
+        deck[k] = taken;
+        slot[k] = c->choice == ALL_DROPPED || (c->choice == SOME_DROPPED && u < 0.4) ? -1 : taken;
+    }
+}
+
+static float payload(const shape *c, size_t token, size_t i) {
+    return (float)(token * 1009 + i * 7 + c->salt % 1000 + 1);
+}
+
+static float weight(const shape *c, size_t token, size_t k) {
+    return (float)moert_rng_normal(c->salt + 1000u, token, k);
+}
+
+/* What expert e makes of a row's element: of a window of codes, a number that bf16 has. */
+static float result(const trip *t, float x, size_t expert) {
+    const float y = x * 0.37f - (float)expert * 1.3f;
+    return t->codes ? moert_number_of_bits(moert_number_bits_of(y) & 0xFFFF0000) : y;
+}
+
+/* Tokens of the ranks below `end`. */
+static size_t tokens_below(const shape *c, size_t end) {
+    size_t first = 0;
+    for (size_t r = 0; r < end; r++)
+        first += c->tokens[r];
+    return first;
+}
+
+static size_t own_tokens(const shape *c, const trip *t) {
+    return c->tokens[moert_comm_rank(t->comm)];
+}
+
+static size_t first_token(const shape *c, const trip *t) {
+    return tokens_below(c, moert_comm_rank(t->comm));
+}
+
+static size_t all_tokens(const shape *c, const trip *t) {
+    return tokens_below(c, moert_comm_size(t->comm));
+}
+
+/* ---- one round trip ---- */
+
+moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
+                               size_t width, bool codes, trip *t) {
+    *t = (trip){.device = device, .comm = comm, .exchange = exchange, .codes = codes};
+    MOERT_TRY(codes ? moert_window_create_codes(exchange, 2 * width, &t->x)
+                    : moert_window_create(exchange, width, &t->x));
+    MOERT_TRY((codes ? moert_window_create_codes : moert_window_create)(exchange, width, &t->y));
+    MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
+    return moert_window_create(exchange, 1, &t->slot_y);
+}
+
+void trip_free_windows(trip *t) {
+    moert_window_destroy(t->x);
+    moert_window_destroy(t->y);
+    moert_window_destroy(t->slot_x);
+    moert_window_destroy(t->slot_y);
+}
+
+void trip_free_buffers(trip *t) {
+    moert_exchange_free_plan(t->plan);
+    moert_buffer_destroy(t->index);
+    moert_buffer_destroy(t->source);
+    moert_buffer_destroy(t->weight);
+    moert_buffer_destroy(t->target);
+    moert_buffer_destroy(t->slot_target);
+    free(t->host);
+    t->plan = NULL;
+    t->host = NULL;
+    t->index = t->source = t->weight = t->target = t->slot_target = NULL;
+}
+
+/* This rank's tokens on the device. */
+moert_status trip_make_buffers(const shape *c, trip *t) {
+    size_t tokens = own_tokens(c, t), slots = tokens * c->topk, total = all_tokens(c, t);
+    size_t stride = moert_window_stride(t->x);
+    MOERT_TRY(moert_alloc(&t->host, (total + 1) * (c->topk + 1) * stride, sizeof(float)));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->index));
+    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->source));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->weight));
+    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->target));
+    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->slot_target));
+    for (size_t i = 0; i < tokens; i++)
+        choose(c, first_token(c, t) + i, (int32_t *)t->host + i * c->topk);
+    MOERT_TRY(moert_buffer_write(t->index, 0, t->host, slots * 4));
+    for (size_t i = 0; i < tokens * c->width; i++)
+        t->host[i] = payload(c, first_token(c, t) + i / c->width, i % c->width);
+    MOERT_TRY(moert_buffer_write(t->source, 0, t->host, tokens * c->width * 4));
+    for (size_t s = 0; s < slots; s++)
+        t->host[s] = weight(c, first_token(c, t) + s / c->topk, s % c->topk);
+    return moert_buffer_write(t->weight, 0, t->host, slots * 4);
+}
+
+/* Visits this rank's rows in the order of the plan, by brute force over all tokens. */
+typedef void row_visitor(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e);
+
+static void visit_rows(const shape *c, trip *t, row_visitor *visit) {
+    size_t row = 0, total = all_tokens(c, t), first, count;
+    int32_t slot[MAX_EXPERTS];
+    moert_plan_experts(c->experts, moert_comm_size(t->comm), moert_comm_rank(t->comm), &first,
+                       &count);
+    for (size_t e = first; e < first + count; e++) {
+        for (size_t token = 0; token < total; token++) {
+            choose(c, token, slot);
+            for (size_t k = 0; k < c->topk; k++)
+                if (slot[k] == (int32_t)e)
+                    visit(c, t, row++, token, k, e);
+        }
+    }
+    t->wrong += row != t->plan->plan->rows;
+}
+
+static void check_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)k, (void)e;
+    size_t stride = moert_window_stride(t->x);
+    for (size_t i = 0; i < stride; i++)
+        t->wrong += t->host[row * stride + i] != (i < c->width ? payload(c, token, i) : 0.0f);
+}
+
+static void check_slot(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)e;
+    t->wrong += t->host[row * moert_window_stride(t->slot_x)] != weight(c, token, k);
+}
+
+/* The padding is poisoned: nobody may use it. */
+static void make_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)k;
+    const size_t stride = moert_window_stride(t->y), last = t->codes ? 2 * stride : stride;
+    float *target = t->host + row * stride;
+    for (size_t i = 0; i < last; i++) {
+        const float y = i < c->width ? result(t, payload(c, token, i), e) : NAN;
+        if (t->codes)
+            ((uint16_t *)target)[i] = (uint16_t)(moert_number_bits_of(y) >> 16);
+        else
+            target[i] = y;
+    }
+}
+
+static void make_slot(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
+    (void)c;
+    t->host[row * moert_window_stride(t->slot_y)] = (float)(token * 100 + k * 10) + (float)e * .5f;
+}
+
+static moert_status read_rows(const moert_window *window, trip *t) {
+    return moert_buffer_read(moert_window_rows(window), 0, t->host,
+                             t->plan->plan->rows * moert_window_stride(window) * 4);
+}
+
+static moert_status write_rows(moert_window *window, trip *t) {
+    return moert_buffer_write(moert_window_rows(window), 0, t->host,
+                              t->plan->plan->rows * moert_window_stride(window) * 4);
+}
+
+/* Where an expert's results are summed first: on its rank or node, if at all. */
+static size_t node_of(const shape *c, const trip *t, int32_t expert) {
+    const size_t rank = moert_plan_owner(c->experts, moert_comm_size(t->comm), (size_t)expert);
+    if (t->summed)
+        return rank;
+    return t->presummed == NULL ? 0 : moert_comm_node(t->presummed, rank);
+}
+
+/* An element's terms by slot, and where they are summed. */
+typedef struct {
+    float factor[MAX_EXPERTS], term[MAX_EXPERTS];
+    size_t node[MAX_EXPERTS], home; /* whose terms are not summed first */
+    bool taken[MAX_EXPERTS], rounds;
+} terms;
+
+/* The chain of the slots of one node from slot k on, which are then done. */
+static float sum_node(terms *s, size_t k, size_t topk) {
+    const size_t node = s->node[k];
+    float sum = 0.0f;
+    for (; k < topk; k++)
+        if (s->taken[k] && s->node[k] == node) {
+            sum = fmaf(s->factor[k], s->term[k], sum);
+            s->taken[k] = false;
+        }
+    return s->rounds
+               ? moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, sum))
+               : sum;
+}
+
+static float sum_terms(terms *s, size_t topk) {
+    float sum = 0.0f;
+    for (size_t k = 0; k < topk; k++) {
+        if (s->taken[k] && s->node[k] != s->home)
+            sum = fmaf(1.0f, sum_node(s, k, topk), sum);
+        else if (s->taken[k])
+            sum = fmaf(s->factor[k], s->term[k], sum);
+    }
+    return sum;
+}
+
+static float wanted_sum(const shape *c, const trip *t, size_t token, size_t column,
+                        const int32_t *slot, int weighted) {
+    const size_t me = moert_comm_rank(t->comm);
+    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, me) : 0,
+               .rounds = t->summed && t->codes};
+    if (t->summed)
+        s.home = SIZE_MAX;
+    for (size_t k = 0; k < c->topk; k++) {
+        s.taken[k] = slot[k] >= 0;
+        if (!s.taken[k])
+            continue;
+        s.factor[k] = weighted ? weight(c, token, k) : 1.0f;
+        s.term[k] = result(t, payload(c, token, column), (size_t)slot[k]);
+        s.node[k] = node_of(c, t, slot[k]);
+    }
+    return sum_terms(&s, c->topk);
+}
+
+/* target against fmaf in order of k; weighted or plain. */
+static moert_status check_target(const shape *c, trip *t, int weighted) {
+    size_t tokens = own_tokens(c, t);
+    int32_t slot[MAX_EXPERTS];
+    MOERT_TRY(moert_buffer_read(t->target, 0, t->host, tokens * c->width * 4));
+    for (size_t i = 0; i < tokens; i++) {
+        size_t token = first_token(c, t) + i;
+        choose(c, token, slot);
+        for (size_t j = 0; j < c->width; j++) {
+            const float sum = wanted_sum(c, t, token, j, slot, weighted);
+            t->wrong += memcmp(&sum, &t->host[i * c->width + j], sizeof sum) != 0;
+        }
+    }
+    return MOERT_OK;
+}
+
+static moert_status check_slot_target(const shape *c, trip *t) {
+    size_t slots = own_tokens(c, t) * c->topk;
+    int32_t slot[MAX_EXPERTS];
+    MOERT_TRY(moert_buffer_read(t->slot_target, 0, t->host, slots * 4));
+    for (size_t s = 0; s < slots; s++) {
+        size_t token = first_token(c, t) + s / c->topk, k = s % c->topk;
+        choose(c, token, slot);
+        float wanted = slot[k] < 0 ? 0.0f : (float)(token * 100 + k * 10) + (float)slot[k] * .5f;
+        t->wrong += t->host[s] != wanted;
+    }
+    return MOERT_OK;
+}
+
+/* All ranks learn of any rank's wrong values. */
+static moert_status verdict(const shape *c, trip *t, const char *what) {
+    moert_status local = MOERT_OK;
+    if (t->wrong > 0)
+        local = MOERT_FAIL(ERROR_INTERNAL, "%s, %s: %zu wrong values", c->name, what, t->wrong);
+    return moert_comm_agree(t->comm, local);
+}
+
+/* Fills this rank's rows with NaN, so that an element that nobody writes shows. */
+static moert_status poison(moert_window *window, trip *t) {
+    size_t floats = t->plan->plan->rows * moert_window_stride(window);
+    MOERT_TRY(moert_window_reserve(window, t->plan->plan));
+    for (size_t i = 0; i < floats; i++)
+        t->host[i] = NAN;
+    return write_rows(window, t);
+}
+
+/* The waves are this rank's experts and rows, one after the other. */
+static moert_status check_waves(trip *t) {
+    const moert_plan *plan = t->plan->plan;
+    size_t expert = 0, row = 0;
+    for (size_t w = 0; w < t->plan->waves; w++) {
+        const moert_wave wave = moert_exchange_wave(t->plan, w);
+        if (wave.first != expert || wave.first_row != row || wave.end < expert ||
+            wave.end_row < row)
+            return MOERT_FAIL(ERROR_INTERNAL, "wave %zu begins with expert %zu and row %zu", w,
+                              wave.first, wave.first_row);
+        expert = wave.end;
+        row = wave.end_row;
+    }
+    if (expert != plan->local_experts || row != plan->rows)
+        return MOERT_FAIL(ERROR_INTERNAL, "waves end with expert %zu and row %zu", expert, row);
+    return MOERT_OK;
+}
+
+/* The rest of a combine beside other work: first slots, then, once joined, rows are there. */
+static moert_status combine_beside(const shape *c, trip *t) {
+    const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
+    MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));
+    MOERT_TRY(moert_exchange_combine_beside(t->exchange));
+    for (int i = 0; i < 3; i++)
+        MOERT_TRY(moert_buffer_clear(moert_window_rows(t->x), 0, x_bytes));
+    MOERT_TRY(moert_exchange_combine_finish(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target,
+                                            t->slot_y, t->slot_target));
+    MOERT_TRY(check_slot_target(c, t));
+    MOERT_TRY(moert_exchange_combine_join(t->exchange));
+    MOERT_TRY(check_target(c, t, 0));
+    return verdict(c, t, "waves");
+}
+
+/* The plain sums once more, by way of a dispatch and a combine that are under way together: rows of
+ * a wave are made when they have come, and sent before the next are looked at. */
+static moert_status run_waves(const shape *c, trip *t) {
+    const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
+    MOERT_TRY(moert_exchange_dispatch_start(t->exchange, t->plan, MOERT_OK, t->source, t->x,
+                                            t->weight, t->slot_x));
+    visit_rows(c, t, make_row);
+    float *rows = t->host;
+    for (size_t w = 0; w < t->plan->waves; w++) {
+        const moert_wave wave = moert_exchange_wave(t->plan, w);
+        const size_t first = wave.first_row * bytes, size = wave.end_row * bytes - first;
+        MOERT_TRY(moert_exchange_dispatch_wait(t->exchange, w));
+        MOERT_TRY(moert_buffer_copy(moert_window_rows(t->x), first, moert_window_rows(t->y), first,
+                                    size));
+        MOERT_TRY(
+            moert_buffer_write(moert_window_rows(t->y), first, rows + first / sizeof *rows, size));
+        MOERT_TRY(moert_exchange_combine_send(t->exchange, t->plan, t->y, t->slot_y, w));
+    }
+    return combine_beside(c, t);
+}
+
+/* Every row of a slot is NaN, on all ranks, until somebody sends it. */
+static moert_status poison_slots(const shape *c, trip *t) {
+    const size_t floats = t->plan->plan->tokens * t->plan->plan->topk * moert_window_stride(t->y);
+    MOERT_TRY(moert_window_reserve_slots(t->y, t->plan));
+    for (size_t i = 0; i < floats; i++)
+        t->host[i] = NAN;
+    MOERT_TRY(moert_buffer_write(moert_window_rows(t->y), 0, t->host, floats * sizeof(float)));
+    return verdict(c, t, "poison");
+}
+
+/* Rows that are sent to their slots' ranks, instead of fetched from their owners. */
+static moert_status run_pushed(const shape *c, trip *t) {
+    const size_t row_bytes = moert_window_stride(t->y) * sizeof(float);
+    const size_t bytes = t->plan->plan->rows * row_bytes;
+    const bool sums = moert_exchange_sums(t->exchange);
+    moert_buffer *rows;
+    moert_status status;
+    MOERT_TRY(poison_slots(c, t));
+    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
+    MOERT_TRY(moert_buffer_create(t->device, bytes, &rows));
+    visit_rows(c, t, make_row);
+    MOERT_TRY_OR(destroy, moert_buffer_write(rows, 0, t->host, bytes));
+    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, t->plan, t->y, t->slot_x, rows));
+    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y,
+                                                 sums ? NULL : t->weight, t->target, t->slot_y,
+                                                 t->slot_target));
+    t->summed = sums;
+    MOERT_TRY_OR(destroy, check_target(c, t, !sums));
+    t->summed = false;
+    MOERT_TRY_OR(destroy, check_slot_target(c, t));
+    status = verdict(c, t, "pushed combine");
+destroy:
+    moert_buffer_destroy(rows);
+    return status;
+}
+
+moert_status trip_run(const shape *c, trip *t) {
+    moert_status local = trip_make_buffers(c, t);
+    MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
+                                       c->experts, &t->plan));
+    moert_exchange_cut(t->exchange, t->plan, t->waves);
+    t->wrong = 0;
+    MOERT_TRY(poison(t->x, t));
+    MOERT_TRY(poison(t->slot_x, t));
+    MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
+    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
+    MOERT_TRY(check_waves(t));
+    t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
+    MOERT_TRY(read_rows(t->x, t));
+    visit_rows(c, t, check_row);
+    MOERT_TRY(read_rows(t->slot_x, t));
+    visit_rows(c, t, check_slot);
+    MOERT_TRY(verdict(c, t, "dispatch"));
+    MOERT_TRY(moert_window_reserve(t->y, t->plan->plan));
+    MOERT_TRY(moert_window_reserve(t->slot_y, t->plan->plan));
+    visit_rows(c, t, make_row);
+    MOERT_TRY(write_rows(t->y, t));
+    visit_rows(c, t, make_slot);
+    MOERT_TRY(write_rows(t->slot_y, t));
+    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight, t->target,
+                                     t->slot_y, t->slot_target));
+    MOERT_TRY(check_target(c, t, 1));
+    MOERT_TRY(check_slot_target(c, t));
+    MOERT_TRY(verdict(c, t, "combine"));
+    MOERT_TRY(
+        moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
+    MOERT_TRY(check_target(c, t, 0));
+    MOERT_TRY(verdict(c, t, "plain combine"));
+    if (moert_exchange_pushes(t->exchange, false))
+        MOERT_TRY(run_pushed(c, t));
+    return run_waves(c, t);
+}

@@ -1,0 +1,191 @@
+/* Exchanges under test. */
+#include "support/exchange/suite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "support/suite.h"
+
+const shape shapes[SHAPES] = {
+    {"even", 8, 2, 64, {16, 16, 16, 16}, RANDOM, 0},
+    {"uneven tokens", 8, 2, 64, {33, 1, 70, 5}, RANDOM, 1},
+    {"rank 0 empty", 8, 2, 32, {0, 9, 0, 3}, RANDOM, 2},
+    {"other ranks empty", 8, 2, 32, {13, 0, 0, 0}, RANDOM, 3},
+    {"no tokens at all", 8, 2, 32, {0, 0, 0, 0}, RANDOM, 4},
+    {"one token", 4, 2, 16, {1, 0, 0, 0}, RANDOM, 5},
+    {"all to one expert", 8, 1, 48, {20, 30, 10, 7}, ONE_EXPERT, 6},
+    {"every expert chosen", 7, 7, 40, {9, 5, 6, 7}, RANDOM, 7},
+    {"many experts per token", 16, 11, 64, {9, 5, 0, 7}, SOME_DROPPED, 8},
+    {"uneven experts", 13, 3, 64, {21, 20, 19, 18}, RANDOM, 9},
+    {"fewer experts than ranks", 2, 1, 16, {5, 6, 7, 8}, RANDOM, 10},
+    {"some slots dropped", 8, 4, 64, {25, 17, 40, 3}, SOME_DROPPED, 11},
+    {"all slots dropped", 8, 2, 64, {5, 4, 3, 2}, ALL_DROPPED, 12},
+    {"by Zipf's law", 16, 4, 48, {120, 64, 90, 77}, ZIPF, 17},
+    {"one takes 30 %", 16, 2, 48, {120, 64, 90, 77}, HOT, 18},
+    {"one of many takes all", 16, 1, 48, {300, 1, 200, 90}, ONE_EXPERT, 19},
+    {"width 1", 8, 2, 1, {19, 17, 3, 20}, RANDOM, 13},
+    {"width 15", 8, 2, 15, {19, 17, 3, 20}, RANDOM, 14},
+    {"width 17", 8, 2, 17, {19, 17, 3, 20}, RANDOM, 15},
+    {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
+};
+
+setup setup_local = {.engine = MOERT_EXCHANGE_LOCAL},
+      setup_window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
+      setup_devices = {.engine = MOERT_EXCHANGE_WINDOW,
+                       .sync = "device",
+                       .overlap = "on",
+                       .fuse = "off"},
+      setup_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on", .fuse = "off"},
+      setup_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                     .sync = "device",
+                     .once = "off",
+                     .fuse = "on"},
+      setup_fused_once = {.engine = MOERT_EXCHANGE_WINDOW,
+                          .sync = "device",
+                          .once = "on",
+                          .fuse = "on"},
+      setup_pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
+      setup_pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
+                           .sync = "device",
+                           .once = "on",
+                           .overlap = "on",
+                           .push = "on",
+                           .fuse = "on"},
+      setup_summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum", .fuse = "off"},
+      setup_summed_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                            .sync = "device",
+                            .overlap = "on",
+                            .push = "sum",
+                            .fuse = "on"},
+      setup_impatient = {.engine = MOERT_EXCHANGE_WINDOW,
+                         .sync = "device",
+                         .timeout_s = "2",
+                         .fuse = "off"},
+      setup_impatient_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                               .sync = "device",
+                               .timeout_s = "2",
+                               .once = "on",
+                               .fuse = "on"},
+      setup_impatient_summed = {.engine = MOERT_EXCHANGE_WINDOW,
+                                .sync = "device",
+                                .timeout_s = "2",
+                                .push = "sum",
+                                .fuse = "on"},
+      setup_staged = {.engine = MOERT_EXCHANGE_STAGED},
+      setup_nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
+      setup_nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
+      setup_nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
+
+moert_comm *spread[MAX_RANKS];
+
+static moert_status make_spread(void) {
+    for (size_t together = 0; together < test_ranks; together++) {
+        const char *const counts[MAX_RANKS] = {NULL, "1", "2", "3"};
+        set_variable("MOERT_NODE_RANKS", counts[together]);
+        MOERT_TRY(moert_comm_split(test_comm, 0, &spread[together]));
+    }
+    set_variable("MOERT_NODE_RANKS", NULL);
+    return MOERT_OK;
+}
+
+static void free_spread(void) {
+    for (size_t together = 0; together < test_ranks; together++)
+        moert_comm_destroy(spread[together]);
+}
+
+bool has_windows(void) {
+    const moert_device_info *info = moert_device_describe(test_device);
+    return info->is_cpu || info->nvidia > 0;
+}
+
+moert_exchange *open_exchange(void **state) {
+    const setup *tested = *state;
+    moert_exchange *exchange;
+    const char *const ways[][2] = {
+        {"MOERT_SYNC", tested->sync}, {"MOERT_TIMEOUT_S", tested->timeout_s},
+        {"MOERT_ONCE", tested->once}, {"MOERT_PUSH", tested->push},
+        {"MOERT_FUSE", tested->fuse},
+    };
+    const size_t count = sizeof ways / sizeof ways[0];
+    set_variable("MOERT_OVERLAP", tested->overlap); /* and stays: combines look at it */
+    for (size_t i = 0; i < count; i++)
+        set_variable(ways[i][0], ways[i][1]);
+    ASSERT_OK_ON_ALL(
+        moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
+    for (size_t i = 0; i < count; i++)
+        set_variable(ways[i][0], NULL);
+    assert_string_equal(moert_exchange_engine(exchange),
+                        moert_config_choice("MOERT_EXCHANGE", tested->engine));
+    return exchange;
+}
+
+void close_trip(trip *t, moert_exchange *exchange) {
+    trip_free_buffers(t);
+    trip_free_windows(t);
+    moert_exchange_destroy(exchange);
+}
+
+void close_usable(const shape *c, trip *t, moert_exchange *exchange) {
+    trip_free_buffers(t);
+    ASSERT_OK_ON_ALL(trip_run(c, t));
+    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
+    close_trip(t, exchange);
+}
+
+moert_flags *make_busy(void) {
+    const uint64_t busy_ns = 2500000000;
+    moert_flags *busy;
+    ASSERT_OK_ON_ALL(
+        moert_flags_create(test_device, test_comm, moert_memory_of(test_device), busy_ns, &busy));
+    return busy;
+}
+
+moert_status keep_busy(moert_flags *busy) {
+    return test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK;
+}
+
+void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const char *phase) {
+    moert_exchange_plan *plan = NULL;
+    char text[64];
+    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
+    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, t->index, c->tokens[test_rank],
+                                                 c->topk, c->experts, &plan),
+                        MOERT_ERROR_COMM, text);
+    assert_non_null(strstr(moert_last_error(), phase));
+}
+
+/* To this device and number of ranks. */
+static bool applies(const setup *tested) {
+    const bool cpu = moert_device_describe(test_device)->is_cpu;
+    switch (tested->engine) {
+    case MOERT_EXCHANGE_LOCAL:
+        return test_ranks == 1;
+    case MOERT_EXCHANGE_WINDOW:
+        return has_windows();
+    case MOERT_EXCHANGE_NODE:
+        return cpu && tested->together < test_ranks;
+    default:
+        return true;
+    }
+}
+
+int run_exchange_tests(const char *name, const struct CMUnitTest *tests, size_t count,
+                       int arguments, char **argument) {
+    size_t chosen_count = 0;
+    if (!mpi_tests_begin(arguments, argument))
+        return 1;
+    struct CMUnitTest *chosen = test_alloc(count * sizeof *chosen);
+    if (open_test_device(NULL) != 0 || make_spread() != MOERT_OK)
+        moert_comm_abort(test_comm, 1);
+    for (size_t i = 0; i < count; i++)
+        if (tests[i].initial_state == NULL || applies(tests[i].initial_state))
+            chosen[chosen_count++] = tests[i];
+    const int failed = _cmocka_run_group_tests(name, chosen, chosen_count, NULL, NULL);
+    free(chosen);
+    free_spread();
+    close_test_device(NULL);
+    return mpi_tests_end(failed);
+}

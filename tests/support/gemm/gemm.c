@@ -1,0 +1,337 @@
+/* Problems of gemm.h: their arrays, and running them. */
+#include "support/gemm/gemm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/number.h"
+#include "base/rng.h"
+#include "gemm/backend.h"
+
+const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
+static moert_status (*const calls[])(const moert_gemm *) = {moert_gemm_forward, moert_gemm_dgrad,
+                                                            moert_gemm_wgrad, moert_gemm_bias_grad};
+
+const problem gemm_problems[] = {
+    {.n = 16, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 33, .k = 40, .rows = 5, .groups = 3, .ends = {0, 0, 0}},
+    {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 17, .k = 15, .rows = 1, .groups = 4, .ends = {0, 0, 1, 1}, .bias = true},
+    {.n = 32, .k = 32, .rows = 24, .groups = 3, .ends = {8, 16, 24}},
+    {.n = 31, .k = 33, .rows = 23, .groups = 4, .ends = {0, 7, 7, 20}, .bias = true},
+    {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3, .pad_y = 5},
+    {.n = 64, .k = 96, .rows = 50, .groups = 5, .ends = {9, 9, 25, 26, 43}, .accumulate = true},
+    {.n = 96, .k = 31, .rows = 21, .groups = 2, .ends = {0, 17}, .accumulate = true, .pad_y = 1},
+    {.n = 15, .k = 17, .rows = 40, .groups = 3, .ends = {3, 20, 39}, .shared = true, .bias = true},
+    {.n = 17, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 5, .pad_y = 2},
+    {.n = 1, .k = 40, .rows = 19, .groups = 2, .ends = {10, 18}, .y_column = 1, .shared = true},
+    {.n = 1025, .k = 16, .rows = 10, .groups = 2, .ends = {1, 9}, .accumulate = true},
+    {.n = 33, .k = 1025, .rows = 18, .groups = 2, .ends = {1, 18}, .bias = true, .pad_x = 7},
+    {.n = 40, .k = 2100, .rows = 9, .groups = 1, .ends = {9}, .accumulate = true},
+    {.n = 20, .k = 33, .rows = 1200, .groups = 3, .ends = {1, 1100, 1199}, .bias = true},
+    {.n = 33, .k = 31, .rows = 26, .groups = 4, .ends = {1, 8, 16, 25}, .bias = true},
+    {.n = 65, .k = 63, .rows = 17, .groups = 3, .ends = {0, 17, 17}, .accumulate = true},
+    {.n = 600, .k = 130, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
+    {.n = 132, .k = 260, .rows = 150, .groups = 3, .ends = {70, 71, 149}, .accumulate = true},
+};
+const size_t gemm_problem_count = sizeof gemm_problems / sizeof gemm_problems[0];
+
+const way gemm_ways[] = {
+    [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false},
+    [PORTABLE_F32] = {"portable", "portable", MOERT_NUMBER_F32, false},
+    [PACKED_F32] = {"packed", "portable", MOERT_NUMBER_F32, true},
+    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_NUMBER_BF16, false},
+    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_NUMBER_BF16, false},
+    [PACKED_BF16] = {"bf16 packed", "portable", MOERT_NUMBER_BF16, true},
+    [REFERENCE_WIDENED] = {"bf16 one by one", "reference", MOERT_NUMBER_BF16, false, "widened"},
+    {"bf16 widened", "portable", MOERT_NUMBER_BF16, false, "widened"},
+    {"bf16 widened, packed", "portable", MOERT_NUMBER_BF16, true, "widened"},
+    [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", MOERT_NUMBER_BF16, false, "tiles"},
+    {"bf16 tiles", "portable", MOERT_NUMBER_BF16, false, "tiles"},
+    {"bf16 tiles, packed", "portable", MOERT_NUMBER_BF16, true, "tiles"},
+};
+const size_t gemm_way_count = sizeof gemm_ways / sizeof gemm_ways[0];
+
+bool is_reference(const way *by) {
+    return strcmp(by->backend, "reference") == 0;
+}
+
+const way *reference_of(const way *by) {
+    while (!is_reference(by))
+        by--;
+    return by;
+}
+
+bool sums_in_tiles(const way *by) {
+    set_variable("MOERT_BF16", by->bf16);
+    const bool tiled = moert_term_of(test_device, by->type) == MOERT_TERM_TILE;
+    set_variable("MOERT_BF16", NULL);
+    return tiled;
+}
+
+static float *filled(size_t count, bool integers, uint64_t stream) {
+    float *data = test_alloc(count * sizeof *data);
+    for (size_t i = 0; i < count; i++)
+        data[i] = integers ? floorf(9.0f * (float)random_once(moert_rng_uniform, 1, stream, i)) - 4
+                           : (float)random_once(moert_rng_normal, 1, stream, i) *
+                                 (float)(1u << i % 11) * 0x1p-5f;
+    return data;
+}
+
+/* Everything that must be neither read nor written holds NaN: columns between the rows, rows past
+ * the last end. */
+static void guard(float *data, size_t rows, size_t used_rows, size_t stride, size_t first,
+                  size_t width) {
+    for (size_t m = 0; m < rows; m++)
+        for (size_t i = 0; i < stride; i++)
+            if (m >= used_rows || i < first || i >= first + width)
+                data[m * stride + i] = NAN;
+}
+
+arrays make_arrays(const problem *p, bool integers) {
+    const size_t used = start_of(p, p->groups);
+    arrays a = {.ldx = p->k + p->pad_x, .ldy = p->y_column + p->n + p->pad_y};
+    a.x_count = p->rows * a.ldx;
+    a.y_count = p->rows * a.ldy;
+    a.bias_count = p->groups * p->n; /* a shared weight uses the first group's part */
+    a.weight_count = a.bias_count * p->k;
+    a.x = filled(a.x_count, integers, 1);
+    a.weight = filled(a.weight_count, integers, 2);
+    a.bias = filled(a.bias_count, integers, 3);
+    a.y = filled(a.y_count, integers, 4);
+    guard(a.x, p->rows, used, a.ldx, 0, p->k);
+    guard(a.y, p->rows, used, a.ldy, p->y_column, p->n);
+    return a;
+}
+
+void free_arrays(arrays *a) {
+    float *all[] = {a->x, a->weight, a->bias, a->y};
+    for (size_t i = 0; i < 4; i++)
+        free(all[i]);
+}
+
+/* The weight of a product packed for it. */
+static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
+    const moert_packed_shape shape = {
+        .groups = gemm->shared_weight ? 1 : gemm->groups.count,
+        .n = gemm->n,
+        .k = gemm->k,
+        .use = use,
+        .type = gemm->type,
+    };
+    moert_packed *packed = NULL;
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    ASSERT_OK(moert_packed_fill(packed, gemm->weight));
+    return packed;
+}
+
+/* The groups from `first` on, two of them if there are. */
+static moert_part part_of(const problem *p, size_t first) {
+    const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
+    return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
+}
+
+/* Where lines of a result of 16 bits go instead, the last one first. */
+typedef struct lines {
+    moert_buffer *there, *places;
+    size_t rows, width;
+} lines;
+
+static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
+    uint64_t *place = test_alloc((rows + 1) * sizeof *place), first;
+    *l = (lines){unset_codes((rows + 1) * width), NULL, rows, width};
+    ASSERT_OK(moert_buffer_address(l->there, &first));
+    for (size_t m = 0; m < rows; m++)
+        place[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
+    l->places = upload(place, (rows + 1) * sizeof *place);
+    free(place);
+    return (moert_scatter){l->places, runs};
+}
+
+/* Brings the lines that have been stored to theirs of a result; those of a lost one are as before.
+ */
+static void gather(const lines *l, float *result) {
+    const size_t count = (l->rows + 1) * l->width;
+    uint16_t *codes = download(l->there, count * sizeof *codes), unset = codes[count - 1];
+    for (size_t m = 0; m < l->rows; m++)
+        for (size_t i = 0; i < l->width; i++) {
+            const uint16_t code = codes[(l->rows - 1 - m) * l->width + i];
+            if (code == unset)
+                continue;
+            assert_false(is_lost(m));
+            result[m * l->width + i] = moert_number_decode(MOERT_NUMBER_BF16, code);
+        }
+    free(codes);
+    moert_buffer_destroy(l->there);
+    moert_buffer_destroy(l->places);
+}
+
+void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
+    set_variable("MOERT_BACKEND", by->backend);
+    set_variable("MOERT_BF16", by->bf16);
+    const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
+    const moert_number y_type = op != FORWARD ? by->type : by->result;
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
+    moert_gemm gemm = {
+        .groups = {ends, p->groups, p->rows},
+        .n = p->n,
+        .k = p->k,
+        .type = by->type,
+        .result = op <= DGRAD ? by->result : MOERT_NUMBER_F32,
+        .shared_weight = p->shared,
+        .accumulate = p->accumulate && op != FORWARD,
+        .x = upload_codes(a->x, a->x_count, x_type),
+        .weight = upload(a->weight, a->weight_count * sizeof(float)),
+        .bias = p->bias || op == BIAS_GRAD ? bias : NULL,
+        .y = upload_codes(a->y, a->y_count, y_type),
+        .ldx = p->pad_x > 0 ? a->ldx : 0,
+        .ldy = a->ldy,
+        .y_column = p->y_column,
+    };
+    moert_buffer *scratch = NULL;
+    gemm.split = by->split ? &scratch : NULL;
+    moert_packed *packed =
+        by->packed && op <= DGRAD
+            ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
+            : NULL;
+    gemm.packed = packed;
+    moert_device_spare(test_device, by->spared);
+    lines anywhere = {NULL};
+    if (by->runs > 0)
+        gemm.scatter = scatter(p->rows, op == FORWARD ? a->ldy : a->ldx, by->runs, &anywhere);
+    for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
+        gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
+        ASSERT_OK(calls[op](&gemm));
+    }
+    ASSERT_OK(moert_device_turn(test_device, true));
+    ASSERT_OK(moert_device_join_in(test_device));
+    ASSERT_OK(moert_device_turn(test_device, false));
+    moert_device_spare(test_device, 0);
+    download_codes(gemm.x, a->x, a->x_count, x_type);
+    download_codes(gemm.y, a->y, a->y_count, y_type);
+    download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
+    download_into(bias, a->bias, a->bias_count * sizeof(float));
+    if (by->runs > 0)
+        gather(&anywhere, op == FORWARD ? a->y : a->x);
+    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends, scratch};
+    for (size_t i = 0; i < 6; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    set_variable("MOERT_BF16", NULL);
+}
+
+void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h) {
+    const size_t results = p->rows * p->n / 2, probs = p->rows * how->prob_stride;
+    const uint32_t used = p->ends[p->groups - 1];
+    float *prob = test_alloc(probs * sizeof *prob);
+    for (size_t i = 0; i < probs; i++)
+        prob[i] = i % how->prob_stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
+    set_variable("MOERT_BACKEND", by->backend);
+    set_variable("MOERT_BF16", by->bf16);
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_buffer *weights = upload(prob, probs * sizeof *prob);
+    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
+    moert_gemm_glu run = {
+        .gemm = {.groups = {ends, p->groups, p->rows},
+                 .n = p->n,
+                 .k = p->k,
+                 .type = by->type,
+                 .result = how->v,
+                 .shared_weight = p->shared,
+                 .x = upload_codes(a->x, a->x_count, by->type),
+                 .weight = upload(a->weight, a->weight_count * sizeof(float)),
+                 .bias = p->bias ? bias : NULL,
+                 .y = upload_codes(a->y, a->y_count, how->v),
+                 .ldx = a->ldx},
+        .glu = {.form = how->form,
+                .prob = how->prob_stride > 0 ? weights : NULL,
+                .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
+                .type = how->type,
+                .h = upload_codes(h, results, how->type)},
+        .drop_v = how->drop_v,
+    };
+    moert_packed *packed = NULL;
+    if (by->packed)
+        packed =
+            pack(&run.gemm, how->fused ? moert_packed_for_glu(&how->form) : MOERT_PACKED_FORWARD);
+    run.gemm.packed = packed;
+    for (size_t g = 0; g < (by->parts ? p->groups : 1) && how->fused; g += 2) {
+        run.gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
+        ASSERT_OK(moert_gemm_glu_forward(&run));
+    }
+    if (!how->fused) {
+        run.glu.rows = used;
+        run.glu.width = p->n / 2;
+        run.glu.v = run.gemm.y;
+        ASSERT_OK(moert_gemm_forward(&run.gemm));
+        ASSERT_OK(moert_glu_forward(&run.glu));
+    }
+    download_codes(run.gemm.y, a->y, a->y_count, how->v);
+    download_codes(run.glu.h, h, results, how->type);
+    moert_buffer *const buffers[] = {ends,       weights,  bias, run.gemm.x, run.gemm.weight,
+                                     run.gemm.y, run.glu.h};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    free(prob);
+    set_variable("MOERT_BF16", NULL);
+}
+
+void digest_by(const char *threads, char digest[32]) {
+    char path[512], command[600];
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    assert_true(length > 0);
+    path[length] = '\0';
+    snprintf(command, sizeof command, "POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    assert_non_null(fgets(digest, 32, pipe));
+    assert_int_equal(pclose(pipe), 0);
+}
+
+void compare_arrays(const char *title, const arrays *got, const arrays *want) {
+    char what[96];
+    const float *a[] = {got->x, got->weight, got->bias, got->y};
+    const float *b[] = {want->x, want->weight, want->bias, want->y};
+    const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(what, sizeof what, "%s, array %zu", title, i);
+        assert_same_bits(what, a[i], b[i], counts[i]);
+    }
+}
+
+void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
+                      size_t first, size_t count) {
+    problem p = *whole;
+    p.rows = p.ends[0] = (uint32_t)count;
+    p.groups = 1;
+    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
+    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
+    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
+    memcpy(alone.weight, inputs.weight, p.n * p.k * sizeof(float));
+    run_gemm(&p, op, by, &alone);
+    if (op == FORWARD)
+        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
+    else if (op == DGRAD)
+        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
+    else
+        assert_same_bits("gradient", alone.weight, all->weight + p.n * p.k, p.n * p.k);
+    free_arrays(&alone);
+    free_arrays(&inputs);
+}
+
+void check_rows_in_company(const problem *whole, const way *by) {
+    for (operation op = FORWARD; op <= DGRAD; op++) {
+        arrays all = make_arrays(whole, false);
+        run_gemm(whole, op, by, &all);
+        check_rows_alone(whole, op, by, &all, 0, 1);
+        check_rows_alone(whole, op, by, &all, 7, 65);
+        check_rows_alone(whole, op, by, &all, 127, 173);
+        check_rows_alone(whole, op, by, &all, 299, 1);
+        free_arrays(&all);
+    }
+}

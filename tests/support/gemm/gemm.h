@@ -1,0 +1,103 @@
+/*
+ * Grouped products of hostile shapes for the tests of gemm/gemm.h: host arrays with guards, and
+ * the ways to compute them (backend, type, packed weights).
+ */
+#ifndef SUPPORT_GEMM_GEMM_H
+#define SUPPORT_GEMM_GEMM_H
+
+#include "gemm/gemm.h"
+#include "support/test.h"
+
+enum { MOST_GROUPS = 6 };
+typedef enum operation { FORWARD, DGRAD, WGRAD, BIAS_GRAD, OPERATIONS } operation;
+
+typedef struct problem {
+    size_t n, k, rows, groups;
+    uint32_t ends[MOST_GROUPS];
+    bool shared, accumulate, bias;
+    size_t pad_x, pad_y, y_column; /* ldx = k + pad_x, ldy = y_column + n + pad_y */
+} problem;
+
+extern const problem gemm_problems[];
+extern const size_t gemm_problem_count;
+
+/* How a product is computed. */
+typedef struct way {
+    const char *name, *backend;
+    moert_number type;
+    bool packed;
+    const char *bf16;    /* MOERT_BF16; NULL: auto */
+    bool parts;          /* forward, dgrad and gated: two groups after the other */
+    moert_number result; /* of forward and dgrad */
+    bool split;          /* into parts of factors, if the device does */
+    unsigned spared;     /* compute units, which join in by the second queue */
+    size_t runs;         /* forward, dgrad: lines go anywhere, in turns; 0: not */
+} way;
+
+/* All ways: a reference each, then those that have its bits, of which the first is the plain
+ * portable one. */
+extern const way gemm_ways[];
+extern const size_t gemm_way_count;
+const way *reference_of(const way *by);
+bool is_reference(const way *by);
+bool sums_in_tiles(const way *by);
+enum {
+    REFERENCE_F32,
+    PORTABLE_F32,
+    PACKED_F32,
+    REFERENCE_BF16,
+    PORTABLE_BF16,
+    PACKED_BF16,
+    REFERENCE_WIDENED,
+    REFERENCE_TILES = REFERENCE_WIDENED + 3
+};
+
+/* The host side of a problem; factors of bf16 are rounded on their way to the device. */
+typedef struct arrays {
+    size_t ldx, ldy, x_count, weight_count, bias_count, y_count;
+    float *x, *weight, *bias, *y;
+} arrays;
+
+/* Small integers, or random numbers of many magnitudes; everything that must be neither read nor
+ * written is NaN. */
+arrays make_arrays(const problem *p, bool integers);
+void free_arrays(arrays *a);
+
+static inline size_t start_of(const problem *p, size_t g) {
+    return g > 0 ? p->ends[g - 1] : 0;
+}
+
+extern const char *const operation_names[];
+
+/* Of a way with runs, every fifth line goes nowhere. */
+static inline bool is_lost(size_t line) {
+    return line % 5 == 4;
+}
+
+/* Runs an operation on the device and writes all arrays back. */
+void run_gemm(const problem *p, operation op, const way *by, arrays *a);
+
+/* A forward product and its GLU into h[M,N/2], by one call or two; prob_stride 0: without prob. */
+typedef struct gated_run {
+    moert_glu_form form;
+    size_t prob_stride;
+    bool fused, drop_v;
+    moert_number type; /* of h */
+    moert_number v;    /* its type */
+} gated_run;
+void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h);
+
+/* The digest that this program prints as `PROGRAM digest` with a number of threads. */
+void digest_by(const char *threads, char digest[32]);
+
+/* All arrays have the same bits. */
+void compare_arrays(const char *title, const arrays *got, const arrays *want);
+
+/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all of
+ * a run. WGRAD: of the second group. */
+void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
+                      size_t first, size_t count);
+/* The same of some rows of 300, forward and dgrad. */
+void check_rows_in_company(const problem *whole, const way *by);
+
+#endif

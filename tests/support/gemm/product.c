@@ -1,0 +1,307 @@
+/* Products of product.h. */
+#include "support/gemm/product.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/suite.h"
+
+enum { LEVELS = 256, MIDDLE = 126 };
+
+product product_of(moert_op_kind kind, moert_number type, size_t groups, size_t rows, size_t n,
+                   size_t k) {
+    product p = {.options = MOERT_OP_OPTIONS_INIT};
+    p.options.kind = kind;
+    p.options.groups = groups;
+    p.options.rows = rows;
+    p.options.n = n;
+    p.options.k = k;
+    p.options.x.type = p.options.weight.type = p.options.y.type = p.options.bias_type = type;
+    return p;
+}
+
+/* ---- operands ---- */
+
+static uint32_t code_of(moert_number type, float value) {
+    return type == MOERT_NUMBER_F32 ? moert_number_bits_of(value)
+                                    : moert_number_encode(type, value);
+}
+
+static float value_of(moert_number type, uint32_t code) {
+    return type == MOERT_NUMBER_F32 ? moert_number_of_bits(code) : moert_number_decode(type, code);
+}
+
+/* Which of the levels element `index` of an operand has: the sum of four uniform numbers. */
+static unsigned level(const product *p, moert_op_buffer which, size_t index) {
+    const uint32_t bits = suite_bits(which, index);
+    if (p->signs)
+        return MIDDLE - 1 + bits % 3;
+    return (bits & 63) + (bits >> 8 & 63) + (bits >> 16 & 63) + (bits >> 24 & 63);
+}
+
+/* The levels in a type. */
+static void make_levels(const product *p, moert_number type, uint32_t *code, float *value) {
+    const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* the sum's deviation is 36.95 */
+    for (int i = 0; i < LEVELS; i++) {
+        code[i] = code_of(type, (float)(i - MIDDLE) * step);
+        value[i] = value_of(type, code[i]);
+    }
+}
+
+/* The index of an operand's first element in the larger product. */
+static size_t first_index(const product *p, moert_op_buffer which) {
+    const size_t n = p->options.n, k = p->options.k;
+    switch (which) {
+    case MOERT_OP_BUFFER_x:
+        return p->first_row * k;
+    case MOERT_OP_BUFFER_y:
+        return p->first_row * n;
+    case MOERT_OP_BUFFER_bias:
+        return p->first_group * n;
+    case MOERT_OP_BUFFER_weight:
+        return p->first_group * n * k;
+    default:
+        return p->first_row;
+    }
+}
+
+static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moert_number type,
+                                    size_t first, size_t count) {
+    const size_t bytes = moert_number_bits(type) / 8;
+    uint32_t code[LEVELS];
+    float value[LEVELS];
+    unsigned char *codes = test_alloc(count * bytes);
+    make_levels(p, type, code, value);
+    for (size_t i = 0; i < count; i++) /* little endian, as OpenCL devices here are */
+        memcpy(codes + i * bytes, &code[level(p, which, first + i)], bytes);
+    moert_buffer *buffer = upload(codes, count * bytes);
+    free(codes);
+    return buffer;
+}
+
+/* ---- a run ---- */
+
+static moert_op_buffer result_of(const product *p) {
+    return p->options.kind == MOERT_OP_GEMM_FORWARD ? MOERT_OP_BUFFER_y
+           : p->options.kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_BUFFER_x
+                                                    : MOERT_OP_BUFFER_weight;
+}
+
+static moert_number result_type(const product *p) {
+    return p->options.kind == MOERT_OP_GEMM_FORWARD ? p->options.y.type
+           : p->options.kind == MOERT_OP_GEMM_DGRAD ? p->options.x.type
+                                                    : p->options.weight.type;
+}
+
+static size_t result_width(const product *p) {
+    return p->options.kind == MOERT_OP_GEMM_FORWARD ? p->options.n : p->options.k;
+}
+
+static size_t result_lines(const product *p) {
+    return p->options.kind == MOERT_OP_GEMM_WGRAD ? p->options.groups * p->options.n
+                                                  : p->options.rows;
+}
+
+size_t product_bytes(const product *p) {
+    return result_lines(p) * result_width(p) * moert_number_bits(result_type(p)) / 8;
+}
+
+void *product_run(const char *backend, const product *p) {
+    moert_op_options options = p->options;
+    const size_t groups = options.groups, elements = options.n * options.k;
+    const size_t weight_bytes = elements * moert_number_bits(options.weight.type) / 8;
+    const bool discrete = options.weight.discrete;
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_buffer **weights = test_alloc(groups * sizeof *weights);
+    moert_op shape, *op;
+    options.backend = backend;
+    ASSERT_OK(moert_op_describe(&options, &shape));
+    for (moert_op_buffer i = MOERT_OP_BUFFER_ends + 1; i < MOERT_OP_BUFFERS; i++)
+        if (shape.needs[i].needed && i != MOERT_OP_BUFFER_gather)
+            *moert_op_buffer_at(&buffers, i) =
+                upload_operand(p, i, shape.needs[i].type, first_index(p, i),
+                               shape.needs[i].lines * shape.needs[i].stride);
+    buffers.ends = upload(p->ends, groups * sizeof *p->ends);
+    if (p->gather != NULL)
+        buffers.gather = upload(p->gather, options.rows * sizeof *p->gather);
+    for (size_t g = 0; discrete && g < groups; g++)
+        weights[g] =
+            upload_operand(p, MOERT_OP_BUFFER_weight, options.weight.type,
+                           first_index(p, MOERT_OP_BUFFER_weight) + g * elements, elements);
+    buffers.weights = discrete ? weights : NULL;
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    ASSERT_OK(moert_op_execute(op, &buffers));
+    moert_op_destroy(op);
+    unsigned char *result = test_alloc(product_bytes(p));
+    if (result_of(p) != MOERT_OP_BUFFER_weight || !discrete)
+        download_into(*moert_op_buffer_at(&buffers, result_of(p)), result, product_bytes(p));
+    for (size_t g = 0; discrete && g < groups; g++) {
+        if (result_of(p) == MOERT_OP_BUFFER_weight)
+            download_into(weights[g], result + g * weight_bytes, weight_bytes);
+        moert_buffer_destroy(weights[g]);
+    }
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        moert_buffer_destroy(*moert_op_buffer_at(&buffers, i));
+    free(weights);
+    return result;
+}
+
+/* ---- what must come of it ---- */
+
+/* A product with its levels, and for each place of the result the row that goes there. */
+typedef struct expectation {
+    const product *p;
+    float x[LEVELS], weight[LEVELS], y[LEVELS], old[LEVELS], bias[LEVELS], scale[LEVELS];
+    uint32_t *row_of;
+    float chain; /* the promised float32 value before rounding */
+    double exact;
+} expectation;
+
+static float at(const expectation *e, const float *levels, moert_op_buffer which, size_t index) {
+    return levels[level(e->p, which, first_index(e->p, which) + index)];
+}
+
+static void add_term(expectation *e, float a, float b) {
+    e->chain = fmaf(a, b, e->chain);
+    e->exact += (double)a * (double)b;
+}
+
+/* The line of x or y that belongs to row r of the groups. */
+static size_t line_of(const product *p, moert_op_buffer which, size_t r) {
+    const moert_op_options *o = &p->options;
+    if (which == MOERT_OP_BUFFER_y)
+        return o->permute == MOERT_OP_PERMUTE_Y ? p->gather[r] : r;
+    if (o->permute != MOERT_OP_PERMUTE_X)
+        return r;
+    return o->kind == MOERT_OP_GEMM_DGRAD ? p->gather[r] : p->gather[r] / o->topk;
+}
+
+static size_t group_of(const product *p, size_t r) {
+    size_t g = 0;
+    while (g < p->options.groups && p->ends[g] <= r)
+        g++;
+    return g;
+}
+
+static float x_at(const expectation *e, size_t r, size_t i) {
+    return at(e, e->x, MOERT_OP_BUFFER_x,
+              line_of(e->p, MOERT_OP_BUFFER_x, r) * e->p->options.k + i);
+}
+
+static float y_at(const expectation *e, size_t r, size_t j) {
+    return at(e, e->y, MOERT_OP_BUFFER_y,
+              line_of(e->p, MOERT_OP_BUFFER_y, r) * e->p->options.n + j);
+}
+
+static float weight_at(const expectation *e, size_t g, size_t j, size_t i) {
+    const size_t n = e->p->options.n, k = e->p->options.k;
+    return at(e, e->weight, MOERT_OP_BUFFER_weight, (g * n + j) * k + i);
+}
+
+static void add_bias(expectation *e, size_t g, size_t r, size_t j) {
+    const moert_op_options *o = &e->p->options;
+    const float bias = at(e, e->bias, MOERT_OP_BUFFER_bias, g * o->n + j);
+    const float scale = o->bias_scale ? at(e, e->scale, MOERT_OP_BUFFER_bias_scale, r) : 1.0f;
+    e->chain = fmaf(e->chain, 1.0f, bias * scale);
+    e->exact += (double)bias * (double)scale;
+}
+
+/* Element (line, column) of the result; false where the op leaves what was there. */
+static bool expect(expectation *e, size_t line, size_t column) {
+    const moert_op_options *o = &e->p->options;
+    e->chain = 0.0f;
+    e->exact = 0.0;
+    if (o->kind == MOERT_OP_GEMM_WGRAD) {
+        const size_t g = line / o->n, j = line % o->n;
+        for (size_t r = g > 0 ? e->p->ends[g - 1] : 0; r < e->p->ends[g]; r++)
+            add_term(e, y_at(e, r, j), x_at(e, r, column));
+        return true;
+    }
+    const size_t r = e->row_of[line], g = group_of(e->p, r);
+    if (g == o->groups)
+        return false;
+    for (size_t i = 0; o->kind == MOERT_OP_GEMM_FORWARD && i < o->k; i++)
+        add_term(e, x_at(e, r, i), weight_at(e, g, column, i));
+    for (size_t j = 0; o->kind == MOERT_OP_GEMM_DGRAD && j < o->n; j++)
+        add_term(e, y_at(e, r, j), weight_at(e, g, j, column));
+    if (o->bias)
+        add_bias(e, g, r, column);
+    return true;
+}
+
+static void prepare(const product *p, expectation *e) {
+    const moert_op_options *o = &p->options;
+    uint32_t code[LEVELS];
+    *e = (expectation){.p = p, .row_of = test_alloc(result_lines(p) * sizeof *e->row_of)};
+    make_levels(p, o->x.type, code, e->x);
+    make_levels(p, o->weight.type, code, e->weight);
+    make_levels(p, o->y.type, code, e->y);
+    make_levels(p, result_type(p), code, e->old);
+    make_levels(p, o->bias_type, code, e->bias);
+    make_levels(p, MOERT_NUMBER_F32, code, e->scale);
+    for (size_t r = 0; o->kind != MOERT_OP_GEMM_WGRAD && r < o->rows; r++)
+        e->row_of[line_of(p, result_of(p), r)] = (uint32_t)r;
+}
+
+static double unit_of(moert_number type) {
+    return type == MOERT_NUMBER_BF16 ? 0x1p-8 : type == MOERT_NUMBER_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+static void check_element(const char *title, expectation *e, size_t index, uint32_t code,
+                          double absolute, double relative) {
+    const moert_number type = result_type(e->p);
+    const size_t width = result_width(e->p);
+    const float old = at(e, e->old, result_of(e->p), index), got = value_of(type, code);
+    const bool written = expect(e, index / width, index % width);
+    if (!written || e->p->options.accumulate) {
+        e->chain = written ? e->chain + old : old;
+        e->exact = written ? e->exact + (double)old : (double)old;
+    }
+    const double bound = absolute + (relative + unit_of(type)) * fabs(e->exact);
+    if (code != code_of(type, e->chain) || !(fabs((double)got - e->exact) <= bound))
+        fail_msg("%s: (%zu, %zu) is %a, not %a (%.9g in float64)", title, index / width,
+                 index % width, (double)got, (double)value_of(type, code_of(type, e->chain)),
+                 e->exact);
+}
+
+void product_check(const char *title, const product *p, const void *result, size_t samples,
+                   double absolute, double relative) {
+    const size_t bytes = moert_number_bits(result_type(p)) / 8, count = product_bytes(p) / bytes;
+    expectation e;
+    prepare(p, &e);
+    if (samples > count)
+        samples = count;
+    for (size_t s = 0; s < samples; s++) {
+        /* one of each stretch, so that every line of a short result and every group has some */
+        const size_t first = (size_t)((double)count / (double)samples * (double)s);
+        const size_t stretch = count / samples;
+        const size_t index = first + suite_bits(samples, s) % stretch;
+        uint32_t code = 0;
+        if (index >= count)
+            continue;
+        memcpy(&code, (const unsigned char *)result + index * bytes, bytes);
+        check_element(title, &e, index, code, absolute, relative);
+    }
+    free(e.row_of);
+}
+
+void product_check_parts(const char *title, const product *p, const void *result) {
+    const bool weight = result_of(p) == MOERT_OP_BUFFER_weight;
+    const size_t line = result_width(p) * moert_number_bits(result_type(p)) / 8;
+    for (size_t g = 0; g < p->options.groups; g++) {
+        const size_t start = g > 0 ? p->ends[g - 1] : 0;
+        const uint32_t rows = p->ends[g] - (uint32_t)start;
+        product part = *p;
+        part.options.groups = 1;
+        part.options.rows = rows;
+        part.ends = &rows;
+        part.first_row = start;
+        part.first_group = g;
+        unsigned char *alone = product_run("portable", &part);
+        const size_t first = weight ? g * p->options.n : start;
+        if (memcmp(alone, (const unsigned char *)result + first * line, product_bytes(&part)) != 0)
+            fail_msg("%s: group %zu of %u rows alone has other bits", title, g, rows);
+        free(alone);
+    }
+}

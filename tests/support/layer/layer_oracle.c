@@ -1,0 +1,234 @@
+/* A MoE layer in float64. */
+#include "support/layer/layer_oracle.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/layer/router_oracle.h"
+#include "support/test.h"
+
+enum { MOST_EXPERTS = 16, MOST_WIDTH = 256 };
+
+bool oracle_layer_of_experts(moert_layer_tensor which) {
+    return which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2 || which == MOERT_LAYER_B1 ||
+           which == MOERT_LAYER_B2;
+}
+
+/* Numbers of a name times a power of two. */
+static double *scaled(const char *name, size_t n, double scale) {
+    double *values = random_doubles(name, n);
+    for (size_t i = 0; i < n; i++)
+        values[i] *= scale;
+    return values;
+}
+
+/* Blocks of 32 columns, their scale a power of two that makes the largest at most 448; elements to
+ * three bits after the first, in steps of 2^-9 at least. */
+static void round_row(double *row, size_t n) {
+    for (size_t first = 0; first < n; first += 32) {
+        const size_t end = first + 32 < n ? first + 32 : n;
+        double largest = 0.0;
+        for (size_t i = first; i < end; i++)
+            largest = fmax(largest, fabs(row[i]));
+        if (largest == 0.0)
+            continue;
+        const double scale = exp2(ceil(log2(largest / 448.0)));
+        for (size_t i = first; i < end; i++) {
+            const double step = exp2(fmax(floor(log2(fabs(row[i]) / scale)), -6.0) - 3.0) * scale;
+            row[i] = nearbyint(row[i] / step) * step;
+        }
+    }
+}
+
+/* Numbers of a name, as the layer's dispatch has them. */
+static double *sent(const char *name, const moert_layer_options *options, size_t tokens) {
+    const size_t n = tokens * options->hidden;
+    double *rows = scaled(name, n, 1.0);
+    for (size_t t = 0; t < tokens && options->dispatch == MOERT_DISPATCH_MXFP8; t++)
+        round_row(rows + t * options->hidden, options->hidden);
+    for (size_t i = 0; i < n && options->dispatch == MOERT_DISPATCH_BF16; i++) {
+        const double step = exp2(floor(log2(fabs(rows[i]))) - 7.0);
+        rows[i] = nearbyint(rows[i] / step) * step;
+    }
+    return rows;
+}
+
+static void route_logits(const oracle_layer *layer, const double *x, double *logits) {
+    const size_t hidden = layer->options.hidden;
+    const double *bias = layer->tensor[MOERT_LAYER_ROUTER_BIAS];
+    for (size_t e = 0; e < layer->options.router.experts; e++) {
+        logits[e] = bias != NULL ? bias[e] : 0.0;
+        for (size_t h = 0; h < hidden; h++)
+            logits[e] += x[h] * layer->tensor[MOERT_LAYER_ROUTER][e * hidden + h];
+    }
+}
+
+static void choose(oracle_layer *layer) {
+    const moert_layer_options *o = &layer->options;
+    layer->index = calloc(layer->tokens * o->router.topk + 1, sizeof *layer->index);
+    layer->margin = INFINITY;
+    for (size_t t = 0; t < layer->tokens; t++) {
+        double logits[MOST_EXPERTS];
+        route_logits(layer, layer->x + t * o->hidden, logits);
+        double margin =
+            oracle_choose(&o->router, logits, layer->correction, layer->index + t * o->router.topk);
+        layer->margin = fmin(layer->margin, margin);
+    }
+}
+
+void oracle_layer_create(const moert_layer_options *options, size_t tokens, oracle_layer *layer) {
+    const size_t h = options->hidden, i = options->intermediate, s = options->shared_intermediate,
+                 e = options->router.experts;
+    const struct {
+        const char *name;
+        size_t elements;
+        double scale;
+    } rows[MOERT_LAYER_TENSORS] = {
+        [MOERT_LAYER_ROUTER] = {"router", e * h, 0.25},
+        [MOERT_LAYER_ROUTER_BIAS] = {"router bias", options->router_bias ? e : 0, 0.25},
+        [MOERT_LAYER_SHARED_W1] = {"shared w1", 2 * s * h, 0.25},
+        [MOERT_LAYER_SHARED_W2] = {"shared w2", h * s, 0.25},
+        [MOERT_LAYER_W1] = {"w1", e * 2 * i * h, 0.25},
+        [MOERT_LAYER_B1] = {"b1", options->expert_biases ? e * 2 * i : 0, 0.25},
+        [MOERT_LAYER_W2] = {"w2", e * h * i, 0.25},
+        [MOERT_LAYER_B2] = {"b2", options->expert_biases ? e * h : 0, 0.5},
+        [MOERT_LAYER_CORRECTION] = {"correction", options->correction_bias ? e : 0, 0.125},
+    };
+    assert_true(e <= MOST_EXPERTS && i <= MOST_WIDTH && s <= MOST_WIDTH);
+    *layer = (oracle_layer){.options = *options, .tokens = tokens, .z_factor = 0.03125};
+    layer->x = scaled("x", tokens * h, 1.0);
+    layer->dy = scaled("dy", tokens * h, 1.0);
+    layer->sent_x = sent("x", options, tokens);
+    layer->sent_dy = sent("dy", options, tokens);
+    layer->aux = scaled("aux", e, 0.5);
+    for (size_t r = 0; r < MOERT_LAYER_TENSORS; r++) {
+        layer->elements[r] = rows[r].elements;
+        if (rows[r].elements > 0)
+            layer->tensor[r] = scaled(rows[r].name, rows[r].elements, rows[r].scale);
+    }
+    if (options->correction_bias) {
+        layer->correction = calloc(e, sizeof *layer->correction);
+        for (size_t k = 0; k < e; k++)
+            layer->correction[k] = (float)layer->tensor[MOERT_LAYER_CORRECTION][k];
+    }
+    choose(layer);
+}
+
+void oracle_layer_destroy(oracle_layer *layer) {
+    for (size_t r = 0; r < MOERT_LAYER_TENSORS; r++)
+        free(layer->tensor[r]);
+    free(layer->x);
+    free(layer->dy);
+    free(layer->sent_x);
+    free(layer->sent_dy);
+    free(layer->aux);
+    free(layer->correction);
+    free(layer->index);
+}
+
+/* One expert's matrices, [2I,H] and [H,I], and biases or NULL. */
+typedef struct expert {
+    moert_glu_form form;
+    size_t hidden, width;
+    const double *w1, *b1, *w2, *b2;
+} expert;
+
+/* start + a[n] b[n], term by term */
+static double dot(double start, const double *a, const double *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        start += a[i] * b[i];
+    return start;
+}
+
+/* y[H] += weight * (w2 glu(w1 x + b1) + b2) */
+static void add_expert(const expert *e, const double *x, double weight, double *y) {
+    double v[2 * MOST_WIDTH], glu[MOST_WIDTH];
+    const double limit = (double)e->form.limit;
+    for (size_t r = 0; r < 2 * e->width; r++)
+        v[r] = dot(e->b1 != NULL ? e->b1[r] : 0.0, e->w1 + r * e->hidden, x, e->hidden);
+    for (size_t i = 0; i < e->width; i++) {
+        const double gate = fmin(e->form.interleaved ? v[2 * i] : v[i], limit);
+        const double up = e->form.interleaved ? v[2 * i + 1] : v[e->width + i];
+        const double factor = fmax(-limit, fmin(up, limit)) + (double)e->form.offset;
+        glu[i] = factor * gate / (1.0 + exp(-(double)e->form.alpha * gate));
+    }
+    for (size_t h = 0; h < e->hidden; h++)
+        y[h] += weight * dot(e->b2 != NULL ? e->b2[h] : 0.0, e->w2 + h * e->width, glu, e->width);
+}
+
+/* y += the routed experts of a token */
+static void add_experts(const oracle_layer *layer, const double *x, const int32_t *index,
+                        const double *weight, double *y) {
+    const moert_layer_options *o = &layer->options;
+    const size_t h = o->hidden, i = o->intermediate;
+    double *const *tensor = layer->tensor;
+    for (size_t k = 0; k < o->router.topk; k++) {
+        const size_t e = (size_t)index[k];
+        const expert routed = {o->glu,
+                               h,
+                               i,
+                               tensor[MOERT_LAYER_W1] + e * 2 * i * h,
+                               o->expert_biases ? tensor[MOERT_LAYER_B1] + e * 2 * i : NULL,
+                               tensor[MOERT_LAYER_W2] + e * h * i,
+                               o->expert_biases ? tensor[MOERT_LAYER_B2] + e * h : NULL};
+        add_expert(&routed, x, weight[k], y);
+    }
+}
+
+static void add_shared(const oracle_layer *layer, const double *x, double *y) {
+    const moert_layer_options *o = &layer->options;
+    expert shared = {o->glu,
+                     o->hidden,
+                     o->shared_intermediate,
+                     layer->tensor[MOERT_LAYER_SHARED_W1],
+                     NULL,
+                     layer->tensor[MOERT_LAYER_SHARED_W2],
+                     NULL};
+    shared.form.interleaved = false;
+    if (o->shared_intermediate > 0)
+        add_expert(&shared, x, 1.0, y);
+}
+
+double oracle_layer_loss(const oracle_layer *layer, double *y) {
+    const moert_router_options *router = &layer->options.router;
+    const size_t hidden = layer->options.hidden;
+    double loss = 0.0, *row = calloc(2 * hidden, sizeof *row), *shared = row + hidden;
+    for (size_t t = 0; t < layer->tokens; t++) {
+        const double *x = layer->x + t * hidden;
+        const int32_t *index = layer->index + t * router->topk;
+        double logits[MOST_EXPERTS], p[MOST_EXPERTS], share[MOST_EXPERTS], weight[MOST_EXPERTS];
+        route_logits(layer, x, logits);
+        oracle_weights(router, logits, index, weight);
+        oracle_share(router, logits, share);
+        const double lse = oracle_softmax(logits, router->experts, p);
+        memset(row, 0, 2 * hidden * sizeof *row);
+        add_experts(layer, layer->sent_x + t * hidden, index, weight, row);
+        add_shared(layer, x, shared);
+        for (size_t h = 0; h < hidden; h++) {
+            loss += row[h] * layer->sent_dy[t * hidden + h] + shared[h] * layer->dy[t * hidden + h];
+            row[h] += shared[h];
+        }
+        for (size_t e = 0; e < router->experts; e++)
+            loss += layer->aux[e] * share[e];
+        loss += 0.5 * layer->z_factor * lse * lse;
+        if (y != NULL)
+            memcpy(y + t * hidden, row, hidden * sizeof *row);
+    }
+    free(row);
+    return loss;
+}
+
+void oracle_layer_differentiate(const oracle_layer *layer, double *value, size_t n,
+                                double *gradient) {
+    const double step = 1e-5;
+    for (size_t i = 0; i < n; i++) {
+        const double kept = value[i];
+        value[i] = kept + step;
+        const double above = oracle_layer_loss(layer, NULL);
+        value[i] = kept - step;
+        gradient[i] = (above - oracle_layer_loss(layer, NULL)) / (2.0 * step);
+        value[i] = kept;
+    }
+}

@@ -1,0 +1,33 @@
+/* Runs the router on the device for tests, with guards behind every output. */
+#ifndef SUPPORT_LAYER_ROUTER_RUN_H
+#define SUPPORT_LAYER_ROUTER_RUN_H
+
+#include <stdint.h>
+
+#include "router/router.h"
+
+/* Results on the host. */
+typedef struct router_run {
+    float *scores;  /* [T,E] */
+    int32_t *index; /* [T,K] */
+    float *weight;  /* [T,K] */
+    float *lse;     /* [T] */
+    float *dlogits; /* [T,E], or NULL */
+} router_run;
+
+/* What a run is given, all on the host. */
+typedef struct router_input {
+    moert_router_options options;
+    size_t tokens;
+    const float *logits, *bias; /* bias may be NULL */
+    const float *dweight;       /* NULL: forward only */
+    const float *aux;           /* may be NULL */
+    float z_factor;
+    const int32_t *index; /* replaces the choice before the backward, or NULL */
+} router_input;
+
+/* Fails the test unless every call succeeds and stays within its buffers. */
+router_run router_do(const router_input *input);
+void router_run_free(router_run *run);
+
+#endif

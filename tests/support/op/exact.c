@@ -1,0 +1,240 @@
+/* The formulas of ops_exact.h. */
+#include "support/op/exact.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+
+/* ---- buffers ---- */
+
+double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i) {
+    const moert_number type = data->shape.needs[which].type;
+    const size_t bytes = moert_number_bits(type) / 8;
+    uint32_t code = 0;
+    if (type == MOERT_NUMBER_F32)
+        return (double)ops_floats(data, which)[i];
+    memcpy(&code, data->at[which] + i * bytes, bytes);
+    return (double)moert_number_decode(type, code);
+}
+
+void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value) {
+    const moert_number type = data->shape.needs[which].type;
+    const size_t bytes = moert_number_bits(type) / 8;
+    if (type == MOERT_NUMBER_F32) {
+        ops_floats(data, which)[i] = (float)value;
+        return;
+    }
+    const uint32_t code = moert_number_encode(type, (float)value);
+    memcpy(data->at[which] + i * bytes, &code, bytes);
+}
+
+static double factor(const ops_bytes *data, moert_op_buffer which, size_t i) {
+    return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
+}
+
+/* lines[n,k] of an operand from element `first` on; transposed: [k,n]; to be freed. */
+static double *values_of(const ops_bytes *data, moert_op_buffer which, size_t first, size_t n,
+                         size_t k, bool transposed) {
+    double *values = test_alloc(n * k * sizeof *values);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < k; j++)
+            values[transposed ? j * n + i : i * k + j] =
+                ops_bytes_get(data, which, first + i * k + j);
+    return values;
+}
+
+/* ---- products ---- */
+
+/* to[n] += factor * from[n] */
+static void add_scaled(double *to, double scale, const double *from, size_t n) {
+    for (size_t i = 0; scale != 0.0 && i < n; i++)
+        to[i] += scale * from[i];
+}
+
+/* acc of the rows [first, end) of group g, or the group's gradient, into `acc`. */
+static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, double *acc) {
+    const moert_op_options *o = &data->shape.options;
+    const size_t n = o->n, k = o->k, rows = end - first;
+    const bool x = data->shape.x.input, y = data->shape.y.input;
+    double *xs = x ? values_of(data, MOERT_OP_BUFFER_x, first * k, rows, k, false) : NULL;
+    double *ys = y ? values_of(data, MOERT_OP_BUFFER_y, first * n, rows, n, false) : NULL;
+    double *w =
+        x && y ? NULL : values_of(data, MOERT_OP_BUFFER_weight, g * n * k, n, k, x); /* x: [K,N] */
+    for (size_t r = 0; r < rows; r++)
+        if (x && y)
+            for (size_t j = 0; j < n; j++)
+                add_scaled(acc + j * k, ys[r * n + j], xs + r * k, k);
+        else if (x)
+            for (size_t i = 0; i < k; i++)
+                add_scaled(acc + r * n, xs[r * k + i], w + i * n, n);
+        else
+            for (size_t j = 0; j < n; j++)
+                add_scaled(acc + r * k, ys[r * n + j], w + j * k, k);
+    free(xs);
+    free(ys);
+    free(w);
+}
+
+/* ---- what comes after ---- */
+
+/* Of act, where exp overflows in float32. */
+static const double lost = 1e-35;
+
+/* act, its derivative and the magnitudes of that one's two terms, the linear part. */
+typedef struct gate {
+    double act, slope, terms, linear;
+} gate;
+
+static gate gate_of(const moert_glu_form *form, double g, double u) {
+    const double limit = (double)form->limit, alpha = (double)form->alpha;
+    const double low = fmin(g, limit), sigmoid = 1.0 / (1.0 + exp(-alpha * low));
+    const double term = alpha * low * (1.0 - sigmoid);
+    return (gate){low * sigmoid, sigmoid * (1.0 + term), sigmoid * (1.0 + fabs(term)),
+                  fmax(fmin(u, limit), -limit) + (double)form->offset};
+}
+
+/* The columns of gate and up of result j. */
+static size_t column(const moert_op *op, size_t j, bool up) {
+    return j / op->run * 2 * op->run + j % op->run + (up != op->options.linear_first ? op->run : 0);
+}
+
+/* The slack of the n sums of a row. */
+static double slack_of(const ops_exact *e, const double *sums, size_t n) {
+    double largest = 0.0;
+    for (size_t j = 0; j < n; j++)
+        largest = fmax(largest, fabs(sums[j]));
+    return e->tolerance * largest;
+}
+
+static void put(ops_exact *e, size_t at, double value, double slack) {
+    e->result[at] = value;
+    e->slack[at] = slack;
+}
+
+static void raise(ops_exact *e, size_t i, double value) {
+    e->amax[i] = fmax(e->amax[i], fabs(value));
+}
+
+/* A GEMM's or GLU's row r from acc. */
+static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, double *acc) {
+    const moert_op *op = &data->shape;
+    const moert_op_options *o = &op->options;
+    const bool glu = o->kind == MOERT_OP_GLU;
+    const size_t n = glu ? o->n : e->width;
+    const double prob = factor(data, MOERT_OP_BUFFER_prob, r);
+    for (size_t j = 0; j < n; j++) {
+        acc[j] *= factor(data, MOERT_OP_BUFFER_alpha, g);
+        if (o->bias)
+            acc[j] += ops_bytes_get(data, MOERT_OP_BUFFER_bias, g * n + j) *
+                      factor(data, MOERT_OP_BUFFER_bias_scale, r);
+        if (glu)
+            e->c[r * n + j] = acc[j];
+    }
+    const double slack = slack_of(e, acc, n);
+    for (size_t j = 0; j < e->width; j++) {
+        double v = acc[j], off = slack;
+        if (glu) {
+            const gate at = gate_of(&o->glu, acc[column(op, j, false)], acc[column(op, j, true)]);
+            v = at.act * at.linear;
+            off = slack * (fabs(at.slope * at.linear) + fabs(at.act)) + 1e-5 * fabs(v) +
+                  lost * fabs(at.linear);
+        }
+        put(e, r * e->width + j, v * prob, off * fabs(prob));
+        raise(e, g, v * prob);
+    }
+    for (size_t j = 0; glu && j < n; j++)
+        e->c_slack[r * n + j] = slack;
+}
+
+/* dGLU: row r from q = acc, before alpha. */
+static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r,
+                              const double *acc) {
+    const moert_op *op = &data->shape;
+    const moert_glu_form *form = &op->options.glu;
+    const bool scaled = form->offset == 0.0f; /* as in cuDNN */
+    const double alpha = scaled ? factor(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
+    const double beta = scaled ? factor(data, MOERT_OP_BUFFER_beta, g) : 1.0;
+    const double prob = factor(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
+    const size_t wide = e->width, sums = op->options.groups * wide;
+    const double slack = slack_of(e, acc, wide / 2);
+    for (size_t j = 0; j < wide / 2; j++) {
+        const size_t at[] = {column(op, j, false), column(op, j, true)};
+        const double c[] = {beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[0]),
+                            beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[1])};
+        const gate s = gate_of(form, c[0], c[1]);
+        const double q = alpha * alpha * acc[j];
+        const double by[] = {c[0] > limit ? 0.0 : s.linear * s.slope,
+                             fabs(c[1]) > limit ? 0.0 : s.act};
+        const double off[] = {by[0] == 0.0 ? 0.0 : (1e-5 * s.terms + lost) * fabs(s.linear),
+                              by[1] == 0.0 ? 0.0 : 1e-5 * fabs(s.act) + lost};
+        const double d[] = {q * prob * by[0], q * prob * by[1]};
+        for (size_t i = 0; i < 2; i++) {
+            put(e, r * wide + at[i], d[i],
+                fabs(q * prob) * off[i] + fabs(alpha * alpha * prob * by[i]) * slack);
+            e->dbias[g * wide + at[i]] += d[i];
+            e->dbias[sums + g * wide + at[i]] += fabs(d[i]);
+            raise(e, 2 * g + i, d[i]);
+        }
+        e->dprob[r] += q * s.linear * s.act;
+        e->dprob[e->lines + r] += fabs(q * s.linear * s.act);
+    }
+}
+
+static ops_exact make(const ops_bytes *data, double tolerance) {
+    const moert_op *op = &data->shape;
+    const moert_op_options *o = &op->options;
+    const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, dglu = o->kind == MOERT_OP_DGLU;
+    ops_exact e = {.lines = wgrad ? o->groups * o->n : o->rows, .tolerance = tolerance};
+    e.width = dglu ? 2 * o->k : o->kind == MOERT_OP_GLU ? o->n / 2 : op->y.output ? o->n : o->k;
+    e.result = test_alloc(e.lines * e.width * sizeof(double));
+    e.slack = test_alloc(e.lines * e.width * sizeof(double));
+    e.amax = test_alloc(2 * o->groups * sizeof(double));
+    if (o->kind == MOERT_OP_GLU) {
+        e.c = test_alloc(e.lines * o->n * sizeof(double));
+        e.c_slack = test_alloc(e.lines * o->n * sizeof(double));
+    }
+    if (dglu) {
+        e.dprob = test_alloc(2 * e.lines * sizeof(double));
+        e.dbias = test_alloc(2 * o->groups * e.width * sizeof(double));
+    }
+    return e;
+}
+
+ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
+    const moert_op_options *o = &plain->shape.options;
+    const uint32_t *ends = (const uint32_t *)(const void *)plain->at[MOERT_OP_BUFFER_ends];
+    ops_exact e = make(plain, tolerance);
+    assert_true(!o->accumulate && o->permute == MOERT_OP_PERMUTE_NONE &&
+                (!o->beta || o->kind == MOERT_OP_DGLU));
+    const size_t width = plain->shape.x.input ? o->n : o->k; /* of acc */
+    for (size_t g = 0; g < o->groups; g++) {
+        const size_t first = g > 0 ? ends[g - 1] : 0, end = ends[g], rows = end - first;
+        if (o->kind == MOERT_OP_GEMM_WGRAD) {
+            double *sum = e.result + g * o->n * o->k;
+            multiply(plain, g, first, end, sum);
+            for (size_t i = 0; i < o->n * o->k; i++)
+                sum[i] *= factor(plain, MOERT_OP_BUFFER_alpha, g);
+            const double slack = slack_of(&e, sum, o->n * o->k);
+            for (size_t i = 0; i < o->n * o->k; i++)
+                e.slack[g * o->n * o->k + i] = slack;
+            continue;
+        }
+        double *acc = test_alloc(rows * width * sizeof *acc);
+        multiply(plain, g, first, end, acc);
+        for (size_t r = 0; r < rows; r++)
+            if (o->kind == MOERT_OP_DGLU)
+                differentiate_row(plain, &e, g, first + r, acc + r * width);
+            else
+                finish_row(plain, &e, g, first + r, acc + r * width);
+        free(acc);
+    }
+    return e;
+}
+
+void ops_exact_free(ops_exact *e) {
+    double *const arrays[] = {e->result, e->slack, e->c, e->c_slack, e->amax, e->dprob, e->dbias};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        free(arrays[i]);
+}

@@ -1,0 +1,213 @@
+/* Results against float64, byte by byte (ops_exact.h). */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "support/op/exact.h"
+#include "support/quant/quantize_oracle.h"
+
+/* What is checked, and how many bytes could have been another. */
+typedef struct check {
+    const char *title;
+    const ops_bytes *got;
+    const ops_exact *want;
+    size_t bytes, ambiguous;
+} check;
+
+static const uint32_t *ends_of(const check *c) {
+    return (const uint32_t *)(const void *)c->got->at[MOERT_OP_BUFFER_ends];
+}
+
+static void count(check *c, bool ambiguous) {
+    c->bytes++;
+    c->ambiguous += ambiguous;
+}
+
+/* ---- plain results ---- */
+
+static double rounded(moert_number type, double value) {
+    const float single = (float)value;
+    return type == MOERT_NUMBER_F32
+               ? value
+               : (double)moert_number_decode(type, moert_number_encode(type, single));
+}
+
+/* Rows of a plain buffer; those past the last end are as they were. */
+static void check_plain(check *c, moert_op_buffer which, const double *values, const double *slacks,
+                        size_t width, size_t rows, int unset) {
+    const moert_number type = c->got->shape.needs[which].type;
+    const size_t used = rows * width * moert_number_bits(type) / 8;
+    for (size_t i = 0; i < rows * width; i++) {
+        const double got = ops_bytes_get(c->got, which, i), slack = slacks[i];
+        const double low = rounded(type, values[i] - slack),
+                     high = rounded(type, values[i] + slack);
+        if (!(got >= low && got <= high))
+            fail_msg("%s: %s(%zu, %zu) is %.9g, not %.9g within %.2g", c->title,
+                     moert_op_buffer_name(which), i / width, i % width, got, values[i], slack);
+    }
+    for (size_t at = used; at < c->got->bytes[which]; at++)
+        if (c->got->at[which][at] != unset)
+            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
+                     moert_op_buffer_name(which), c->got->at[which][at]);
+}
+
+/* ---- quantised results ---- */
+
+typedef struct recipe {
+    moert_number element;
+    unsigned sign; /* its bit */
+    double largest, norm;
+    bool fine;   /* scales of E4M3 */
+    bool normed; /* by cuDNN's rules, whatever norm is */
+} recipe;
+
+static recipe recipe_of(const check *c, const moert_quantizer *how) {
+    const bool norm = c->got->shape.options.norm;
+    recipe r = {.element = moert_format_element(how->format), .normed = norm};
+    r.sign = r.element == MOERT_NUMBER_E2M1 ? 3 : 7;
+    r.largest = r.element == MOERT_NUMBER_E4M3   ? 448.0
+                : r.element == MOERT_NUMBER_E2M1 ? 6.0
+                : norm                           ? 128.0 /* cuDNN's */
+                                                 : 57344.0;
+    r.norm = norm ? (double)ops_floats(c->got, MOERT_OP_BUFFER_norm)[0] : 1.0;
+    r.fine = how->format == MOERT_FORMAT_NVFP4;
+    return r;
+}
+
+/* The byte of the scale of a block by its largest magnitude. */
+static unsigned scale_of(const recipe *r, double amax) {
+    int exponent;
+    const double t = amax * (double)(float)(1.0 / r->largest) * r->norm;
+    if (r->fine)
+        return oracle_code(MOERT_NUMBER_E4M3, t);
+    if (!(t > 0x1p-127))
+        return 0;
+    const double m = frexp(t, &exponent); /* up to a power of two */
+    return (unsigned)(exponent - (m == 0.5) + 127);
+}
+
+/* Codes in the order of their values. */
+static int order(const recipe *r, unsigned code) {
+    const int magnitude = (int)(code & ((1u << r->sign) - 1));
+    return code >> r->sign & 1 ? -magnitude : magnitude;
+}
+
+static double factor_of(const recipe *r, unsigned scale) {
+    if (r->fine)
+        return scale == 0 ? 0.0
+                          : fmin(r->norm / oracle_value(MOERT_NUMBER_E4M3, scale), (double)FLT_MAX);
+    if (scale == 0 && r->normed)
+        return (double)FLT_MAX; /* 1/2^-127 is infinity there */
+    return r->norm * ldexp(1.0, 127 - (int)scale);
+}
+
+/* A block: its lines or columns from (line, j) on. */
+typedef struct block {
+    size_t g, line, j, lines, columns;
+} block;
+
+static void check_block(check *c, const ops_operand *o, const recipe *r, const block *b) {
+    const size_t width = c->want->width, row = ops_first(o, b->g) + b->line;
+    const ops_place first = ops_locate(o, b->g, b->line, b->j);
+    const unsigned scale = c->got->at[o->scale][first.scale];
+    double low = 0.0, high = 0.0;
+    for (size_t i = 0; i < b->lines * b->columns; i++) {
+        const size_t at = (row + i / b->columns) * width + b->j + i % b->columns;
+        const double v = fabs(c->want->result[at]);
+        low = fmax(low, v - c->want->slack[at]);
+        high = fmax(high, v + c->want->slack[at]);
+    }
+    const unsigned least = scale_of(r, low), most = scale_of(r, high);
+    count(c, least != most);
+    if (scale < least || scale > most)
+        fail_msg("%s: the scale of %s(%zu, %zu) is %02x, not %02x to %02x", c->title,
+                 moert_op_buffer_name(o->payload), row, b->j, scale, least, most);
+    const double factor = factor_of(r, scale);
+    for (size_t i = 0; i < b->lines * b->columns; i++) {
+        const size_t line = b->line + i / b->columns, j = b->j + i % b->columns;
+        const size_t at = (ops_first(o, b->g) + line) * width + j;
+        const double v = c->want->result[at], slack = c->want->slack[at];
+        const ops_place p = ops_locate(o, b->g, line, j);
+        const unsigned byte = c->got->at[o->payload][p.byte];
+        const unsigned code = r->element == MOERT_NUMBER_E2M1 ? byte >> p.shift & 0xF : byte;
+        const int from = order(r, oracle_code(r->element, (v - slack) * factor));
+        const int to = order(r, oracle_code(r->element, (v + slack) * factor));
+        count(c, from != to);
+        if (order(r, code) < from || order(r, code) > to)
+            fail_msg("%s: %s(%zu, %zu) = %.9g by scale %02x is code %02x, of order %d to %d",
+                     c->title, moert_op_buffer_name(o->payload), at / width, j, v, scale, code,
+                     from, to);
+    }
+}
+
+static void check_quantised(check *c, moert_op_buffer which) {
+    const ops_operand o = ops_find(&c->got->shape, ends_of(c), which);
+    const recipe r = recipe_of(c, &o.as.how);
+    const bool column = o.as.how.axis == MOERT_AXIS_COLUMN;
+    const size_t size = moert_format_block(o.as.how.format);
+    const size_t high = column ? size : 1, wide = column ? 1 : size;
+    for (size_t g = 0; g < o.groups; g++) {
+        const size_t lines = o.ends[g] - ops_first(&o, g);
+        for (size_t line = 0; line < lines; line += high)
+            for (size_t j = 0; j < o.columns; j += wide) {
+                const block b = {g, line, j, lines - line < high ? lines - line : high,
+                                 o.columns - j < wide ? o.columns - j : wide};
+                check_block(c, &o, &r, &b);
+            }
+    }
+    const size_t bits = moert_format_element_bits(o.as.how.format);
+    for (size_t at = o.ends[o.groups - 1] * (o.columns * bits / 8);
+         !column && at < c->got->bytes[which]; at++)
+        if (c->got->at[which][at] != OPS_UNSET)
+            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
+                     moert_op_buffer_name(which), c->got->at[which][at]);
+}
+
+/* ---- sums ---- */
+
+static void check_sums(check *c, moert_op_buffer which, const double *sum, size_t n) {
+    const moert_number type = c->got->shape.needs[which].type;
+    for (size_t i = 0; i < n; i++) {
+        const double got = ops_bytes_get(c->got, which, i), slack = 1e-5 * sum[n + i];
+        if (!(got >= rounded(type, sum[i] - slack) && got <= rounded(type, sum[i] + slack)))
+            fail_msg("%s: %s[%zu] is %.9g, not %.9g", c->title, moert_op_buffer_name(which), i, got,
+                     sum[i]);
+    }
+}
+
+static void check_amax(check *c, size_t each) {
+    for (size_t i = 0; i < c->got->shape.options.groups * each; i++) {
+        const double got = ops_bytes_get(c->got, MOERT_OP_BUFFER_amax, i), want = c->want->amax[i];
+        if (!(fabs(got - want) <= 1e-5 * want))
+            fail_msg("%s: amax[%zu] is %.9g, not %.9g", c->title, i, got, want);
+    }
+}
+
+void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *want) {
+    const moert_op *op = &got->shape;
+    const moert_op_options *o = &op->options;
+    const moert_op_buffer results[] = {moert_op_has_glu(op)             ? MOERT_OP_BUFFER_d
+                                       : o->kind == MOERT_OP_GEMM_WGRAD ? MOERT_OP_BUFFER_weight
+                                       : op->x.output                   ? MOERT_OP_BUFFER_x
+                                                                        : MOERT_OP_BUFFER_y,
+                                       MOERT_OP_BUFFER_column};
+    check c = {title, got, want, 0, 0};
+    const size_t rows = o->kind == MOERT_OP_GEMM_WGRAD ? want->lines : ends_of(&c)[o->groups - 1];
+    for (size_t i = 0; i < 2; i++)
+        if (got->bytes[results[i]] > 0 && ops_find(op, ends_of(&c), results[i]).as.how.size != 0)
+            check_quantised(&c, results[i]);
+        else if (got->bytes[results[i]] > 0)
+            check_plain(&c, results[i], want->result, want->slack, want->width, rows, OPS_UNSET);
+    if (o->kind == MOERT_OP_GLU && o->save_c)
+        check_plain(&c, MOERT_OP_BUFFER_c, want->c, want->c_slack, o->n, rows, 0xFF);
+    if (o->dprob)
+        check_sums(&c, MOERT_OP_BUFFER_dprob, want->dprob, want->lines);
+    if (o->dbias)
+        check_sums(&c, MOERT_OP_BUFFER_dbias, want->dbias, o->groups * want->width);
+    if (o->amax)
+        check_amax(&c, o->kind == MOERT_OP_DGLU ? 2 : 1);
+    if (c.ambiguous > c.bytes / 50)
+        fail_msg("%s: %zu of %zu bytes might be another", title, c.ambiguous, c.bytes);
+}

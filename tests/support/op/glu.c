@@ -1,0 +1,82 @@
+/* The cases of ops_glu.h. */
+#include "support/op/glu.h"
+
+#include <math.h>
+
+const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
+
+static const moert_glu_form forms[] = {
+    MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 5.0f, 1.0f, 0.0f}};
+static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
+
+/* I, and the run of columns of gate or up; 0 = halves */
+static const struct layout {
+    size_t width, run;
+} layouts[] = {{64, 32}, {40, 8}, {19, 1}, {33, 0}, {5, 0}, {32, 32}, {8, 8}, {96, 0}};
+enum { FORMS = 3, TYPES = 3, LAYOUTS = sizeof layouts / sizeof layouts[0] };
+
+size_t ops_glu_column(const ops_data *data, size_t j, bool up) {
+    const size_t run = data->shape.run;
+    const bool second = up != data->shape.options.linear_first;
+    return j / run * 2 * run + j % run + (second ? run : 0);
+}
+
+double ops_glu_value(moert_glu_form form, double gate, double up) {
+    const double limit = (double)form.limit, g = fmin(gate, limit);
+    return g / (1.0 + exp(-(double)form.alpha * g)) *
+           (fmax(fmin(up, limit), -limit) + (double)form.offset);
+}
+
+size_t ops_glu_group(size_t r) {
+    size_t g = 0;
+    while (ops_glu_ends[g] <= r)
+        g++;
+    return g;
+}
+
+double ops_glu_factor(const ops_data *data, moert_op_buffer which, size_t i) {
+    return data->shape.needs[which].needed ? (double)data->at[which][i] : 1.0;
+}
+
+void assert_rounded(const char *title, moert_number type, double got, double want, double scale) {
+    const double ulp = type == MOERT_NUMBER_BF16  ? 0x1p-8
+                       : type == MOERT_NUMBER_F16 ? 0x1p-11
+                                                  : 0.0;
+    if (!(fabs(got - want) <= ulp * fabs(want) + 4e-6 * (fabs(want) + scale)))
+        fail_msg("%s: %.9g, not %.9g", title, got, want);
+}
+
+moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    const struct layout at = layouts[i / FORMS % LAYOUTS];
+    o.kind = kind;
+    o.groups = OPS_GLU_GROUPS;
+    o.rows = OPS_GLU_ROWS;
+    o.n = kind == MOERT_OP_GLU ? 2 * at.width : 24;
+    o.k = kind == MOERT_OP_GLU ? 24 : at.width;
+    o.glu = forms[i % FORMS];
+    o.interleave = at.run;
+    o.linear_first = i >= OPS_GLU_CASES / 2;
+    o.x.type = o.y.type = o.weight.type = types[i % TYPES];
+    o.c.type = types[(i + 1) % TYPES];
+    o.d.type = types[i / TYPES % TYPES];
+    o.bias_type = types[i / FORMS % TYPES];
+    o.weight.discrete = i % 2 == 1;
+    o.prob = i % 4 != 0;
+    o.alpha = o.amax = i % 3 != 0;
+    if (i % 5 == 0)
+        o.c.stride = o.d.stride = (ptrdiff_t)(2 * at.width + 3);
+    return o;
+}
+
+moert_op_options ops_glu_one(moert_op_kind kind, moert_glu_form form) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = o.rows = o.k = 1;
+    o.n = kind == MOERT_OP_GLU ? 2 : 1;
+    o.glu = form;
+    o.prob = true;
+    return o;
+}
+
+_Static_assert(OPS_GLU_CASES == 2 * FORMS * LAYOUTS, "every form, order and layout");

@@ -1,0 +1,125 @@
+/* Addresses by moert/ops.h. */
+#include "support/op/place.h"
+
+#include "base/memory.h"
+#include "moert/quantize.h"
+
+/* ---- operands ---- */
+
+static ops_operand find_rows(const moert_op *op, const uint32_t *ends, const moert_operand *as,
+                             moert_op_buffer payload, moert_op_buffer scale,
+                             const moert_op_rows *rows, size_t columns) {
+    const moert_op_options *options = &op->options;
+    ops_operand o = {.as = *as, .payload = payload, .scale = scale, .columns = columns};
+    o.groups = rows->gathered ? 1 : options->groups;
+    for (size_t g = 0; g < o.groups; g++)
+        o.ends[g] = rows->gathered ? moert_ceil_div(options->rows, rows->divisor) : ends[g];
+    if (as->how.size != 0) {
+        const size_t block = moert_format_block(as->how.format), m = options->rows;
+        o.lines = m;
+        const bool promised = options->row_multiple > 0 && options->row_multiple % block == 0;
+        o.room = promised ? moert_ceil_div(m, block) : moert_row_blocks_most(m, o.groups, block);
+    }
+    return o;
+}
+
+ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload) {
+    const moert_op_options *p = &op->options;
+    const moert_op_rows plain = {.divisor = 1};
+    const bool gated = moert_op_has_glu(op);
+    const size_t wide = op->glu_width * (p->kind == MOERT_OP_DGLU ? 2 : 1);
+    ops_operand o = {.as = p->weight,
+                     .payload = MOERT_OP_BUFFER_weight,
+                     .scale = MOERT_OP_BUFFER_weight_scale,
+                     .global = MOERT_OP_BUFFER_weight_global,
+                     .weight = true,
+                     .result = p->kind == MOERT_OP_GEMM_WGRAD,
+                     .groups = p->groups,
+                     .columns = p->k};
+    for (size_t g = 0; g < p->groups; g++)
+        o.ends[g] = (g + 1) * p->n;
+    if (payload == MOERT_OP_BUFFER_x) {
+        o = find_rows(op, ends, &p->x, payload, MOERT_OP_BUFFER_x_scale, &op->x, p->k);
+        o.global = MOERT_OP_BUFFER_x_global;
+        o.result = op->x.output;
+    } else if (payload == MOERT_OP_BUFFER_y) {
+        o = find_rows(op, ends, &p->y, payload, MOERT_OP_BUFFER_y_scale, &op->y, p->n);
+        o.global = MOERT_OP_BUFFER_y_global;
+        o.result = op->y.output;
+    } else if (payload != MOERT_OP_BUFFER_weight) {
+        const bool d = payload == MOERT_OP_BUFFER_d;
+        o = find_rows(op, ends, d ? &p->d : &p->column, payload,
+                      d ? MOERT_OP_BUFFER_d_scale : MOERT_OP_BUFFER_column_scale, &plain,
+                      gated          ? wide
+                      : op->x.output ? p->k
+                                     : p->n);
+        o.result = true;
+    }
+    return o;
+}
+
+/* ---- addresses ---- */
+
+static size_t tile_at(size_t r, size_t c, size_t scales) {
+    return (r / 128 * moert_ceil_div(scales, 4) + c / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 +
+           c % 4;
+}
+
+/* Scale (r, c) of group g in tiles: r lines across the blocks, c blocks. */
+static size_t tiled_at(const ops_operand *o, size_t g, size_t r, size_t c) {
+    const bool column = o->as.how.axis == MOERT_AXIS_COLUMN;
+    const size_t block = moert_format_block(o->as.how.format);
+    size_t base = 0, scales = 0, before = 0;
+    for (size_t i = 0; i <= g; i++) {
+        const size_t lines = o->ends[i] - ops_first(o, i);
+        scales = moert_ceil_div(column ? lines : o->columns, block);
+        if (i == g)
+            break;
+        before += column ? scales : lines;
+        base += moert_ceil_div(column ? o->columns : lines, 128) * moert_ceil_div(scales, 4) * 512;
+    }
+    if (o->as.scales == MOERT_SCALES_TILED || o->as.discrete) /* a matrix for each buffer */
+        return base + tile_at(r, c, scales);
+    if (!column)
+        return tile_at(before + r, c, scales);
+    return tile_at(r, before + c, o->weight ? o->groups * scales : o->room);
+}
+
+ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
+    const moert_quantizer *how = &o->as.how;
+    const size_t block = moert_format_block(how->format), row = ops_first(o, g) + line;
+    const size_t across = moert_ceil_div(o->columns, block), w = o->columns;
+    const bool halves = moert_format_element_bits(how->format) == 4;
+    const bool column = how->axis == MOERT_AXIS_COLUMN, flipped = o->weight && how->transposed;
+    const size_t lines = o->ends[g] - ops_first(o, g), n = lines, pair = block / 2;
+    size_t before = 0;
+    for (size_t i = 0; i < g; i++)
+        before += moert_ceil_div(o->ends[i] - ops_first(o, i), block);
+    const size_t slot = before + line / block; /* of row blocks */
+    const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;
+    ops_place p = {halves ? row * bytes_across + j / 2 : row * w + j, row * across + j / block,
+                   halves ? 4 * (j % 2) : 0};
+    if (flipped && how->axis == MOERT_AXIS_TILE) { /* [K,N] in tiles of FP8_BLOCK */
+        p.byte = (g * w + j) * n + line;
+        p.scale = (g * across + j / block) * moert_ceil_div(n, block) + line / block;
+    } else if (flipped && column) { /* [K,N], blocks along N */
+        p.byte = halves ? (g * w + j) * moert_ceil_div(n, 2) + line / 2 : (g * w + j) * n + line;
+        p.scale = (g * w + j) * moert_ceil_div(n, block) + line / block;
+        p.shift = halves ? 4 * (line % 2) : 0;
+    } else if (flipped) { /* [K,N], blocks along K */
+        const size_t at = (g * across + j / block) * pair + j % block / 2;
+        p.byte = halves ? at * n + line : (g * w + j) * n + line;
+        p.scale = (g * across + j / block) * n + line;
+    } else if (column) {
+        const size_t at = halves ? slot * pair + line % block / 2 : row;
+        const size_t all = halves ? o->room * pair : o->lines;
+        p.byte = how->transposed ? j * all + at : at * w + j;
+        p.scale = how->transposed ? j * o->room + slot : slot * w + j;
+        p.shift = halves ? 4 * (line % block % 2) : 0;
+    } else if (how->axis == MOERT_AXIS_TILE && how->format == MOERT_FORMAT_FP8_BLOCK) {
+        p.scale = slot * across + j / block;
+    }
+    if (o->as.scales != MOERT_SCALES_LINEAR)
+        p.scale = column ? tiled_at(o, g, j, line / block) : tiled_at(o, g, line, j / block);
+    return p;
+}

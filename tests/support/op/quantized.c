@@ -1,0 +1,340 @@
+/* The bytes of ops_quantized.h. */
+#include "support/op/quantized.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "base/rng.h"
+#include "quant/quantize.h"
+#include "support/quant/quantized.h"
+#include "support/suite.h"
+
+enum { SEED = 31 };
+
+static const moert_op_buffer matrices[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
+                                           MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_d,
+                                           MOERT_OP_BUFFER_column};
+enum { MATRICES = sizeof matrices / sizeof matrices[0] };
+
+static const uint32_t *ends_of(const ops_bytes *data) {
+    return (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];
+}
+
+static ops_operand find(const ops_bytes *data, moert_op_buffer payload) {
+    return ops_find(&data->shape, ends_of(data), payload);
+}
+
+static bool takes(const ops_bytes *data, moert_op_buffer which) {
+    const moert_op *op = &data->shape;
+    if (which == MOERT_OP_BUFFER_weight)
+        return op->needs[which].needed || op->weights.needed;
+    if (which == MOERT_OP_BUFFER_weight_scale)
+        return op->needs[which].needed || op->weight_scales.needed;
+    return op->needs[which].needed;
+}
+
+moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout) {
+    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
+    operand.how.format = format;
+    operand.how.axis = axis;
+    operand.scales =
+        format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR : (moert_scale_layout)(layout % 3);
+    return operand;
+}
+
+const uint32_t ops_usual_ends[OPS_GROUPS] = {0, 33, 33, 70, 131, 131};
+
+moert_op_options ops_usual(moert_op_kind kind) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = OPS_GROUPS;
+    o.rows = OPS_ROWS;
+    o.n = 72;
+    o.k = 136;
+    return o;
+}
+
+moert_operand *ops_first_factor(moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
+}
+
+/* ---- values ---- */
+
+/* -1, 0 or 1 */
+static float sign_of(moert_op_buffer which, size_t i) {
+    return (float)(int)(3.0 * random_once(moert_rng_uniform, SEED, which, i)) - 1.0f;
+}
+
+static float factor(moert_op_buffer which, size_t i) {
+    static const float values[] = {1.0f, -2.0f, 0.5f, 0.25f, 4.0f};
+    const bool global = which == MOERT_OP_BUFFER_x_global || which == MOERT_OP_BUFFER_y_global ||
+                        which == MOERT_OP_BUFFER_weight_global;
+    const float value = values[(i + which) % 5];
+    return global ? fabsf(value) : value; /* or zeros would have other signs */
+}
+
+static void fill_plain(ops_bytes *data, const ops_operand *o) {
+    unsigned char *to = data->at[o->payload];
+    const moert_op_need *need = &data->shape.needs[o->payload];
+    const size_t bytes = moert_number_bits(o->as.type) / 8;
+    for (size_t g = 0; g < o->groups; g++)
+        for (size_t line = ops_first(o, g); line < o->ends[g]; line++)
+            for (size_t j = 0; j < o->columns; j++) {
+                const float value = sign_of(o->payload, line * o->columns + j);
+                const uint32_t code = moert_number_encode(o->as.type, value);
+                memcpy(to + (line * need->stride + j) * bytes, &code, bytes);
+            }
+}
+
+static void fill_one(ops_bytes *data, moert_op_buffer which) {
+    float *to = ops_floats(data, which);
+    const size_t count = data->bytes[which] / sizeof(float);
+    const moert_op_options *o = &data->shape.options;
+    switch (which) {
+    case MOERT_OP_BUFFER_gather:
+        for (size_t r = 0; r < count; r++) /* the order reversed */
+            ((uint32_t *)(void *)to)[r] = (uint32_t)(count - 1 - r);
+        break;
+    case MOERT_OP_BUFFER_dprob:
+    case MOERT_OP_BUFFER_dbias:
+    case MOERT_OP_BUFFER_amax:
+        memset(to, 0, data->bytes[which]);
+        break;
+    case MOERT_OP_BUFFER_norm:
+        to[0] = 0.37f;
+        break;
+    case MOERT_OP_BUFFER_c:
+        for (size_t i = 0; o->kind == MOERT_OP_DGLU && i < count; i++)
+            to[i] = 0.75f * sign_of(which, i) + 0.125f;
+        break;
+    default:
+        if (!data->shape.needs[which].needed || data->shape.needs[which].type != MOERT_NUMBER_F32)
+            break;
+        for (size_t i = 0; i < count; i++)
+            to[i] = factor(which, i);
+    }
+}
+
+/* Everything but scales, and payloads, of 0xFF; results of OPS_UNSET. */
+ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) {
+    ops_bytes data = {.bytes = {0}};
+    ASSERT_OK(moert_op_describe(options, &data.shape));
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        data.bytes[i] = moert_op_buffer_bytes(&data.shape, moert_op_buffer_name(i));
+        if (i == MOERT_OP_BUFFER_weight && options->weight.discrete)
+            data.bytes[i] = options->groups * moert_op_buffer_bytes(&data.shape, "weights");
+        if (i == MOERT_OP_BUFFER_weight_scale && options->weight.discrete)
+            data.bytes[i] = options->groups * moert_op_buffer_bytes(&data.shape, "weight_scales");
+        data.at[i] = test_alloc(data.bytes[i]);
+        memset(data.at[i], 0xFF, data.bytes[i]);
+    }
+    memcpy(data.at[MOERT_OP_BUFFER_ends], ends, data.bytes[MOERT_OP_BUFFER_ends]);
+    for (moert_op_buffer i = MOERT_OP_BUFFER_ends + 1; i < MOERT_OP_BUFFERS; i++)
+        if (takes(&data, i))
+            fill_one(&data, i);
+    for (size_t i = 0; i < MATRICES; i++) {
+        const ops_operand o = find(&data, matrices[i]);
+        if (takes(&data, matrices[i]) && (o.result || o.as.how.size != 0)) {
+            memset(data.at[o.payload], o.result ? OPS_UNSET : 0xFF, data.bytes[o.payload]);
+            memset(data.at[o.scale], o.result ? OPS_UNSET : 0xFF, data.bytes[o.scale]);
+        } else if (takes(&data, matrices[i])) {
+            fill_plain(&data, &o);
+        }
+    }
+    return data;
+}
+
+void ops_bytes_free(ops_bytes *data) {
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
+        free(data->at[i]);
+}
+
+/* ---- factors ---- */
+
+static void put_code(const ops_operand *o, unsigned char *at, unsigned shift, uint32_t code) {
+    const bool halves = moert_format_element_bits(o->as.how.format) == 4;
+    *at = (unsigned char)(halves ? (*at & ~(0xFu << shift)) | code << shift : code);
+}
+
+static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, float scale) {
+    const bool nvfp4 = o->as.how.format == MOERT_FORMAT_NVFP4;
+    if (o->as.how.format == MOERT_FORMAT_FP8_BLOCK)
+        memcpy(scales + at * sizeof scale, &scale, sizeof scale);
+    else
+        scales[at] = nvfp4 ? (unsigned char)moert_number_encode(MOERT_NUMBER_E4M3, scale)
+                           : moert_e8m0_ceil(scale);
+}
+
+/* 0.5 to 4, or spread 1 and 2, the same for all elements of a block. */
+static float block_scale(const ops_operand *o, bool spread, size_t g, size_t line, size_t j) {
+    const size_t block = moert_format_block(o->as.how.format);
+    const moert_axis axis = o->as.how.axis;
+    const size_t down = axis == MOERT_AXIS_ROW ? line : line / block;
+    const size_t across = axis == MOERT_AXIS_COLUMN ? j : j / block;
+    const size_t number = 3 * g + 5 * down + 7 * across + down * across;
+    return spread ? (float)(1 + number % 2) : 0.5f * (float)(1u << number % 4);
+}
+
+/* The code of an element. */
+static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
+    const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
+    return moert_number_encode(moert_format_element(o->as.how.format),
+                               spread ? uniform : sign_of(o->payload, at));
+}
+
+static void fill_factor(ops_bytes *data, const ops_operand *o) {
+    for (size_t g = 0; g < o->groups; g++)
+        for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+            for (size_t j = 0; j < o->columns; j++) {
+                const size_t at = (ops_first(o, g) + line) * o->columns + j;
+                const ops_place p = ops_locate(o, g, line, j);
+                put_code(o, data->at[o->payload] + p.byte, p.shift, draw(o, data->spread, at));
+                put_scale(o, data->at[o->scale], p.scale, block_scale(o, data->spread, g, line, j));
+            }
+}
+
+static float get_scale(const ops_operand *o, const unsigned char *scales, size_t at) {
+    float scale;
+    if (o->as.how.format == MOERT_FORMAT_FP8_BLOCK)
+        memcpy(&scale, scales + at * sizeof scale, sizeof scale);
+    else if (o->as.how.format == MOERT_FORMAT_NVFP4)
+        scale = moert_number_decode(MOERT_NUMBER_E4M3, scales[at]);
+    else
+        scale = moert_e8m0_decode(scales[at]);
+    return scale;
+}
+
+/* The values of a factor as float32. */
+static void decode_factor(const ops_bytes *data, const ops_operand *o, float *values) {
+    const moert_number element = moert_format_element(o->as.how.format);
+    const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
+    for (size_t g = 0; g < o->groups; g++)
+        for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
+            for (size_t j = 0; j < o->columns; j++) {
+                const ops_place p = ops_locate(o, g, line, j);
+                const unsigned byte = data->at[o->payload][p.byte];
+                const bool halves = moert_format_element_bits(o->as.how.format) == 4;
+                float *value = &values[(ops_first(o, g) + line) * o->columns + j];
+                *value = moert_number_decode(element, halves ? byte >> p.shift & 0xF : byte) *
+                         get_scale(o, data->at[o->scale], p.scale);
+                if (globals != NULL)
+                    *value *= globals[o->as.how.group_scales ? g : 0];
+            }
+}
+
+static moert_op_options plain_of(const ops_bytes *data) {
+    moert_op_options plain = data->shape.options;
+    moert_operand *const operands[] = {&plain.x, &plain.weight, &plain.y, &plain.d, &plain.column};
+    for (size_t i = 0; i < MATRICES; i++)
+        if (operands[i]->how.size != 0)
+            *operands[i] =
+                (moert_operand){.type = MOERT_NUMBER_F32, .discrete = operands[i]->discrete};
+    plain.row_multiple = 0;
+    plain.norm = false;
+    return plain;
+}
+
+ops_bytes ops_bytes_decode(const ops_bytes *data) {
+    moert_op_options options = plain_of(data);
+    moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
+    moert_operand *first = data->shape.x.input ? &options.x : &options.y;
+    if (second->type != first->type) /* one factor is plain: its values are exact in float32 */
+        first->type = second->type = MOERT_NUMBER_F32;
+    ops_bytes plain = ops_bytes_make(&options, ends_of(data));
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (plain.shape.needs[i].needed && plain.shape.needs[i].type == MOERT_NUMBER_F32 &&
+            plain.bytes[i] == data->bytes[i] && data->shape.needs[i].type == MOERT_NUMBER_F32)
+            memcpy(plain.at[i], data->at[i], data->bytes[i]);
+    for (size_t i = 0; i < 3; i++) {
+        const ops_operand o = find(data, matrices[i]);
+        if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
+            decode_factor(data, &o, ops_floats(&plain, o.payload));
+    }
+    return plain;
+}
+
+ops_bytes ops_bytes_fill(ops_bytes *data) {
+    for (size_t i = 0; i < 3; i++) {
+        const ops_operand o = find(data, matrices[i]);
+        if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
+            fill_factor(data, &o);
+    }
+    return ops_bytes_decode(data);
+}
+
+void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values) {
+    const ops_operand o = find(data, which);
+    uint32_t ends[OPS_MOST_GROUPS];
+    for (size_t g = 0; g < o.groups; g++)
+        ends[g] = (uint32_t)o.ends[g];
+    assert_true(o.as.scales == MOERT_SCALES_LINEAR && !o.as.how.transposed);
+    const matrix m = {values, ends[o.groups - 1], o.columns, ends, o.groups};
+    quantized z = quantize("portable", &o.as.how, &m);
+    assert_true(z.q_bytes <= data->bytes[which] && z.scale_bytes <= data->bytes[o.scale]);
+    memcpy(data->at[which], z.q, z.q_bytes);
+    memcpy(data->at[o.scale], z.scale, z.scale_bytes);
+    if (o.as.global)
+        memcpy(data->at[o.global], z.global, z.globals * sizeof *z.global);
+    free_quantized(&z);
+}
+
+/* ---- on the device ---- */
+
+static void upload_parts(const ops_bytes *data, moert_op_buffer which, moert_buffer **parts) {
+    const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
+    for (size_t g = 0; g < groups; g++)
+        parts[g] = upload(data->at[which] + g * bytes, bytes);
+}
+
+moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
+                                  moert_buffer **scales) {
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (data->shape.needs[i].needed)
+            *moert_op_buffer_at(&buffers, i) = upload(data->at[i], data->bytes[i]);
+    if (data->shape.weights.needed) {
+        upload_parts(data, MOERT_OP_BUFFER_weight, weights);
+        buffers.weights = weights;
+    }
+    if (data->shape.weight_scales.needed) {
+        upload_parts(data, MOERT_OP_BUFFER_weight_scale, scales);
+        buffers.weight_scales = scales;
+    }
+    return buffers;
+}
+
+static void download_parts(ops_bytes *data, moert_op_buffer which, moert_buffer *const *parts) {
+    const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
+    for (size_t g = 0; parts != NULL && g < groups; g++) {
+        download_into(parts[g], data->at[which] + g * bytes, bytes);
+        moert_buffer_destroy(parts[g]);
+    }
+}
+
+void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers) {
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
+        if (buffer != NULL)
+            download_into(buffer, data->at[i], data->bytes[i]);
+        moert_buffer_destroy(buffer);
+    }
+    download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
+    download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
+}
+
+void ops_bytes_execute(const char *backend, ops_bytes *data) {
+    moert_op_options options = data->shape.options;
+    moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
+    moert_op_buffers buffers = ops_bytes_upload(data, weights, scales);
+    moert_op *op;
+    options.backend = backend;
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    assert_string_equal(moert_op_backend_name(op), backend);
+    ASSERT_OK(moert_op_compile(op));
+    ASSERT_OK(moert_op_execute(op, &buffers));
+    moert_op_destroy(op);
+    ops_bytes_download(data, &buffers);
+}

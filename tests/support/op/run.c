@@ -1,0 +1,266 @@
+/* Runs op objects on host arrays. */
+#include "support/op/run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+enum { SEED = 29 };
+
+static bool is_index(moert_op_buffer which) {
+    return which == MOERT_OP_BUFFER_ends || which == MOERT_OP_BUFFER_gather;
+}
+
+float ops_round(moert_number type, double value) {
+    const float single = (float)value;
+    return type == MOERT_NUMBER_F32 ? single
+                                    : moert_number_decode(type, moert_number_encode(type, single));
+}
+
+/* Values that multiply exactly. */
+static float factor(moert_op_buffer which, size_t i) {
+    static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f};
+    static const float betas[] = {1.0f, 0.0f, -0.5f, 2.0f};
+    static const float probs[] = {0.5f, 1.0f, 0.0f, -2.0f, 0.75f};
+    if (which == MOERT_OP_BUFFER_alpha)
+        return alphas[i % 6];
+    return which == MOERT_OP_BUFFER_beta ? betas[i % 4] : probs[i % 5];
+}
+
+static float value_of(const ops_data *data, moert_op_buffer which, size_t i, bool integers) {
+    switch (which) {
+    case MOERT_OP_BUFFER_alpha:
+    case MOERT_OP_BUFFER_beta:
+    case MOERT_OP_BUFFER_bias_scale:
+    case MOERT_OP_BUFFER_prob:
+        return factor(which, i);
+    case MOERT_OP_BUFFER_amax:
+        return -INFINITY;
+    case MOERT_OP_BUFFER_row_weight:
+        return (float)random_once(moert_rng_uniform, SEED, which, i);
+    default:
+        if (integers)
+            return floorf(5.0f * (float)random_once(moert_rng_uniform, SEED, which, i)) - 2.0f;
+        return ops_round(data->shape.needs[which].type,
+                         random_once(moert_rng_normal, SEED, which, i));
+    }
+}
+
+/* Slots of the rows: a permutation that is not its own inverse. */
+static void permute(uint32_t *gather, size_t rows) {
+    for (size_t r = 0; r < rows; r++)
+        gather[r] = (uint32_t)r;
+    for (size_t r = rows; r > 1; r--) {
+        const size_t other = (size_t)(moert_rng_uniform(SEED, 99, r) * (double)r);
+        const uint32_t kept = gather[r - 1];
+        gather[r - 1] = gather[other];
+        gather[other] = kept;
+    }
+}
+
+static void guard_rows(ops_data *data, moert_op_buffer which, bool past_end) {
+    const moert_op_need *need = &data->shape.needs[which];
+    const size_t groups = data->shape.options.groups, used = ops_start(data, groups);
+    for (size_t i = 0; i < data->count[which]; i++)
+        if (i % need->stride >= need->width || (past_end && i / need->stride >= used))
+            data->at[which][i] = NAN;
+}
+
+static void fill(ops_data *data, moert_op_buffer which, const uint32_t *ends, bool integers) {
+    const size_t count = data->count[which];
+    data->at[which] = test_alloc(count * sizeof(float));
+    if (which == MOERT_OP_BUFFER_ends && count > 0)
+        memcpy(data->at[which], ends, count * sizeof *ends);
+    else if (which == MOERT_OP_BUFFER_gather)
+        permute(ops_gather(data), count);
+    else
+        for (size_t i = 0; i < count; i++)
+            data->at[which][i] = value_of(data, which, i, integers);
+    if (which == MOERT_OP_BUFFER_x)
+        guard_rows(data, which, !data->shape.x.gathered);
+    if (which == MOERT_OP_BUFFER_y)
+        guard_rows(data, which, !data->shape.y.gathered);
+    if (which == MOERT_OP_BUFFER_c || which == MOERT_OP_BUFFER_d)
+        guard_rows(data, which, true);
+}
+
+ops_data ops_make(const moert_op_options *options, const uint32_t *ends, bool integers) {
+    ops_data data = {.count = {0}};
+    ASSERT_OK(moert_op_describe(options, &data.shape));
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const moert_op_need *need = &data.shape.needs[i];
+        if (need->needed || i == MOERT_OP_BUFFER_weight)
+            data.count[i] = need->lines * need->stride;
+        fill(&data, i, ends, integers);
+    }
+    return data;
+}
+
+ops_data ops_copy(const ops_data *data) {
+    ops_data copy = *data;
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++) {
+        copy.at[i] = test_alloc(data->count[i] * sizeof(float));
+        memcpy(copy.at[i], data->at[i], data->count[i] * sizeof(float));
+    }
+    return copy;
+}
+
+void ops_free(ops_data *data) {
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
+        free(data->at[i]);
+}
+
+/* ---- to the device and back ---- */
+
+static moert_buffer *upload_as(moert_number type, const float *values, size_t n) {
+    if (type == MOERT_NUMBER_F32)
+        return upload(values, n * sizeof *values);
+    const size_t bytes = moert_number_bits(type) / 8;
+    unsigned char *codes = test_alloc(n * bytes);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t code = moert_number_encode(type, values[i]); /* little-endian */
+        memcpy(codes + i * bytes, &code, bytes);
+    }
+    moert_buffer *buffer = upload(codes, n * bytes);
+    free(codes);
+    return buffer;
+}
+
+static void download_as(moert_number type, moert_buffer *buffer, float *values, size_t n) {
+    if (type == MOERT_NUMBER_F32) {
+        download_into(buffer, values, n * sizeof *values);
+    } else {
+        const size_t bytes = moert_number_bits(type) / 8;
+        unsigned char *codes = download(buffer, n * bytes);
+        for (size_t i = 0; i < n; i++) {
+            uint32_t code = 0;
+            memcpy(&code, codes + i * bytes, bytes);
+            values[i] = moert_number_decode(type, code);
+        }
+        free(codes);
+    }
+    moert_buffer_destroy(buffer);
+}
+
+void ops_execute(const char *backend, ops_data *data, size_t times) {
+    moert_op_options options = data->shape.options;
+    const moert_operand *weight = &options.weight;
+    const size_t groups = options.groups, elements = options.n * options.k;
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_buffer **weights = test_alloc(groups * sizeof *weights);
+    moert_op *op;
+    options.backend = backend;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (data->shape.needs[i].needed)
+            *moert_op_buffer_at(&buffers, i) =
+                upload_as(is_index(i) ? MOERT_NUMBER_F32 : data->shape.needs[i].type, data->at[i],
+                          data->count[i]);
+    for (size_t g = 0; weight->discrete && g < groups; g++)
+        weights[g] = upload_as(weight->type, ops_weight(data) + g * elements, elements);
+    buffers.weights = weight->discrete ? weights : NULL;
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    assert_string_equal(moert_op_backend_name(op), backend);
+    ASSERT_OK(moert_op_compile(op));
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(moert_op_execute(op, &buffers));
+    moert_op_destroy(op);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (data->shape.needs[i].needed)
+            download_as(data->shape.needs[i].type, *moert_op_buffer_at(&buffers, i), data->at[i],
+                        data->count[i]);
+    for (size_t g = 0; weight->discrete && g < groups; g++)
+        download_as(weight->type, weights[g], ops_weight(data) + g * elements, elements);
+    free(weights);
+}
+
+/* ---- what a GEMM must give ---- */
+
+static double beta_of(const ops_data *data, size_t g) {
+    const moert_op_options *o = &data->shape.options;
+    return o->beta ? (double)data->at[MOERT_OP_BUFFER_beta][g] : o->accumulate ? 1.0 : 0.0;
+}
+
+static double finish(const ops_data *data, size_t g, double acc, double bias, double prob,
+                     float old) {
+    const float *alpha = data->at[MOERT_OP_BUFFER_alpha];
+    const moert_op_options *o = &data->shape.options;
+    const double b = beta_of(data, g);
+    const double product = (o->alpha ? (double)alpha[g] : 1.0) * acc;
+    const double v = o->bias ? product + bias : product * prob; /* -0 stays */
+    return b == 0.0 ? v : v + b * (double)old;
+}
+
+/* Element (r, j) of an input in the groups' order. */
+static double element(const ops_data *data, moert_op_buffer which, size_t r, size_t j) {
+    const moert_op_rows *rows = which == MOERT_OP_BUFFER_x ? &data->shape.x : &data->shape.y;
+    const size_t slot = rows->gathered ? ops_gather(data)[r] : r;
+    return (double)data->at[which][slot / rows->divisor * data->shape.needs[which].stride + j];
+}
+
+static void expect_row(ops_data *data, size_t g, size_t r) {
+    const moert_op_options *o = &data->shape.options;
+    const bool forward = data->shape.y.output;
+    const moert_op_buffer which = forward ? MOERT_OP_BUFFER_y : MOERT_OP_BUFFER_x;
+    const moert_op_need *need = &data->shape.needs[which];
+    const bool gathered = forward ? data->shape.y.gathered : data->shape.x.gathered;
+    const size_t slot = gathered ? ops_gather(data)[r] : r;
+    for (size_t j = 0; j < need->width; j++) {
+        float *to = &data->at[which][slot * need->stride + j];
+        double acc = 0.0, bias = 0.0, v;
+        for (size_t i = 0; forward && i < o->k; i++)
+            acc += element(data, MOERT_OP_BUFFER_x, r, i) *
+                   (double)ops_weight(data)[(g * o->n + j) * o->k + i];
+        for (size_t i = 0; !forward && i < o->n; i++)
+            acc += element(data, MOERT_OP_BUFFER_y, r, i) *
+                   (double)ops_weight(data)[(g * o->n + i) * o->k + j];
+        if (o->bias)
+            bias = (double)data->at[MOERT_OP_BUFFER_bias][g * o->n + j];
+        if (o->bias_scale)
+            bias *= (double)data->at[MOERT_OP_BUFFER_bias_scale][r];
+        v = finish(data, g, acc, bias, o->prob ? (double)data->at[MOERT_OP_BUFFER_prob][r] : 1.0,
+                   *to);
+        if (o->row_weight)
+            v = (double)ops_round(need->type, v) *
+                (double)ops_round(need->type, (double)data->at[MOERT_OP_BUFFER_row_weight][slot]);
+        *to = ops_round(need->type, v);
+        if (o->amax)
+            data->at[MOERT_OP_BUFFER_amax][g] =
+                fmaxf(data->at[MOERT_OP_BUFFER_amax][g], (float)fabs(v));
+    }
+}
+
+static void expect_weight(ops_data *data, size_t g) {
+    const moert_op_options *o = &data->shape.options;
+    for (size_t j = 0; j < o->n; j++)
+        for (size_t i = 0; i < o->k; i++) {
+            float *to = &ops_weight(data)[(g * o->n + j) * o->k + i];
+            double acc = 0.0;
+            for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
+                acc +=
+                    element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
+            const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* no factor takes part */
+            const double b = beta_of(data, g), left = b == 0.0 ? 0.0 : b * (double)*to;
+            *to = ops_round(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
+        }
+}
+
+void ops_expect_gemm(ops_data *data) {
+    for (size_t g = 0; g < data->shape.options.groups; g++) {
+        if (data->shape.options.kind == MOERT_OP_GEMM_WGRAD)
+            expect_weight(data, g);
+        else
+            for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
+                expect_row(data, g, r);
+    }
+}
+
+void ops_compare(const char *title, const ops_data *got, const ops_data *want) {
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        char what[160];
+        snprintf(what, sizeof what, "%s: %s", title, moert_op_buffer_name(i));
+        assert_same_bits(what, got->at[i], want->at[i], got->count[i]);
+    }
+}

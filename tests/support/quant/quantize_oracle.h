@@ -1,0 +1,28 @@
+/*
+ * Quantised matrices in plain float64, from the values alone: numbers of 8 and 4 bits as points of
+ * a grid, blocks found by their coordinates. For MXFP8 with rounded-up scales and for NVFP4 as
+ * TransformerEngine has it; shares no code with the library.
+ */
+#ifndef SUPPORT_QUANT_QUANTIZE_ORACLE_H
+#define SUPPORT_QUANT_QUANTIZE_ORACLE_H
+
+#include "support/quant/quantized.h"
+
+/* The code of a number: nearest even, saturated. */
+unsigned oracle_code(moert_number type, double x);
+
+/* The number of a code that is finite. */
+double oracle_value(moert_number type, unsigned code);
+
+/* The scale and codes of a block of n numbers; `amax` is the tensor's or group's. */
+unsigned char oracle_block(moert_format format, const float *x, size_t n, float amax,
+                           unsigned char *code);
+
+/*
+ * amax, global scale, scales, payload and what came back of `z` are what they must be, byte for
+ * byte, in at most `most` blocks spread over the matrix; nothing past the groups was written.
+ */
+void oracle_check_quantized(const char *what, const moert_quantizer *how, const matrix *m,
+                            const quantized *z, size_t most);
+
+#endif

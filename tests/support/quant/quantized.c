@@ -1,0 +1,118 @@
+/* Quantised matrices of tests. */
+#include "support/quant/quantized.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+
+static moert_buffer *unset(size_t bytes) {
+    unsigned char *memory = test_alloc(bytes);
+    memset(memory, QUANTIZED_UNSET, bytes);
+    moert_buffer *buffer = upload(memory, bytes);
+    free(memory);
+    return buffer;
+}
+
+/* x on the device, by way of its type. */
+static moert_buffer *upload_source(moert_number type, const matrix *m) {
+    const size_t n = m->rows * m->columns;
+    if (type == MOERT_NUMBER_F32)
+        return upload(m->x, n * sizeof(float));
+    uint16_t *codes = test_alloc(n * sizeof *codes);
+    for (size_t i = 0; i < n; i++)
+        codes[i] = (uint16_t)moert_number_encode(type, m->x[i]);
+    moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
+    const moert_cast cast = {sizeof cast, type, MOERT_NUMBER_F32, n, source, x};
+    ASSERT_OK(moert_cast_run(&cast));
+    moert_buffer_destroy(source);
+    free(codes);
+    return x;
+}
+
+static quantized run(moert_number type, const char *backend, const moert_quantizer *how,
+                     const matrix *m, const float *norm) {
+    const uint32_t whole = (uint32_t)m->rows;
+    const size_t groups = m->groups > 0 ? m->groups : 1;
+    const size_t block = moert_format_block(how->format);
+    size_t blocks = moert_row_blocks(m->groups > 0 ? m->ends : &whole, groups, block);
+    if (blocks == 0) /* which stands for the most */
+        blocks = moert_row_blocks_most(m->rows, groups, block);
+    quantized z = {.elements = m->rows * m->columns, .globals = how->group_scales ? groups : 1};
+    z.shape = moert_quantized_shape_of(how, m->rows, m->columns, blocks);
+    z.q_bytes = z.shape.q_lines * z.shape.q_bytes;
+    z.scale_bytes = z.shape.scale_lines * z.shape.scales * moert_format_scale_bytes(how->format);
+    set_variable("MOERT_BACKEND", backend);
+    moert_buffer *ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
+    moert_buffer *x = upload_source(type, m);
+    moert_buffer *back = unset(z.elements * sizeof(float));
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = *how,
+                         .groups = {.ends = ends, .count = m->groups, .rows = m->rows},
+                         .columns = m->columns,
+                         .x = x,
+                         .q = unset(z.q_bytes),
+                         .scale = unset(z.scale_bytes),
+                         .global = unset(z.globals * sizeof(float)),
+                         .amax = unset(z.globals * sizeof(float)),
+                         .blocks = blocks};
+    moert_quantize by = op;
+    ASSERT_OK(moert_quantize_amax(&op));
+    if (norm != NULL) {
+        const float one = 1.0f;
+        by.amax = by.global = NULL;
+        by.norm = upload(norm, sizeof *norm);
+        ASSERT_OK(moert_buffer_write(op.global, 0, &one, sizeof one));
+    }
+    ASSERT_OK(moert_quantize_run(&by));
+    op.x = back;
+    ASSERT_OK(moert_dequantize_run(&op));
+    z.q = download(op.q, z.q_bytes);
+    z.scale = download(op.scale, z.scale_bytes);
+    z.global = download(op.global, z.globals * sizeof(float));
+    z.amax = download(op.amax, z.globals * sizeof(float));
+    z.back = download(back, z.elements * sizeof(float));
+    moert_buffer *const buffers[] = {ends, x, back, op.q, op.scale, op.global, op.amax, by.norm};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    return z;
+}
+
+quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
+    return run(MOERT_NUMBER_F32, backend, how, m, NULL);
+}
+
+quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
+                          float norm) {
+    return run(MOERT_NUMBER_F32, backend, how, m, &norm);
+}
+
+quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+                        const matrix *m) {
+    return run(type, backend, how, m, NULL);
+}
+
+void free_quantized(quantized *z) {
+    free(z->q);
+    free(z->scale);
+    free(z->global);
+    free(z->amax);
+    free(z->back);
+}
+
+static void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
+                              size_t bytes) {
+    const unsigned char *a = got, *b = want;
+    for (size_t i = 0; i < bytes; i++)
+        if (a[i] != b[i])
+            fail_msg("%s: byte %zu of %zu of %s is %02x, not %02x", what, i, bytes, part, a[i],
+                     b[i]);
+}
+
+void assert_same_quantized(const char *what, const quantized *got, const quantized *want) {
+    assert_same_bytes(what, "amax", got->amax, want->amax, want->globals * sizeof(float));
+    assert_same_bytes(what, "global", got->global, want->global, want->globals * sizeof(float));
+    assert_same_bytes(what, "scale", got->scale, want->scale, want->scale_bytes);
+    assert_same_bytes(what, "q", got->q, want->q, want->q_bytes);
+    assert_same_bytes(what, "back", got->back, want->back, want->elements * sizeof(float));
+}

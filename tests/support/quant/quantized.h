@@ -1,0 +1,39 @@
+/* Quantises and dequantises on the device for tests, with guards behind every output. */
+#ifndef SUPPORT_QUANT_QUANTIZED_H
+#define SUPPORT_QUANT_QUANTIZED_H
+
+#include "moert/quantize.h"
+#include "support/test.h"
+
+/* A matrix on the host; groups 0: no ends. */
+typedef struct matrix {
+    const float *x; /* [rows, columns] */
+    size_t rows, columns;
+    const uint32_t *ends;
+    size_t groups;
+} matrix;
+
+/* What came of it, on the host. Bytes that nothing wrote are QUANTIZED_UNSET. */
+enum { QUANTIZED_UNSET = 0xCD };
+typedef struct quantized {
+    moert_quantized_shape shape;
+    size_t q_bytes, scale_bytes, globals, elements;
+    unsigned char *q, *scale;
+    float *global, *amax;
+    float *back; /* dequantised */
+} quantized;
+
+/* Fails the test unless every call succeeds and stays within its buffers. */
+quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
+/* The same by norm, without amax; `back` is x * norm. */
+quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
+                          float norm);
+/* The same of a source of another type, in which x is exact, cast on the device. */
+quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+                        const matrix *m);
+void free_quantized(quantized *z);
+
+/* All bytes are the same. */
+void assert_same_quantized(const char *what, const quantized *got, const quantized *want);
+
+#endif

@@ -1,0 +1,104 @@
+// run: np=1 sanitize=1
+/* What the tensor-core form of attention reads: rows in bf16, lse and delta. The kernels run on any
+ * device. */
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "nn/nn.h"
+#include "support/test.h"
+
+enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D, STRIDE = COLUMNS + 32, COLUMN = 16 };
+static const char program[] = "attention/round -DHEAD_SIZE=64";
+
+static double rounded(double x) {
+    return moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, (float)x));
+}
+
+/* Row by row the codes of factor * x, and what was there before around them. */
+static void assert_rounded(const uint16_t *to, const double *x, float factor) {
+    for (size_t row = 0; row < S * L; row++)
+        for (size_t c = 0; c < STRIDE; c++) {
+            const bool inside = c >= COLUMN && c < COLUMN + COLUMNS;
+            const float value = inside ? factor * (float)x[row * COLUMNS + c - COLUMN] : 0.0f;
+            const unsigned want = inside ? moert_number_encode(MOERT_NUMBER_BF16, value) : 0xFFFF;
+            if (to[row * STRIDE + c] != want)
+                fail_msg("row %zu, column %zu: %04x, not %04x", row, c, to[row * STRIDE + c], want);
+        }
+}
+
+static moert_buffer *filled(size_t bytes) {
+    unsigned char *ones = test_alloc(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        ones[i] = 0xFF;
+    moert_buffer *buffer = upload(ones, bytes);
+    free(ones);
+    return buffer;
+}
+
+static void test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns(void **state) {
+    (void)state;
+    const size_t rows = S * L, stride = STRIDE, column = COLUMN, bytes = rows * stride * 2;
+    const int columns = COLUMNS;
+    const float factor = 0.17f;
+    double *x = random_doubles("x", rows * COLUMNS);
+    x[0] = 1.00390625 / (double)factor; /* about a tie */
+    x[1] = 3e38;
+    moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = filled(bytes);
+    const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};
+    ASSERT_OK(MOERT_RUN(test_device, program, "round_rows", grid, MOERT_ARG(rows),
+                        MOERT_ARG(columns), MOERT_ARG(factor), MOERT_ARG(from), MOERT_ARG(stride),
+                        MOERT_ARG(column), MOERT_ARG(to)));
+    uint16_t *got = download(to, bytes);
+    assert_rounded(got, x, factor);
+    free(got);
+    free(x);
+    moert_buffer_destroy(from);
+    moert_buffer_destroy(to);
+}
+
+static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state) {
+    (void)state;
+    const size_t rows = S * L, blocks = 2, length = L, stride = STRIDE, column = COLUMN;
+    const size_t from = rows * stride / 2, stats = S * HEADS * blocks * 128;
+    const int heads = HEADS;
+    double *out = random_doubles("out", rows * COLUMNS), *lse = random_doubles("lse", rows * HEADS);
+    double *dout = random_doubles("dout", rows * COLUMNS), *want = test_alloc(stats * sizeof *want);
+    moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS), upload_doubles(dout, rows * COLUMNS),
+                          upload_doubles(lse, rows * HEADS)};
+    moert_buffer *codes = unset_codes(rows * COLUMNS);
+    moert_buffer *to = filled((from + stats) * sizeof(float));
+    for (size_t i = 0; i < rows * HEADS; i++) {
+        const size_t t = i / HEADS, position = t % L;
+        double *at = want + ((t / L * HEADS + i % HEADS) * blocks + position / 64) * 128;
+        at[position % 64] = lse[i] * 1.4426950408889634;
+        for (size_t d = 0; d < D; d++)
+            at[64 + position % 64] += out[i * D + d] * rounded(dout[i * D + d]);
+    }
+    const moert_grid grid = {blocks * 4, HEADS, S};
+    ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(length),
+                        MOERT_ARG(heads), MOERT_ARG(in[0]), MOERT_ARG(codes), MOERT_ARG(in[1]),
+                        MOERT_ARG(in[2]), MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(to),
+                        MOERT_ARG(from)));
+    float *got = download(to, (from + stats) * sizeof(float));
+    assert_rounded((const uint16_t *)got, dout, 1.0f);
+    assert_near("stats", got + from, want, stats, 1e-6);
+    free(got);
+    got = download(in[0], rows * COLUMNS * sizeof(float));
+    assert_codes("code of out", codes, got, rows * COLUMNS);
+    free(got);
+    moert_buffer_destroy(codes);
+    double *const all[] = {out, lse, dout, want};
+    for (size_t i = 0; i < 4; i++)
+        free(all[i]);
+    for (size_t i = 0; i < 3; i++)
+        moert_buffer_destroy(in[i]);
+    moert_buffer_destroy(to);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns),
+        cmocka_unit_test(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

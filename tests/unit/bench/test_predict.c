@@ -1,0 +1,469 @@
+// run: np=1 sanitize=1
+/* Predictions of bench_model: expected spreads against counting and draws, times against hand-made
+ * sums on a machine of round figures. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/predict/models.h"
+#include "bench/predict/step.h"
+#include "exchange/exchange.h"
+#include "support/files.h"
+
+/* ---- spread ---- */
+
+static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size_t ep,
+                              size_t nodes) {
+    bench_spread spread;
+    ASSERT_OK(bench_spread_of(skew, 4096, topk, experts, ep, nodes, &spread));
+    return spread;
+}
+
+static void test_distinct_ranks_and_nodes_are_counted_exactly(void **state) {
+    (void)state;
+    /* 2 of 4 experts on 4 ranks, 2 nodes: always 2 ranks; 2 of the 6 pairs lie on one node */
+    const bench_spread a = spread_of(BENCH_BALANCED, 2, 4, 4, 2);
+    assert_within(a.pairs_rank, 2.0, 1e-12);
+    assert_within(a.pairs_node, 1.0 * 2.0 / 6.0 + 2.0 * 4.0 / 6.0, 1e-12);
+    /* 2 of 4 on 2 ranks: the same question of ranks */
+    assert_within(spread_of(BENCH_BALANCED, 2, 4, 2, 1).pairs_rank, 10.0 / 6.0, 1e-12);
+    /* all experts: every rank, every node, no imbalance */
+    const bench_spread all = spread_of(BENCH_BALANCED, 8, 8, 4, 2);
+    assert_within(all.pairs_rank, 4.0, 1e-12);
+    assert_within(all.pairs_node, 2.0, 1e-12);
+    assert_within(all.largest_rank, 1.0, 1e-12);
+    assert_within(spread_of(BENCH_BALANCED, 2, 8, 1, 1).pairs_rank, 1.0, 1e-12);
+    assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).pairs_node, 1.0, 1e-12);
+    assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).largest_rank, 4.0, 1e-12);
+}
+
+/* Draws as bench_exchange makes them; the mean of some seeds. */
+static void draw(bench_skew skew, size_t topk, size_t experts, size_t ep, bench_spread *seen) {
+    enum { TOKENS = 4096, SEEDS = 5 };
+    int32_t *index = test_alloc(TOKENS * topk * sizeof *index);
+    *seen = (bench_spread){0};
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        double rows[64] = {0.0}, most = 0.0, all = 0.0;
+        ASSERT_OK(bench_route(skew, seed, TOKENS, topk, experts, index));
+        for (size_t t = 0; t < TOKENS; t++) {
+            uint64_t ranks = 0;
+            for (size_t s = t * topk; s < (t + 1) * topk; s++) {
+                const size_t rank = (size_t)index[s] * ep / experts;
+                ranks |= (uint64_t)1 << rank;
+                rows[rank] += 1.0;
+                all += 1.0;
+            }
+            seen->pairs_rank += (double)__builtin_popcountll(ranks) / (TOKENS * SEEDS);
+        }
+        for (size_t r = 0; r < ep; r++)
+            most = fmax(most, rows[r]);
+        seen->largest_rank += most * (double)ep / all / SEEDS;
+    }
+    free(index);
+}
+
+static void test_expected_spreads_are_those_of_draws(void **state) {
+    static const struct {
+        bench_skew skew;
+        size_t topk, experts, ep;
+        double pairs, largest; /* tolerances: experts of skewed draws count as independent */
+    } cases[] = {
+        {BENCH_BALANCED, 2, 8, 4, 0.01, 0.01},    {BENCH_BALANCED, 8, 64, 16, 0.01, 0.01},
+        {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
+        {BENCH_ZIPF, 4, 64, 8, 0.06, 0.12},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const bench_spread want =
+            spread_of(cases[i].skew, cases[i].topk, cases[i].experts, cases[i].ep, 1);
+        bench_spread seen;
+        draw(cases[i].skew, cases[i].topk, cases[i].experts, cases[i].ep, &seen);
+        assert_within(seen.pairs_rank / want.pairs_rank, 1.0, cases[i].pairs);
+        assert_within(seen.largest_rank / want.largest_rank, 1.0, cases[i].largest);
+    }
+}
+
+static void test_largest_of_normal_numbers(void **state) {
+    (void)state; /* tables of order statistics */
+    assert_within(bench_largest_normal(1), 0.0, 0.0);
+    assert_within(bench_largest_normal(2), 0.5642, 0.05);
+    assert_within(bench_largest_normal(10), 1.5388, 0.02);
+    assert_within(bench_largest_normal(100), 2.5076, 0.02);
+    assert_within(bench_largest_normal(1000), 3.2414, 0.03);
+}
+
+/* ---- a machine of round figures ---- */
+
+static const char round_machine[] =
+    "{\"name\": \"round\", \"source\": \"made up\", \"ranks_per_node\": 2, \"launch_us\": 1,"
+    " \"copy_gbps\": 1e9, \"host_gbps\": 1e9, \"dglu_ns\": 4, \"memory_gib\": 1, "
+    "\"f32_gflops\": 1e9,"
+    " \"window\": {\"us\": 0, \"gbps\": 10}, \"stage\": {\"us\": 0, \"gbps\": 5},"
+    " \"inside\": {\"us\": 0, \"gbps\": 4}, \"between\": {\"us\": 0, \"gbps\": 1},"
+    " \"gemm\": [{\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 64,"
+    "             \"gflops\": 100},"
+    "            {\"op\": \"glu\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
+    "             \"gflops\": 50},"
+    "            {\"op\": \"forward\", \"type\": \"f32\", \"n\": 1024, \"k\": 512, \"rows\": 256,"
+    "             \"gflops\": 200}]}";
+
+static bench_machine machine;
+
+static int open_machine(void **state) {
+    (void)state;
+    write_text("round.json", round_machine);
+    ASSERT_OK(bench_machine_read(in_folder("round.json"), &machine));
+    return 0;
+}
+
+static int close_machine(void **state) {
+    (void)state;
+    bench_machine_free(&machine);
+    return 0;
+}
+
+/* All experts of every token, so that nothing is random: T 128, H 512, I 512, K = E = 4. */
+static bench_work even_work(size_t ranks, bench_engine engine) {
+    return (bench_work){.ranks = ranks,
+                        .ep = ranks,
+                        .tokens = 128,
+                        .hidden = 512,
+                        .intermediate = 512,
+                        .experts = 4,
+                        .topk = 4,
+                        .type = "f32",
+                        .row_bytes = 4.0,
+                        .result_bytes = 4.0,
+                        .engine = engine,
+                        .waves = 1,
+                        .micro_batches = 1};
+}
+
+static bench_prediction predicted(const bench_work *work) {
+    bench_prediction p;
+    ASSERT_OK(bench_predict(&machine, work, &p));
+    return p;
+}
+
+#define ROW_BYTES 2048.0
+
+static void test_a_product_takes_its_rate_between_measured_rows(void **state) {
+    double seconds;
+    (void)state;
+    /* 128 rows a group are halfway from 64 to 256 in the logarithm: 150 GFLOP/s */
+    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 2, 256, 1024, 512, &seconds));
+    assert_within(seconds / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
+    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    assert_within(seconds / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
+    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    assert_within(seconds / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    machine.copy_gbps = 1.0; /* memory gives 2 MB of weight and 48 KB of rows */
+    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    assert_within(seconds, 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
+    ASSERT_FAILS(bench_machine_product(&machine, "wgrad", "f32", 1, 8, 1024, 512, &seconds),
+                 MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
+}
+
+static void test_windows_of_one_node_by_hand(void **state) {
+    (void)state; /* 512 rows of 2 KiB each way at 10 GB/s; 12 launches of 1 us */
+    const bench_work w = even_work(2, BENCH_WINDOW);
+    const bench_prediction p = predicted(&w);
+    assert_within(p.part[BENCH_INSIDE], 2.0 * 512 * ROW_BYTES / 10e9, 1e-12);
+    assert_within(p.part[BENCH_BETWEEN], 0.0, 0.0);
+    assert_within(p.part[BENCH_LATENCY], 12e-6, 1e-12);
+    /* 2 experts by 256 rows: with the GLU at 50 GFLOP/s, then at 200 */
+    assert_within(p.part[BENCH_PRODUCTS] / (2e-9 * 512 * 512 * (1024 / 50.0 + 512 / 200.0)), 1.0,
+                  1e-9);
+    assert_int_equal(p.bound, BENCH_PRODUCTS);
+}
+
+static void test_staged_and_node_engines_by_hand(void **state) {
+    (void)state; /* 4 ranks on 2 nodes: half of a rank's 512 rows go to the other node */
+    const bench_work staged = even_work(4, BENCH_STAGED), node = even_work(4, BENCH_NODE);
+    const bench_prediction s = predicted(&staged), n = predicted(&node);
+    const double rows = 512 * ROW_BYTES;
+    assert_within(s.part[BENCH_BETWEEN], 2.0 * (rows / 5e9 + rows / 4.0 / 4e9 + rows / 2.0 / 1e9),
+                  1e-12);
+    assert_within(s.bytes_between, rows, 1e-6);
+    /* dispatch crosses once a token, combine once a slot */
+    assert_within(n.bytes_between, 128 * ROW_BYTES + rows / 2.0, 1e-6);
+    assert_within(n.part[BENCH_BETWEEN], n.bytes_between * (1.0 / 5e9 + 1.0 / 1e9), 1e-12);
+    assert_within(n.part[BENCH_INSIDE], 2.0 * rows / 10e9, 1e-12);
+    assert_true(n.seconds < s.seconds);
+}
+
+/* All products at 100 GFLOP/s. */
+static void set_rates(const char *type) {
+    static const char *const ops[] = {"forward", "glu", "dgrad", "wgrad"};
+    machine.gemms = 0;
+    for (int i = 0; i < 4; i++) {
+        bench_gemm_rate rate = {.n = 1024, .k = 512, .rows = 64, .gflops = 100};
+        strcpy(rate.op, ops[i]);
+        strcpy(rate.type, type);
+        ASSERT_OK(bench_machine_add(&machine, &rate));
+    }
+}
+
+/* Forward and backward. */
+static bench_prediction of_links(size_t ranks, const char *type, double result_bytes) {
+    set_rates(type);
+    machine.linked = true;
+    machine.ranks_per_node = 4.0;
+    machine.copy_gbps = 125.0; /* kernels reach 100 */
+    bench_work w = even_work(ranks, BENCH_WINDOW);
+    w.type = type;
+    w.backward = true;
+    w.result_bytes = result_bytes;
+    return predicted(&w);
+}
+
+static void test_linked_devices_by_hand(void **state) {
+    (void)state;
+    const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
+    /* Two ranks, f32: of 512 rows half stay; of the others, 2 a token, one crosses and one is
+     * copied. All results of the other rank cross, in backward beside the weights' gradients. */
+    const bench_prediction f = of_links(2, "f32", 4.0);
+    assert_within(f.part[BENCH_INSIDE], 2.0 * (tokens + rows / 2.0) / 10e9, 1e-12);
+    assert_within(f.bytes_inside, tokens + rows / 2.0, 1e-6);
+    assert_within(f.hidden, rows / 2.0 / 10e9, 1e-12);
+    /* As bf16, results are sent beside their product, and are summed from memory. */
+    const bench_prediction b = of_links(2, "bf16", 2.0);
+    assert_within(b.part[BENCH_INSIDE], 2.0 * (tokens + rows / 4.0) / 10e9, 1e-12);
+    assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
+    assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
+    /* Four ranks have an expert each: every row of a token goes elsewhere, and none is spared. */
+    const bench_prediction four = of_links(4, "f32", 4.0);
+    assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
+    /* One rank copies within its memory, at 100 GB/s. */
+    const bench_prediction one = of_links(1, "f32", 4.0);
+    assert_within(one.part[BENCH_INSIDE], 4.0 * 2.0 * rows / 100e9, 1e-12);
+    assert_within(one.hidden, 0.0, 0.0);
+}
+
+static void test_parts_add_up_to_the_whole(void **state) {
+    (void)state;
+    for (size_t waves = 1; waves <= 4; waves *= 2) {
+        bench_work w = even_work(4, BENCH_NODE);
+        w.waves = waves;
+        const bench_prediction p = predicted(&w);
+        double sum = -p.hidden;
+        for (int i = 0; i < BENCH_PARTS; i++)
+            sum += p.part[i];
+        assert_within(p.seconds / sum, 1.0, 1e-12);
+        assert_true(waves > 1 ? p.hidden > 0.0 : fabs(p.hidden) < 1e-15);
+        assert_true(p.seconds >= p.part[BENCH_PRODUCTS]);
+        assert_true(p.seconds >= p.part[BENCH_BETWEEN]);
+    }
+}
+
+static void test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores(void **state) {
+    (void)state;
+    bench_work w = even_work(4, BENCH_STAGED), whole = w;
+    bench_machine shared = machine;
+    bench_prediction p, q;
+    whole.tokens = w.tokens = 4096;
+    whole.experts = w.experts = 64;
+    w.waves = 0;
+    p = predicted(&w);
+    whole.waves = MOERT_EXCHANGE_GOOD_WAVES;
+    assert_within(p.hidden, predicted(&whole).hidden, 1e-15);
+    whole.waves = 1;
+    assert_true(p.seconds < predicted(&whole).seconds);
+    shared.shared_cores = 2.0;
+    ASSERT_OK(bench_predict(&shared, &w, &q));
+    assert_true(q.seconds > p.seconds);
+    assert_true(q.hidden / q.seconds < p.hidden / p.seconds);
+}
+
+static void test_more_of_anything_takes_no_less(void **state) {
+    (void)state;
+    bench_work w = even_work(4, BENCH_NODE);
+    w.experts = 16; /* now it matters where they are */
+    const double base = predicted(&w).seconds;
+    bench_work more = w;
+    more.tokens *= 2;
+    assert_true(predicted(&more).seconds > 1.5 * base);
+    more = w;
+    more.hidden *= 2;
+    assert_true(predicted(&more).seconds > base);
+    more = w;
+    more.topk += 1;
+    assert_true(predicted(&more).seconds > base);
+    more = w;
+    more.skew = BENCH_ZIPF;
+    assert_true(predicted(&more).seconds > base);
+    more = w;
+    more.row_bytes = 2.0;
+    assert_true(predicted(&more).seconds < base);
+    more = w;
+    more.ranks = more.ep = 8;
+    assert_true(predicted(&more).part[BENCH_BETWEEN] > predicted(&w).part[BENCH_BETWEEN]);
+}
+
+static void test_shared_cores_and_crowds(void **state) {
+    (void)state;
+    bench_work w = even_work(4, BENCH_STAGED);
+    const bench_prediction own = predicted(&w);
+    machine.shared_cores = 2.0; /* two ranks a core */
+    assert_within(predicted(&w).part[BENCH_PRODUCTS] / own.part[BENCH_PRODUCTS], 2.0, 1e-12);
+    machine.shared_cores = 0.0;
+    w = even_work(4, BENCH_STAGED);
+    machine.ranks_per_node = 1.0; /* four nodes now, three quarters of the rows travel */
+    machine.crowd = 0.5;
+    machine.crowd_nodes = 4.0;
+    assert_within(predicted(&w).part[BENCH_BETWEEN],
+                  2.0 * 512 * ROW_BYTES * (0.2 + 0.75 / 0.5) / 1e9, 1e-12);
+}
+
+static void test_gradients_of_replicas_are_summed(void **state) {
+    (void)state;
+    set_rates("f32");
+    bench_work w = even_work(2, BENCH_WINDOW);
+    w.backward = true;
+    const double alone = predicted(&w).part[BENCH_SUMS];
+    w.ranks = 4; /* two groups on two nodes: 12 H I bytes of 2 experts, half of it, twice */
+    const bench_prediction p = predicted(&w);
+    const double router = 2.0 * 0.75 * 4.0 * 512 * 4 / 1e9;
+    assert_within(p.part[BENCH_SUMS], 12.0 * 512 * 512 * 2 / 1e9 + router, 1e-8);
+    assert_true(p.part[BENCH_SUMS] > alone);
+}
+
+static void test_what_does_not_fit_is_refused(void **state) {
+    bench_prediction p;
+    (void)state;
+    bench_work w = even_work(4, BENCH_WINDOW);
+    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE,
+                 "windows serve one node, not 2");
+    w.engine = BENCH_NODE;
+    w.ep = 3;
+    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "4 ranks in groups of 3");
+    w.ep = w.ranks = 8;
+    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "over 8 ranks");
+    machine.linked = true;
+    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "is for CPU devices");
+}
+
+/* ---- steps ---- */
+
+/* bench/results/h200-train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
+ * H200, batches of 4 x 2048 tokens. */
+static void test_a_step_on_one_h200_is_near_the_measured_one(void **state) {
+    static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
+    bench_work w = {.ranks = 1,
+                    .ep = 1,
+                    .tokens = 8192,
+                    .hidden = 2048,
+                    .intermediate = 768,
+                    .experts = 128,
+                    .topk = 8,
+                    .type = "bf16",
+                    .row_bytes = 2.0,
+                    .result_bytes = 4.0,
+                    .waves = 1,
+                    .micro_batches = 1};
+    bench_machine h200;
+    bench_step one, four;
+    (void)state;
+    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
+    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &one));
+    w.micro_batches = 4;
+    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &four));
+    bench_machine_free(&h200);
+    assert_within(one.seconds / (8192.0 / 95122.0), 1.0, 0.2);
+    assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
+    assert_within(four.layers, 4.0 * one.layers, 1e-9); /* but one optimizer's step */
+    assert_within(four.dense, 4.0 * one.dense, 1e-9);
+    assert_within(four.optimizer, one.optimizer, 0.0);
+}
+
+/* ms of forward and of forward + backward, T 8192 a rank, all in bf16:
+ * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. Nothing of the model was fitted to
+ * them. */
+static void test_layers_on_h200s_are_near_the_measured_ones(void **state) {
+    static const struct {
+        size_t ranks, model;
+        double forward, both;
+    } cases[] = {
+        {4, 1, 1.8618, 4.5571},   {4, 2, 2.0995, 5.4249},  {4, 3, 11.2785, 34.4230},
+        {4, 4, 9.6490, 28.8141},  {2, 1, 1.5638, 4.4028},  {2, 2, 1.8353, 5.1854},
+        {2, 3, 11.6655, 38.0895}, {2, 4, 9.5882, 28.5552},
+    };
+    bench_machine h200;
+    (void)state;
+    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bench_work w = even_work(cases[i].ranks, BENCH_WINDOW);
+        bench_prediction forward, both;
+        bench_model_take(cases[i].model, &w.hidden, &w.intermediate, &w.experts, &w.topk);
+        w.tokens = 8192;
+        w.type = "bf16";
+        w.row_bytes = w.result_bytes = 2.0;
+        ASSERT_OK(bench_predict(&h200, &w, &forward));
+        w.backward = true;
+        ASSERT_OK(bench_predict(&h200, &w, &both));
+        assert_within(forward.seconds * 1e3 / cases[i].forward, 1.0, 0.2);
+        assert_within((both.seconds - both.part[BENCH_SUMS]) * 1e3 / cases[i].both, 1.0, 0.2);
+    }
+    bench_machine_free(&h200);
+}
+
+/* ---- files ---- */
+
+static void test_a_machine_is_read_as_it_was_written(void **state) {
+    bench_machine again;
+    (void)state;
+    machine.pipelined = machine.linked = true;
+    machine.crowd = 0.75;
+    ASSERT_OK(bench_machine_write(&machine, in_folder("again.json")));
+    ASSERT_OK(bench_machine_read(in_folder("again.json"), &again));
+    assert_string_equal(again.name, "round");
+    assert_int_equal(again.gemms, 3);
+    assert_within(again.gemm[2].gflops, 200.0, 0.0);
+    assert_within(again.between.gbps, 1.0, 0.0);
+    assert_within(again.crowd, 0.75, 0.0);
+    assert_true(again.pipelined && again.linked);
+    bench_machine_free(&again);
+}
+
+static void assert_refused(const char *text, const char *message) {
+    bench_machine bad;
+    write_text("bad.json", text);
+    ASSERT_FAILS(bench_machine_read(in_folder("bad.json"), &bad), MOERT_ERROR_FORMAT, message);
+    bench_machine_free(&bad);
+}
+
+static void test_malformed_machines_name_the_field(void **state) {
+    bench_machine bad;
+    (void)state;
+    ASSERT_FAILS(bench_machine_read(in_folder("none.json"), &bad), MOERT_ERROR_IO, "none.json");
+    assert_refused("{", "line 1");
+    assert_refused("{\"name\": 3}", "'name' must be a text");
+    assert_refused("{\"name\": \"a\", \"source\": \"b\"}", "'ranks_per_node' is missing");
+    assert_refused("{\"name\": \"a\", \"source\": \"b\", \"ranks_per_node\": -1}",
+                   "'ranks_per_node' must be positive");
+}
+
+int main(void) {
+#define ON_MACHINE(test) cmocka_unit_test_setup_teardown(test, open_machine, close_machine)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_distinct_ranks_and_nodes_are_counted_exactly),
+        cmocka_unit_test(test_expected_spreads_are_those_of_draws),
+        cmocka_unit_test(test_largest_of_normal_numbers),
+        ON_MACHINE(test_a_product_takes_its_rate_between_measured_rows),
+        ON_MACHINE(test_windows_of_one_node_by_hand),
+        ON_MACHINE(test_staged_and_node_engines_by_hand),
+        ON_MACHINE(test_linked_devices_by_hand),
+        ON_MACHINE(test_parts_add_up_to_the_whole),
+        ON_MACHINE(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores),
+        ON_MACHINE(test_more_of_anything_takes_no_less),
+        ON_MACHINE(test_shared_cores_and_crowds),
+        ON_MACHINE(test_gradients_of_replicas_are_summed),
+        ON_MACHINE(test_what_does_not_fit_is_refused),
+        cmocka_unit_test(test_a_step_on_one_h200_is_near_the_measured_one),
+        cmocka_unit_test(test_layers_on_h200s_are_near_the_measured_ones),
+        ON_MACHINE(test_a_machine_is_read_as_it_was_written),
+        ON_MACHINE(test_malformed_machines_name_the_field),
+    };
+    return cmocka_run_group_tests_name("predict", tests, make_test_folder, remove_test_folder);
+}

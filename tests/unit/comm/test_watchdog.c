@@ -1,0 +1,304 @@
+// run: np=1 sanitize=1
+/*
+ * The watchdog's judgement, in one process. With the arguments `victim kill|stop|late|mixed|report`
+ * the program is one rank of a job that hangs, for tests/e2e/watchdog.sh.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/phase.h"
+#include "comm/watchdog/watch.h"
+#include "comm/watchdog/watchdog.h"
+#include "support/mpi.h"
+
+static const uint64_t second = 1000000000u;
+
+/* An entry of a child process that sleeps; its heart beat just now. */
+static pid_t enter_child(moert_watch_entry *entry) {
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    assert_true(child > 0);
+    moert_watch_enter(entry, moert_clock_ns());
+    atomic_store(&entry->pid, (int)child);
+    char path[48], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)child);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    /* field 22, counted without help: none of the first 21 holds a blank here */
+    char *at = text;
+    for (int field = 1; field < 22; field++)
+        at = strchr(at, ' ') + 1;
+    atomic_store(&entry->birth, strtoull(at, NULL, 10));
+    return child;
+}
+
+static void test_an_entry_says_step_and_phase(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    char phase[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)];
+    moert_phase_set_step(12);
+    moert_phase_set("a name that is far too long for the table of the watchdog");
+    moert_watch_enter(&entry, moert_clock_ns());
+    moert_watch_phase(&entry, phase);
+    assert_int_equal(strlen(phase), sizeof phase - 1);
+    assert_memory_equal(phase, "a name that is", 14);
+    assert_int_equal(atomic_load(&entry.step), 12);
+}
+
+static void test_waiting_is_fine_and_computing_is_late(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    uint64_t now = moert_clock_ns();
+    moert_watch_enter(&entry, now);
+    assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_LATE);
+    moert_phase_wait_begin();
+    moert_watch_publish(&entry, now);
+    assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_FINE);
+    moert_phase_wait_end();
+}
+
+static void test_progress_restarts_the_wait(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    moert_watch_enter(&entry, 10 * second);
+    moert_watch_publish(&entry, 11 * second);
+    assert_int_equal(atomic_load(&entry.progress_ns), 10 * second);
+    moert_phase_set("next");
+    moert_watch_publish(&entry, 12 * second);
+    assert_int_equal(atomic_load(&entry.progress_ns), 12 * second);
+    /* a job that was suspended as a whole wakes up without blame */
+    moert_watch_publish(&entry, 100 * second);
+    assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
+}
+
+static void test_a_silent_or_halted_process_is_stopped(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    pid_t child = enter_child(&entry);
+    uint64_t now = moert_clock_ns();
+    moert_watch_verdict before = moert_watch_judge(&entry, true, now);
+    moert_watch_verdict silent = moert_watch_judge(&entry, true, now + 9 * second);
+    kill(child, SIGSTOP);
+    waitpid(child, NULL, WUNTRACED);
+    moert_watch_verdict halted = moert_watch_judge(&entry, true, now);
+    moert_watch_verdict unseen = moert_watch_judge(&entry, false, now);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    assert_int_equal(before, MOERT_WATCH_LATE);
+    assert_int_equal(silent, MOERT_WATCH_STOPPED);
+    assert_int_equal(halted, MOERT_WATCH_STOPPED);
+    assert_int_equal(unseen, MOERT_WATCH_LATE);
+}
+
+static void test_a_process_that_ended_is_gone_unless_it_left(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    pid_t child = enter_child(&entry);
+    uint64_t now = moert_clock_ns();
+    siginfo_t info;
+    kill(child, SIGKILL);
+    waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT);
+    moert_watch_verdict zombie = moert_watch_judge(&entry, true, now);
+    waitpid(child, NULL, 0);
+    assert_int_equal(zombie, MOERT_WATCH_GONE);
+    assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_GONE);
+    atomic_store(&entry.state, MOERT_WATCH_LEFT);
+    assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_FINE);
+}
+
+static void test_another_process_of_the_same_number_is_not_the_old_one(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    uint64_t now = moert_clock_ns();
+    moert_watch_enter(&entry, now);
+    atomic_fetch_add(&entry.birth, 1);
+    assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_GONE);
+}
+
+static void test_the_gravest_and_then_the_longest_idle_is_blamed(void **state) {
+    (void)state;
+    moert_watch_entry entries[4] = {0};
+    bool visible[4] = {true, true, true, true};
+    moert_watch_verdict verdict;
+    uint64_t now = moert_clock_ns();
+    for (size_t i = 0; i < 4; i++)
+        moert_watch_enter(&entries[i], now);
+    atomic_store(&entries[0].progress_ns, now - 9 * second); /* itself */
+    atomic_store(&entries[2].progress_ns, now - 2 * second);
+    atomic_store(&entries[3].progress_ns, now - second);
+    assert_int_equal(moert_watch_blame(entries, visible, 4, 0, now, &verdict), 2);
+    assert_int_equal(verdict, MOERT_WATCH_LATE);
+    atomic_store(&entries[3].heartbeat_ns, now - 30 * second);
+    assert_int_equal(moert_watch_blame(entries, visible, 4, 0, now, &verdict), 3);
+    assert_int_equal(verdict, MOERT_WATCH_STOPPED);
+    for (size_t i = 1; i < 4; i++) {
+        atomic_store(&entries[i].heartbeat_ns, now);
+        atomic_store(&entries[i].waiting, 1);
+    }
+    assert_int_equal(moert_watch_blame(entries, visible, 4, 0, now, &verdict), 4);
+    assert_int_equal(verdict, MOERT_WATCH_FINE);
+}
+
+static void test_a_verdict_is_described_with_step_and_phase(void **state) {
+    (void)state;
+    moert_watch_entry entry = {0};
+    char text[256];
+    uint64_t now = moert_clock_ns();
+    moert_phase_set_step(7);
+    moert_phase_set("dispatch");
+    moert_watch_enter(&entry, now);
+    moert_watch_describe(&entry, MOERT_WATCH_STOPPED, now + 31 * second, text, sizeof text);
+    assert_non_null(strstr(text, "is stopped"));
+    assert_non_null(strstr(text, "no sign of life for 31 s"));
+    assert_non_null(strstr(text, "at step 7 in phase 'dispatch'"));
+}
+
+/* Host 1 has told of its rank 3, which was in `verdict` then. */
+static void hear_of(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
+    moert_watch_note note = {.step = 9, .idle_ns = 5 * second, .rank = 3, .verdict = (int)verdict};
+    memcpy(note.phase, "experts", sizeof "experts");
+    moert_watch_keep_note(host, &note, now);
+}
+
+static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
+    (void)state;
+    moert_watch_entry entries[3] = {0};
+    const bool visible[3] = {true, true, true};
+    const size_t ranks[3] = {4, 5, 6};
+    uint64_t now = moert_clock_ns();
+    moert_phase_set_step(7);
+    moert_phase_set("dispatch");
+    for (size_t i = 0; i < 3; i++) {
+        moert_watch_enter(&entries[i], now);
+        atomic_store(&entries[i].waiting, 1);
+        atomic_store(&entries[i].progress_ns, now - (i + 1) * second);
+    }
+    moert_watch_note waits = moert_watch_take_note(entries, visible, ranks, 3, now);
+    assert_int_equal(waits.rank, 6); /* the longest */
+    assert_int_equal(waits.verdict, MOERT_WATCH_FINE);
+    assert_int_equal(waits.idle_ns, 3 * second);
+    assert_int_equal(waits.step, 7);
+    assert_memory_equal(waits.phase, "dispatch", sizeof "dispatch");
+    atomic_store(&entries[1].waiting, 0);
+    moert_watch_note late = moert_watch_take_note(entries, visible, ranks, 3, now);
+    assert_int_equal(late.rank, 5);
+    assert_int_equal(late.verdict, MOERT_WATCH_LATE);
+}
+
+static void test_a_host_is_blamed_by_what_it_said_or_for_its_silence(void **state) {
+    (void)state;
+    moert_watch_host hosts[2] = {0};
+    moert_watch_verdict verdict;
+    char text[256];
+    uint64_t now = moert_clock_ns();
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* never heard of */
+    hear_of(&hosts[1], MOERT_WATCH_FINE, now);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
+    hear_of(&hosts[1], MOERT_WATCH_LATE, now);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_LATE);
+    moert_watch_describe(&hosts[1].entry, verdict, now, text, sizeof text);
+    assert_non_null(strstr(text, "no progress for 5 s), at step 9 in phase 'experts'"));
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now + 8 * second, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_SILENT);
+    moert_watch_describe(&hosts[1].entry, verdict, now + 8 * second, text, sizeof text);
+    assert_non_null(strstr(text, "is out of reach"));
+    assert_non_null(strstr(text, "for 8 s), at step 9 in phase 'experts'"));
+    hear_of(&hosts[1], MOERT_WATCH_REFUSED, now);
+    hear_of(&hosts[0], MOERT_WATCH_LATE, now + 7 * second);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now + 8 * second, &verdict), 1);
+    assert_int_equal(verdict, MOERT_WATCH_REFUSED);
+}
+
+static void test_a_watchdog_starts_and_stops(void **state) {
+    (void)state;
+    moert_watchdog *watchdog = NULL;
+    for (unsigned timeout = 0; timeout < 2; timeout++) {
+        ASSERT_OK(moert_watchdog_start(test_comm, timeout, &watchdog));
+        moert_watchdog_stop(watchdog);
+    }
+    moert_watchdog_stop(NULL);
+}
+
+static void test_a_rank_that_only_computes_is_left_alone(void **state) {
+    (void)state;
+    moert_watchdog *watchdog = NULL;
+    ASSERT_OK(moert_watchdog_start(test_comm, 1, &watchdog));
+    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 800000000}, NULL);
+    moert_watchdog_stop(watchdog);
+}
+
+/* All ranks but the first have failed, alike: one speaks. They stay, and ignore SIGTERM. */
+static void report(moert_watchdog *watchdog) {
+    signal(SIGTERM, SIG_IGN);
+    if (moert_watchdog_claim(watchdog))
+        fprintf(stderr, "moert: rank %zu reports a failure\n", test_rank);
+    sleep(60);
+}
+
+/* The last rank fails in the given way at step 12; the others wait for it, or not in a call. */
+static int be_victim(const char *way) {
+    moert_watchdog *watchdog = NULL;
+    if (moert_watchdog_start(test_comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
+        return 1;
+    bool last = test_rank + 1 == test_ranks;
+    moert_phase_set_step(12);
+    moert_phase_set(last ? "dispatch" : "combine");
+    moert_comm_barrier(test_comm);
+    /* long enough for a beat of the heart, which tells the others step and phase; other hosts must
+     * have heard several before they know of an end */
+    bool notes = strcmp(way, "kill") == 0 && moert_comm_node_count(test_comm) > 1;
+    if (last)
+        nanosleep(&(struct timespec){.tv_sec = notes ? 4 : 0, .tv_nsec = 500000000}, NULL);
+    if (last && (strcmp(way, "kill") == 0 || strcmp(way, "alone") == 0))
+        raise(SIGKILL);
+    if (strcmp(way, "alone") == 0) /* the others wait for their devices, say */
+        sleep(60);
+    if (last && strcmp(way, "stop") == 0)
+        raise(SIGSTOP);
+    if (last && strcmp(way, "late") == 0)
+        sleep(60);
+    if (strcmp(way, "report") == 0 && test_rank > 0)
+        report(watchdog);
+    if (last && strcmp(way, "mixed") == 0) { /* waits, but in a call that no other rank makes */
+        moert_phase_wait_begin();
+        sleep(60);
+    }
+    moert_comm_barrier(test_comm);
+    moert_watchdog_stop(watchdog);
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    const char *way = count == 3 && strcmp(arguments[1], "victim") == 0 ? arguments[2] : NULL;
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    if (way != NULL)
+        return mpi_tests_end(be_victim(way));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_entry_says_step_and_phase),
+        cmocka_unit_test(test_waiting_is_fine_and_computing_is_late),
+        cmocka_unit_test(test_progress_restarts_the_wait),
+        cmocka_unit_test(test_a_silent_or_halted_process_is_stopped),
+        cmocka_unit_test(test_a_process_that_ended_is_gone_unless_it_left),
+        cmocka_unit_test(test_another_process_of_the_same_number_is_not_the_old_one),
+        cmocka_unit_test(test_the_gravest_and_then_the_longest_idle_is_blamed),
+        cmocka_unit_test(test_a_verdict_is_described_with_step_and_phase),
+        cmocka_unit_test(test_a_note_tells_of_the_rank_to_wait_for),
+        cmocka_unit_test(test_a_host_is_blamed_by_what_it_said_or_for_its_silence),
+        cmocka_unit_test(test_a_watchdog_starts_and_stops),
+        cmocka_unit_test(test_a_rank_that_only_computes_is_left_alone),
+    };
+    return mpi_tests_end(cmocka_run_group_tests_name("watchdog", tests, NULL, NULL));
+}

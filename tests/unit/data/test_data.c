@@ -1,0 +1,266 @@
+// run: np=1 sanitize=1
+/* Token sources: files found, sequences drawn, bad input named. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/files.h"
+#include "data/data.h"
+
+static void test_text_is_joined_by_one_zero_byte(void **state) {
+    (void)state;
+    const char *paths[] = {write_text("a.txt", "hello"), write_text("b.txt", ""),
+                           write_text("c.txt", "you")};
+    static const char expected[] = "hello\0\0you";
+    const size_t count = sizeof expected - 1;
+    moert_data *data = NULL;
+    /* almost everything held out: its sequences of one token stand at every position of the end */
+    ASSERT_OK(moert_data_open_text(paths, 3, 0.8, &data));
+    assert_int_equal(moert_data_describe(data).tokens, count);
+    assert_int_equal(moert_data_describe(data).files, 3);
+    for (size_t i = 0; i < 7; i++) { /* 8 tokens are held out */
+        int32_t input, target;
+        ASSERT_OK(moert_data_heldout_sequence(data, i, 7, 1, &input, &target));
+        assert_int_equal(input, expected[2 + i]);
+        assert_int_equal(target, expected[3 + i]);
+    }
+    moert_data_destroy(data);
+}
+
+static void test_directories_are_walked_in_order_without_links(void **state) {
+    (void)state;
+    mkdir(in_folder("tree"), 0700);
+    mkdir(in_folder("tree/b"), 0700);
+    write_text("tree/c", "3");
+    write_text("tree/b/z", "2");
+    write_text("tree/a", "1");
+    write_text("tree/B", "0");
+    assert_int_equal(symlink("a", in_folder("tree/aa")), 0);
+    assert_int_equal(symlink("..", in_folder("tree/b/up")), 0);
+    assert_int_equal(mkfifo(in_folder("tree/b/pipe"), 0600), 0);
+    const char *path = in_folder("tree");
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_open_text(&path, 1, 0.75, &data));
+    assert_int_equal(moert_data_describe(data).files, 4);
+    assert_int_equal(moert_data_describe(data).tokens, 7); /* 0,1,2,3 and three zeros */
+    const int32_t expected[] = {'1', 0, '2', 0, '3'};
+    for (size_t i = 0; i < 4; i++) { /* the last 5 tokens are held out */
+        int32_t input, target;
+        ASSERT_OK(moert_data_heldout_sequence(data, i, 4, 1, &input, &target));
+        assert_int_equal(input, expected[i]);
+        assert_int_equal(target, expected[i + 1]);
+    }
+    moert_data_destroy(data);
+}
+
+static void test_bad_files_are_named(void **state) {
+    (void)state;
+    const char *missing = in_folder("missing"), *empty = write_text("empty", "");
+    const char *pipe = in_folder("pipe"), *dangling = in_folder("dangling");
+    moert_data *data = NULL;
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(symlink("nowhere", dangling), 0);
+    ASSERT_FAILS(moert_data_open_text(&missing, 1, 0.05, &data), MOERT_ERROR_IO, missing);
+    ASSERT_FAILS(moert_data_open_text(&pipe, 1, 0.05, &data), MOERT_ERROR_IO, "regular");
+    ASSERT_FAILS(moert_data_open_text(&dangling, 1, 0.05, &data), MOERT_ERROR_IO, dangling);
+    ASSERT_FAILS(moert_data_open_text(&empty, 1, 0.05, &data), MOERT_ERROR_FORMAT, empty);
+    ASSERT_FAILS(moert_data_open_text(NULL, 0, 0.05, &data), MOERT_ERROR_FORMAT, "no text");
+    ASSERT_FAILS(moert_data_open_text(&missing, 1, 1.0, &data), MOERT_ERROR_USAGE, "fraction");
+    assert_null(data);
+}
+
+static void test_large_files_are_mapped_and_read_alike(void **state) {
+    (void)state;
+    enum { BYTES = 300001 };
+    unsigned char *content = test_alloc(BYTES);
+    int32_t input[5], target[5];
+    for (size_t i = 0; i < BYTES; i++)
+        content[i] = (unsigned char)(i * 31 % 251);
+    const char *path = write_file("large", content, BYTES);
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
+    const size_t first = BYTES / 16 - BYTES / 16 / 20; /* the end of the first of 16 stretches */
+    ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(input[i], content[first + i]);
+        assert_int_equal(target[i], content[first + i + 1]);
+    }
+    moert_data_destroy(data);
+    free(content);
+}
+
+enum { TOKENS = 20000, DRAWN = 8 };
+
+/* A file of the numbers 0, 1, ... */
+static const char *write_counting(void) {
+    uint16_t *content = test_alloc(TOKENS * sizeof *content);
+    for (size_t i = 0; i < TOKENS; i++)
+        content[i] = (uint16_t)i;
+    const char *path = write_file("counting", content, TOKENS * sizeof *content);
+    free(content);
+    return path;
+}
+
+/* In one of the parts that end each of 16 stretches. */
+static bool is_held_out(int32_t position) {
+    const int32_t stretch = TOKENS / 16, held = stretch / 20;
+    return position % stretch >= stretch - held;
+}
+
+static void test_what_is_held_out_is_spread_over_the_data(void **state) {
+    (void)state;
+    enum { COUNT = 64 };
+    const char *path = write_counting();
+    moert_data *data = NULL;
+    int32_t input[DRAWN], target[DRAWN], last = -1;
+    size_t stretches = 0;
+    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
+    for (size_t i = 0; i < COUNT; i++) {
+        ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, DRAWN, input, target));
+        assert_true(is_held_out(input[0]) && is_held_out(target[DRAWN - 1]));
+        assert_int_equal(target[DRAWN - 1], input[0] + DRAWN);
+        assert_true(input[0] > last);
+        stretches += input[0] / (TOKENS / 16) > (last < 0 ? -1 : last / (TOKENS / 16));
+        last = input[0];
+    }
+    assert_int_equal(stretches, 16);
+    moert_data_destroy(data);
+}
+
+static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
+    (void)state;
+    const char *path = write_counting();
+    moert_data *data = NULL, *again = NULL;
+    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
+    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &again));
+    assert_int_equal(moert_data_describe(data).tokens, TOKENS);
+    int32_t input[DRAWN], target[DRAWN], other[DRAWN];
+    size_t same = 0, upper = 0;
+    for (size_t i = 0; i < 200; i++) {
+        const moert_draw draw = {.seed = 3, .step = i / 8, .index = i % 8};
+        ASSERT_OK(moert_data_sequence(data, draw, DRAWN, input, target));
+        for (size_t j = 0; j < DRAWN; j++) {
+            assert_int_equal(input[j], input[0] + (int32_t)j);
+            assert_int_equal(target[j], input[j] + 1);
+        }
+        assert_true(!is_held_out(input[0]) && !is_held_out(target[DRAWN - 1]));
+        upper += input[0] > TOKENS / 2;
+        ASSERT_OK(moert_data_sequence(again, draw, DRAWN, other, target));
+        assert_memory_equal(input, other, sizeof input);
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 4, .step = i / 8, .index = i % 8},
+                                      DRAWN, other, target));
+        same += other[0] == input[0];
+        ASSERT_OK(moert_data_sequence(data,
+                                      (moert_draw){.seed = 3, .step = i / 8 + 1, .index = i % 8},
+                                      DRAWN, other, target));
+        same += other[0] == input[0];
+    }
+    assert_true(same < 3);
+    assert_in_range(upper, 70, 130);
+    moert_data_destroy(data);
+    moert_data_destroy(again);
+}
+
+static void test_too_little_data_is_refused(void **state) {
+    (void)state;
+    const char *path = write_text("ten", "0123456789");
+    int32_t input[16], target[16];
+    const moert_draw draw = {0};
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
+    ASSERT_OK(moert_data_check_length(data, 4)); /* two sequences of 4 + 1 tokens */
+    ASSERT_OK(moert_data_sequence(data, draw, 4, input, target));
+    assert_int_equal(input[0], '0');
+    ASSERT_OK(moert_data_heldout_sequence(data, 0, 1, 4, input, target));
+    assert_int_equal(input[0], '5');
+    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
+    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target), MOERT_ERROR_MISMATCH, "few");
+    ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
+    ASSERT_FAILS(moert_data_heldout_sequence(data, 1, 1, 4, input, target), MOERT_ERROR_USAGE,
+                 "1 of 1");
+    moert_data_destroy(data);
+    ASSERT_OK(moert_data_open_text(&path, 1, 0.0, &data));
+    ASSERT_OK(moert_data_check_length(data, 9));
+    ASSERT_FAILS(moert_data_heldout_sequence(data, 0, 1, 4, input, target), MOERT_ERROR_USAGE,
+                 "no data is held out");
+    moert_data_destroy(data);
+}
+
+static void test_raw_files_are_checked(void **state) {
+    (void)state;
+    const uint32_t wide[] = {1, 70000, 3000000000u, 5};
+    const char *path = write_file("wide", wide, sizeof wide);
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_open_raw(path, 32, 0.0, &data));
+    int32_t input[1], target[1];
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 1, input, target));
+    ASSERT_FAILS(moert_data_check_vocabulary(data, 100000), MOERT_ERROR_MISMATCH,
+                 "wide, position 2: token 3000000000");
+    ASSERT_FAILS(moert_data_check_vocabulary(data, 70000), MOERT_ERROR_MISMATCH, "position 1");
+    moert_data_destroy(data);
+    data = NULL;
+    ASSERT_FAILS(moert_data_open_raw(path, 8, 0.0, &data), MOERT_ERROR_USAGE, "16 or 32");
+    ASSERT_FAILS(moert_data_open_raw(test_folder, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
+    path = write_text("odd", "123");
+    ASSERT_FAILS(moert_data_open_raw(path, 16, 0.0, &data), MOERT_ERROR_FORMAT, "3 bytes");
+    assert_null(data);
+}
+
+static void test_text_above_the_vocabulary_is_named(void **state) {
+    (void)state;
+    const char *paths[] = {write_text("low", "\x01\x02"), write_text("high", "\x01\x7f\x02")};
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_open_text(paths, 2, 0.05, &data));
+    ASSERT_OK(moert_data_check_vocabulary(data, 256));
+    ASSERT_OK(moert_data_check_vocabulary(data, 128));
+    ASSERT_FAILS(moert_data_check_vocabulary(data, 127), MOERT_ERROR_MISMATCH,
+                 "high, position 1: token 127");
+    moert_data_destroy(data);
+}
+
+static void test_an_array_is_replayed_and_ends(void **state) {
+    (void)state;
+    enum { STEPS = 3, BATCH = 2, LENGTH = 4 };
+    int32_t tokens[STEPS * BATCH * (LENGTH + 1)], input[LENGTH], target[LENGTH];
+    for (int i = 0; i < STEPS * BATCH * (LENGTH + 1); i++)
+        tokens[i] = i;
+    moert_data *data = NULL;
+    ASSERT_OK(moert_data_from_array("replay", tokens, STEPS, BATCH, LENGTH + 1, &data));
+    for (size_t s = 0; s < STEPS; s++)
+        for (size_t b = 0; b < BATCH; b++) {
+            const moert_draw draw = {.seed = s, .step = s, .index = b};
+            ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target));
+            assert_memory_equal(input, tokens + (s * BATCH + b) * (LENGTH + 1), sizeof input);
+            assert_memory_equal(target, tokens + (s * BATCH + b) * (LENGTH + 1) + 1, sizeof input);
+        }
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.step = 3}, LENGTH, input, target),
+                 MOERT_ERROR_USAGE, "the file holds 3 batches");
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.index = 2}, LENGTH, input, target),
+                 MOERT_ERROR_USAGE, "2 sequences");
+    ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "4 tokens, not 5");
+    ASSERT_OK(moert_data_check_vocabulary(data, 30));
+    tokens[7] = -1;
+    ASSERT_FAILS(moert_data_check_vocabulary(data, 30), MOERT_ERROR_MISMATCH,
+                 "replay, position 7: token -1");
+    moert_data_destroy(data);
+    ASSERT_FAILS(moert_data_from_array("replay", tokens, 0, 2, 5, &data), MOERT_ERROR_FORMAT,
+                 "[0,2,5]");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text_is_joined_by_one_zero_byte),
+        cmocka_unit_test(test_directories_are_walked_in_order_without_links),
+        cmocka_unit_test(test_bad_files_are_named),
+        cmocka_unit_test(test_large_files_are_mapped_and_read_alike),
+        cmocka_unit_test(test_what_is_held_out_is_spread_over_the_data),
+        cmocka_unit_test(test_a_sequence_depends_on_seed_step_and_index_only),
+        cmocka_unit_test(test_too_little_data_is_refused),
+        cmocka_unit_test(test_raw_files_are_checked),
+        cmocka_unit_test(test_text_above_the_vocabulary_is_named),
+        cmocka_unit_test(test_an_array_is_replayed_and_ends),
+    };
+    return cmocka_run_group_tests_name("data", tests, make_test_folder, remove_test_folder);
+}

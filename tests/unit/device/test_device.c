@@ -1,0 +1,248 @@
+// run: np=1 sanitize=1
+/* Choosing, opening and adopting devices, and launches. Buffers are in test_buffer.c, programs in
+ * test_program.c. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/phase.h"
+#include "device/internal.h"
+#include "support/test.h"
+
+/* ---- choosing ---- */
+
+static void test_the_list_tells_what_a_device_is(void **state) {
+    (void)state;
+    moert_device_info *list = NULL;
+    size_t count = 0;
+    ASSERT_OK(moert_device_list(&list, &count));
+    assert_true(count > 0);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(strlen(list[i].name) > 0 && strlen(list[i].platform_name) > 0);
+        assert_true(list[i].compute_units > 0 && list[i].largest_bytes > 0);
+        assert_true(list[i].global_bytes >= list[i].largest_bytes);
+        assert_false(list[i].is_cpu && list[i].is_gpu);
+    }
+    free(list);
+}
+
+static void test_a_device_opens_by_place_by_name_and_by_kind(void **state) {
+    (void)state;
+    const moert_device_info *info = moert_device_describe(test_device);
+    char place[24], part[8] = "";
+    snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
+    memcpy(part, info->name, sizeof part - 1);
+    const char *selectors[] = {place, part, info->is_gpu ? "gpu" : "cpu", "auto"};
+    for (size_t i = 0; i < sizeof selectors / sizeof *selectors; i++) {
+        moert_device *device = NULL;
+        /* a local rank beyond the number of devices wraps around; a strange GPU is no error */
+        ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));
+        assert_string_equal(moert_device_name(device), moert_device_describe(device)->name);
+        ASSERT_OK(moert_device_finish(device));
+        moert_device_close(device);
+    }
+    moert_device_close(NULL);
+}
+
+static void test_a_selector_without_a_match_lists_what_there_is(void **state) {
+    (void)state;
+    moert_device *device = NULL;
+    moert_device_info *list;
+    size_t count;
+    const char *const selectors[] = {"nosuch", "99:0", "0:99"};
+    ASSERT_OK(moert_device_list(&list, &count));
+    for (size_t i = 0; i < 3; i++) {
+        char text[200];
+        snprintf(text, sizeof text, "MOERT_DEVICE=%s matches no OpenCL device; there are: %d:%d %s",
+                 selectors[i], list[0].platform, list[0].index, list[0].name);
+        ASSERT_FAILS(moert_device_open(selectors[i], NULL, 0, &device), MOERT_ERROR_USAGE, text);
+    }
+    assert_null(device);
+    free(list);
+}
+
+/* ---- objects of the caller ---- */
+
+typedef struct objects {
+    cl_device_id id;
+    cl_context context, other;
+    cl_command_queue queue;
+} objects;
+
+static objects make_objects(cl_command_queue_properties properties) {
+    objects made = {0};
+    cl_platform_id platform;
+    cl_int code;
+    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
+    assert_int_equal(clGetPlatformIDs(1, &platform, NULL), CL_SUCCESS);
+    assert_int_equal(clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &made.id, NULL), CL_SUCCESS);
+    made.context = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    made.other = clCreateContext(NULL, 1, &made.id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    made.queue = clCreateCommandQueueWithProperties(made.context, made.id, list, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    return made;
+}
+
+static void free_objects(objects *made) {
+    assert_int_equal(clReleaseCommandQueue(made->queue), CL_SUCCESS);
+    assert_int_equal(clReleaseContext(made->context), CL_SUCCESS);
+    assert_int_equal(clReleaseContext(made->other), CL_SUCCESS);
+}
+
+/* Those of the queue; a driver's threads may hold some for a moment after a launch. */
+static cl_uint references_of(cl_command_queue queue) {
+    cl_uint references = 0;
+    for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
+        usleep(wait > 0 ? 1000 : 0);
+        assert_int_equal(clGetCommandQueueInfo(queue, CL_QUEUE_REFERENCE_COUNT, sizeof references,
+                                               &references, NULL),
+                         CL_SUCCESS);
+    }
+    return references;
+}
+
+static void test_an_adopted_device_works_and_leaves_its_objects_alone(void **state) {
+    (void)state;
+    objects caller = make_objects(0);
+    for (size_t round = 0; round < 2; round++) {
+        moert_device *device;
+        moert_buffer *buffer;
+        float values[4] = {1, 2, 3, 4}, got[4];
+        ASSERT_OK(moert_device_adopt(caller.context, caller.id, caller.queue, &device));
+        assert_true(strlen(moert_device_name(device)) > 0);
+        assert_true(strlen(moert_device_describe(device)->platform_name) > 0);
+        ASSERT_OK(moert_buffer_create(device, sizeof values, &buffer));
+        ASSERT_OK(moert_buffer_write(buffer, 0, values, sizeof values));
+        ASSERT_OK(run_twice(buffer, 4));
+        ASSERT_OK(moert_buffer_read(buffer, 0, got, sizeof got));
+        for (size_t i = 0; i < 4; i++)
+            assert_true(got[i] == 2.0f * values[i]);
+        moert_buffer_destroy(buffer);
+        moert_device_close(device);
+    }
+    assert_int_equal(references_of(caller.queue), 1);
+    free_objects(&caller);
+}
+
+static void test_objects_that_do_not_belong_together_are_refused(void **state) {
+    (void)state;
+    moert_device *device = NULL;
+    objects caller = make_objects(0),
+            disorderly = make_objects(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+    ASSERT_FAILS(moert_device_adopt(NULL, caller.id, caller.queue, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.context, NULL, caller.queue, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.context, caller.id, NULL, &device), MOERT_ERROR_USAGE,
+                 "needs context, device and queue");
+    ASSERT_FAILS(moert_device_adopt(caller.other, caller.id, caller.queue, &device),
+                 MOERT_ERROR_MISMATCH, "another OpenCL context");
+    ASSERT_FAILS(moert_device_adopt(disorderly.context, disorderly.id, disorderly.queue, &device),
+                 MOERT_ERROR_UNSUPPORTED, "out-of-order");
+    assert_null(device);
+    free_objects(&caller);
+    free_objects(&disorderly);
+}
+
+/* ---- launches ---- */
+
+static void test_launches_say_what_is_wrong_with_them(void **state) {
+    (void)state;
+    const moert_grid one = {1, 1, 1};
+    float value = 3.0f;
+    moert_buffer *x = upload(&value, sizeof value);
+    const size_t local = moert_device_describe(test_device)->local_bytes;
+    ASSERT_FAILS(MOERT_RUN(test_device, "nosuch", "add", one, MOERT_ARG(x)), MOERT_ERROR_INTERNAL,
+                 "nosuch.cl");
+    ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "nosuch", one, MOERT_ARG(x)),
+                 MOERT_ERROR_DEVICE, "kernel nosuch of 'elementwise': CL_INVALID_KERNEL_NAME");
+    ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x)),
+                 MOERT_ERROR_INTERNAL, "kernel add takes 3 arguments, not 1");
+    ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x), MOERT_ARG(x),
+                           MOERT_ARG(1u)),
+                 MOERT_ERROR_INTERNAL, "argument 2 of kernel add (4 bytes): CL_INVALID_ARG_SIZE");
+    ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x),
+                           moert_argument_local(local), moert_argument_local(4)),
+                 MOERT_ERROR_UNSUPPORTED, "of local memory");
+    /* nothing to do is no error, whatever it is */
+    ASSERT_OK(MOERT_RUN(test_device, "nosuch", "add", ((moert_grid){1, 0, 1}), MOERT_ARG(x)));
+    ASSERT_OK(run_twice(x, 1));
+    download_into(x, &value, sizeof value);
+    assert_true(value == 6.0f);
+    moert_buffer_destroy(x);
+}
+
+/* ---- units spared ---- */
+
+/* What has been shared, and how often it ran. */
+typedef struct piece {
+    unsigned number, *runs;
+} piece;
+
+/* Its first run finds zeros and leaves its number, which the second one finds. */
+static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
+    const piece *p = work;
+    const uint32_t numbers[] = {p->number, p->number};
+    uint32_t found[2];
+    assert_int_equal(units, p->runs[p->number]++ == 0 ? 5 : 3);
+    MOERT_TRY(moert_buffer_read(counts, 0, found, sizeof found));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(found[i], p->runs[p->number] == 1 ? 0 : p->number);
+    assert_string_equal(moert_phase_name(), "wgrad");
+    return moert_buffer_write(counts, 0, numbers, sizeof numbers);
+}
+
+static moert_status run_whole(const void *work, unsigned units, moert_buffer *counts) {
+    assert_null(counts);
+    *((const piece *)work)->runs += units;
+    return MOERT_OK;
+}
+
+static void test_work_that_is_shared_runs_once_more_on_the_units_spared(void **state) {
+    enum { WORKS = MOERT_MOST_SHARES, UNITS = 8, SPARED = 3 };
+    unsigned runs[WORKS], left = 0, all = 0;
+    const piece past = {0, &left}, alone = {0, &all};
+    moert_device *device = NULL;
+    (void)state;
+    ASSERT_OK(moert_device_open("auto", "", 0, &device));
+    device->info.compute_units = UNITS;
+    for (unsigned round = 0; round < 2; round++) {
+        memset(runs, 0, sizeof runs);
+        moert_device_spare(device, SPARED);
+        moert_phase_set("wgrad");
+        for (unsigned i = 0; i < WORKS; i++) {
+            const piece p = {i, runs};
+            ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
+        }
+        ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past)); /* one too many */
+        moert_phase_set("combine");
+        if (round == 1) /* nobody joins in */
+            moert_device_spare(device, 0);
+        ASSERT_OK(moert_device_join_in(device));
+        assert_string_equal(moert_phase_name(), "combine");
+        for (unsigned i = 0; i < WORKS; i++)
+            assert_int_equal(runs[i], round == 0 ? 2 : 1);
+        moert_device_spare(device, 0);
+        ASSERT_OK(moert_device_share(device, run_whole, &alone, sizeof alone));
+        ASSERT_OK(moert_device_join_in(device));
+    }
+    assert_int_equal(left, 2 * (UNITS - SPARED));
+    assert_int_equal(all, 2 * UNITS);
+    moert_device_close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_list_tells_what_a_device_is),
+        cmocka_unit_test(test_a_device_opens_by_place_by_name_and_by_kind),
+        cmocka_unit_test(test_a_selector_without_a_match_lists_what_there_is),
+        cmocka_unit_test(test_an_adopted_device_works_and_leaves_its_objects_alone),
+        cmocka_unit_test(test_objects_that_do_not_belong_together_are_refused),
+        cmocka_unit_test(test_launches_say_what_is_wrong_with_them),
+        cmocka_unit_test(test_work_that_is_shared_runs_once_more_on_the_units_spared),
+    };
+    return cmocka_run_group_tests_name("device", tests, open_test_device, close_test_device);
+}

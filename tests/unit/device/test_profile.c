@@ -1,0 +1,382 @@
+// run: np=1 sanitize=1
+/* What a device's commands count as, when they do, and what they add up to. */
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/phase.h"
+#include "device/profile/profile.h"
+#include "gemm/gemm.h"
+#include "support/test.h"
+
+enum { N = 1000 };
+
+static const moert_profile_row *row_of(const moert_device *device, moert_operation operation) {
+    return &moert_profile_get(device)->row[operation];
+}
+
+static uint64_t calls_of(moert_operation operation) {
+    return row_of(test_device, operation)->calls;
+}
+
+static uint64_t all_calls(void) {
+    uint64_t calls = 0;
+    for (int i = 0; i < MOERT_OPERATIONS; i++)
+        calls += calls_of((moert_operation)i);
+    return calls;
+}
+
+static uint64_t all_ns(void) {
+    uint64_t ns = 0;
+    for (int i = 0; i < MOERT_OPERATIONS; i++)
+        ns += row_of(test_device, (moert_operation)i)->ns;
+    return ns;
+}
+
+/* y[N] += x[N], so many times. */
+static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
+    const size_t n = N;
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(MOERT_RUN(moert_buffer_device(y), "nn/elementwise", "add", ((moert_grid){1, 1, 1}),
+                            MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n)));
+}
+
+static moert_buffer *ones(moert_device *device) {
+    moert_buffer *buffer;
+    float values[N];
+    for (size_t i = 0; i < N; i++)
+        values[i] = 1.0f;
+    ASSERT_OK(moert_buffer_create(device, sizeof values, &buffer));
+    ASSERT_OK(moert_buffer_write(buffer, 0, values, sizeof values));
+    return buffer;
+}
+
+static void test_names_tell_the_operation_and_phases_that_of_products(void **state) {
+    (void)state;
+    static const struct {
+        const char *program, *phase;
+        moert_operation operation;
+    } cases[] = {
+        {"gemm/gemm", "experts", MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/gemm -DX=1", "experts backward", MOERT_OPERATION_EXPERTS_DGRAD},
+        {"gemm/other -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/nvidia/wgmma -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/nvidia/mma -DX=1", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
+        {"gemms/gemm", "experts", MOERT_OPERATION_OTHER},
+        {"gemm/gemm", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
+        {"gemm/gemm", "attention backward", MOERT_OPERATION_PROJECTIONS},
+        {"gemm/gemm", "optimizer", MOERT_OPERATION_OTHER},
+        {"gemm/gemm", "", MOERT_OPERATION_OTHER},
+        {"nn/norm -DCOLUMNS=64", "attention", MOERT_OPERATION_NORM},
+        {"nn/norm", "no such phase", MOERT_OPERATION_NORM},
+        {"attention/nvidia/attention -DPASS=0", "attention", MOERT_OPERATION_ATTENTION},
+        {"exchange/exchange -DREMOTE=1", "dispatch", MOERT_OPERATION_DISPATCH},
+        {"exchange/exchange -DREMOTE=1", "combine", MOERT_OPERATION_COMBINE},
+        {"exchange/exchange -DREMOTE=1", "start", MOERT_OPERATION_OTHER},
+        {MOERT_FAMILY_COPY, "combine", MOERT_OPERATION_COMBINE},
+        {MOERT_FAMILY_COPY, "loss", MOERT_OPERATION_COPIES},
+        {"nn/nor", "attention", MOERT_OPERATION_OTHER},
+        {"nn/norms", "attention", MOERT_OPERATION_OTHER},
+        {"", "attention", MOERT_OPERATION_OTHER},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(moert_operation_of(cases[i].program, cases[i].phase), cases[i].operation);
+    assert_true(moert_operation_is_gemm(MOERT_OPERATION_HEAD));
+    assert_false(moert_operation_is_gemm(MOERT_OPERATION_ATTENTION));
+    assert_string_equal(moert_operation_text(MOERT_OPERATION_EXPERTS_WGRAD), "experts wgrad");
+}
+
+static void test_nothing_counts_outside_of_a_span(void **state) {
+    (void)state;
+    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    assert_null(moert_profile_get(test_device));
+    ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "not enabled");
+    ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "not enabled");
+    add(x, y, 1);
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_FAILS(moert_profile_end(test_device), MOERT_ERROR_USAGE, "not begun");
+    add(x, y, 1);
+    moert_profile_work(test_device, "nn/elementwise", 1.0, 1.0);
+    assert_int_equal(all_calls(), 0);
+    assert_true(row_of(test_device, MOERT_OPERATION_ELEMENTWISE)->bytes == 0.0);
+    ASSERT_OK(moert_profile_begin(test_device));
+    ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "begins again");
+    add(x, y, 3);
+    ASSERT_OK(moert_profile_end(test_device));
+    add(x, y, 1);
+    ASSERT_OK(moert_device_finish(test_device));
+    assert_int_equal(all_calls(), 3);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(x);
+}
+
+static void test_spans_add_up_within_their_wall_time(void **state) {
+    (void)state;
+    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    float values[N];
+    ASSERT_OK(moert_profile_enable(test_device));
+    for (uint64_t span = 1; span <= 3; span++) {
+        ASSERT_OK(moert_profile_begin(test_device));
+        moert_phase_set("attention");
+        add(x, y, 5);
+        ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add", ((moert_grid){0, 1, 1}),
+                            MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG((size_t)N)));
+        ASSERT_OK(moert_buffer_copy(x, 0, y, 0, sizeof values));
+        ASSERT_OK(moert_buffer_clear(y, 0, 4));
+        moert_phase_set("dispatch");
+        ASSERT_OK(moert_buffer_read(y, 0, values, sizeof values));
+        ASSERT_OK(moert_profile_end(test_device));
+        assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), 5 * span);
+        assert_int_equal(calls_of(MOERT_OPERATION_COPIES), 2 * span);
+        assert_int_equal(calls_of(MOERT_OPERATION_DISPATCH), span);
+        assert_int_equal(all_calls(), 8 * span);
+        assert_true(row_of(test_device, MOERT_OPERATION_COPIES)->bytes ==
+                    (double)(span * (2 * sizeof values + 4)));
+        assert_true(all_ns() > 0 && all_ns() <= moert_profile_get(test_device)->wall_ns);
+    }
+    assert_true(values[0] == 0.0f && values[N - 1] == 1.0f);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(x);
+}
+
+static void test_more_commands_than_events_fit_all_count(void **state) {
+    (void)state;
+    enum { ADDS = 2500 };
+    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    float value;
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+    add(x, y, ADDS);
+    ASSERT_OK(moert_profile_end(test_device));
+    assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), ADDS);
+    assert_true(all_ns() <= moert_profile_get(test_device)->wall_ns);
+    ASSERT_OK(moert_buffer_read(y, 0, &value, sizeof value));
+    assert_true(value == ADDS + 1.0f);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(x);
+}
+
+/* Counts by the phase, not by what is launched for it. */
+static void test_a_product_tells_its_operations_and_bytes(void **state) {
+    (void)state;
+    enum { ROWS = 10, WIDTH = 10, DEPTH = 100 };
+    const uint32_t ends[] = {4, ROWS};
+    moert_buffer *groups = upload(ends, sizeof ends), *x = unset_floats(ROWS * DEPTH),
+                 *weight = unset_floats(2 * WIDTH * DEPTH), *y = unset_floats(ROWS * WIDTH);
+    const moert_gemm gemm = {
+        .groups = {groups, 2, ROWS}, .n = WIDTH, .k = DEPTH, .x = x, .weight = weight, .y = y};
+    static const struct {
+        const char *phase;
+        moert_operation operation;
+        moert_status (*run)(const moert_gemm *gemm);
+    } products[] = {
+        {"experts", MOERT_OPERATION_EXPERTS_FPROP, moert_gemm_forward},
+        {"experts backward", MOERT_OPERATION_EXPERTS_DGRAD, moert_gemm_dgrad},
+        {"wgrad", MOERT_OPERATION_EXPERTS_WGRAD, moert_gemm_wgrad},
+        {"no such phase", MOERT_OPERATION_OTHER, moert_gemm_forward},
+    };
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        moert_phase_set(products[i].phase);
+        ASSERT_OK(products[i].run(&gemm));
+    }
+    ASSERT_OK(moert_profile_end(test_device));
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        const moert_profile_row *row = row_of(test_device, products[i].operation);
+        assert_true(row->calls > 0 && row->ns > 0);
+        assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
+        assert_true(row->bytes == 4.0 * (ROWS * DEPTH + ROWS * WIDTH + 2 * WIDTH * DEPTH));
+    }
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(weight);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(groups);
+}
+
+static void wait_for(unsigned us) {
+    moert_phase_wait_begin();
+    usleep(us);
+    moert_phase_wait_end();
+}
+
+static void test_waits_count_once_for_the_phase_they_are_in(void **state) {
+    (void)state;
+    enum { US = 2000 };
+    ASSERT_OK(moert_profile_enable(test_device));
+    wait_for(1);
+    ASSERT_OK(moert_profile_begin(test_device));
+    moert_phase_set("plan");
+    wait_for(US);
+    moert_phase_set("dispatch");
+    moert_phase_wait_begin();
+    wait_for(US);
+    moert_phase_wait_end();
+    moert_phase_set("reduce gradients");
+    wait_for(US);
+    ASSERT_OK(moert_profile_end(test_device));
+    wait_for(1);
+    const moert_profile_row *exchange = row_of(test_device, MOERT_OPERATION_EXCHANGE_WAIT),
+                            *other = row_of(test_device, MOERT_OPERATION_WAIT);
+    assert_int_equal(exchange->calls, 2);
+    assert_int_equal(other->calls, 1);
+    assert_true(exchange->ns >= 2 * US * 1000 && other->ns >= US * 1000);
+    assert_true(all_ns() <= moert_profile_get(test_device)->wall_ns);
+    assert_int_equal(moert_phase_waiting(), 0);
+}
+
+static void test_a_recording_counts_as_one_command_when_played(void **state) {
+    (void)state;
+    moert_recording *recording;
+    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+    if (moert_recording_start(test_device, &recording) != MOERT_OK) {
+        moert_buffer_destroy(y);
+        moert_buffer_destroy(x);
+        skip();
+    }
+    add(x, y, 3);
+    ASSERT_OK(moert_recording_stop(recording));
+    ASSERT_OK(moert_recording_play(recording));
+    ASSERT_OK(moert_recording_play(recording));
+    ASSERT_OK(moert_profile_end(test_device));
+    assert_int_equal(calls_of(MOERT_OPERATION_OTHER), 2);
+    assert_int_equal(all_calls(), 2);
+    moert_recording_destroy(recording);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(x);
+}
+
+static void test_a_device_may_close_while_it_counts(void **state) {
+    (void)state;
+    moert_buffer *x = ones(test_device), *y = ones(test_device);
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+    add(x, y, 3);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(x);
+    close_test_device(state);
+    wait_for(1); /* nobody listens any more */
+}
+
+/* On the caller's queue, made with these properties. */
+static moert_status count_on(cl_command_queue_properties properties, uint64_t *calls) {
+    const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
+    cl_platform_id platform;
+    cl_device_id id;
+    cl_int code;
+    moert_device *device = NULL;
+    assert_int_equal(clGetPlatformIDs(1, &platform, NULL), CL_SUCCESS);
+    assert_int_equal(clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &id, NULL), CL_SUCCESS);
+    cl_context context = clCreateContext(NULL, 1, &id, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    cl_command_queue queue = clCreateCommandQueueWithProperties(context, id, list, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    ASSERT_OK(moert_device_adopt(context, id, queue, &device));
+    const moert_status status = moert_profile_enable(device);
+    if (status == MOERT_OK) {
+        moert_buffer *x = ones(device), *y = ones(device);
+        ASSERT_OK(moert_profile_begin(device));
+        add(x, y, 1);
+        ASSERT_OK(moert_profile_end(device));
+        *calls = row_of(device, MOERT_OPERATION_ELEMENTWISE)->calls;
+        moert_buffer_destroy(y);
+        moert_buffer_destroy(x);
+    }
+    moert_device_close(device);
+    clReleaseCommandQueue(queue);
+    clReleaseContext(context);
+    return status;
+}
+
+static void test_a_queue_of_the_caller_must_know_times(void **state) {
+    (void)state;
+    uint64_t calls = 0;
+    ASSERT_OK(count_on(CL_QUEUE_PROFILING_ENABLE, &calls));
+    assert_int_equal(calls, 1);
+    ASSERT_FAILS(count_on(0, &calls), MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
+}
+
+/* Both forms, whatever the device: with work-groups of one work-item they run anywhere. */
+static void test_the_kernels_of_the_roof_build_and_copy_in_both_forms(void **state) {
+    (void)state;
+    enum { FLOATS = 3 * 64 * 16 }; /* more than the groups of either form copy */
+    static const struct {
+        const char *program;
+        size_t copied; /* by two work-groups */
+    } forms[] = {
+        {"lib/roof -DCHAINS=12 -DROUNDS=3 -DBLOCK=64 -DLANES=16 -DITEMS=1", 2 * 64 * 16},
+        {"lib/roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
+    };
+    float *values = random_floats(FLOATS, 1.0f, 1);
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        moert_buffer *source = upload(values, FLOATS * sizeof *values),
+                     *target = unset_floats(FLOATS);
+        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_copy", ((moert_grid){2, 1, 1}),
+                            MOERT_ARG(source), MOERT_ARG(target)));
+        ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_fma", ((moert_grid){2, 1, 1}),
+                            MOERT_ARG(source), MOERT_ARG(0.5f), MOERT_ARG(0.25f)));
+        float *got = download(target, FLOATS * sizeof *got),
+              *kept = download(source, FLOATS * sizeof *kept);
+        assert_same_bits("copy", got, values, forms[i].copied);
+        assert_same_bits("source", kept, values, FLOATS);
+        assert_true(isnan(got[forms[i].copied]));
+        free(kept);
+        free(got);
+        moert_buffer_destroy(target);
+        moert_buffer_destroy(source);
+    }
+    free(values);
+}
+
+/* Other processes may slow either down, so the limit is generous. */
+static void test_no_product_is_much_faster_than_the_roof(void **state) {
+    (void)state;
+    enum { SIZE = 512 };
+    moert_roof roof = {0.0, 0.0};
+    const uint32_t end = SIZE;
+    ASSERT_OK(moert_roof_measure(test_device, &roof));
+    assert_true(roof.gflops > 0.1 && roof.gflops < 1e7);
+    assert_true(roof.gbps > 0.1 && roof.gbps < 1e6);
+    moert_buffer *groups = upload(&end, sizeof end), *x = unset_floats(SIZE * SIZE),
+                 *weight = unset_floats(SIZE * SIZE), *y = unset_floats(SIZE * SIZE);
+    const moert_gemm gemm = {
+        .groups = {groups, 1, SIZE}, .n = SIZE, .k = SIZE, .x = x, .weight = weight, .y = y};
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+    moert_phase_set("experts");
+    for (size_t i = 0; i < 3; i++)
+        ASSERT_OK(moert_gemm_forward(&gemm));
+    ASSERT_OK(moert_profile_end(test_device));
+    const moert_profile_row *row = row_of(test_device, MOERT_OPERATION_EXPERTS_FPROP);
+    assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(weight);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(groups);
+}
+
+/* Each on a device of its own, since a profile stays. */
+#define ON_NEW_DEVICE(test)                                                                        \
+    cmocka_unit_test_setup_teardown(test, open_test_device, close_test_device)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names_tell_the_operation_and_phases_that_of_products),
+        ON_NEW_DEVICE(test_nothing_counts_outside_of_a_span),
+        ON_NEW_DEVICE(test_spans_add_up_within_their_wall_time),
+        ON_NEW_DEVICE(test_more_commands_than_events_fit_all_count),
+        ON_NEW_DEVICE(test_a_product_tells_its_operations_and_bytes),
+        ON_NEW_DEVICE(test_waits_count_once_for_the_phase_they_are_in),
+        ON_NEW_DEVICE(test_a_recording_counts_as_one_command_when_played),
+        ON_NEW_DEVICE(test_a_device_may_close_while_it_counts),
+        cmocka_unit_test(test_a_queue_of_the_caller_must_know_times),
+        ON_NEW_DEVICE(test_the_kernels_of_the_roof_build_and_copy_in_both_forms),
+        ON_NEW_DEVICE(test_no_product_is_much_faster_than_the_roof),
+    };
+    return cmocka_run_group_tests_name("profile", tests, NULL, NULL);
+}

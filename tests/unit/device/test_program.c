@@ -1,0 +1,203 @@
+// run: np=1
+/* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "io/durable.h"
+#include "support/files.h"
+
+static const char good_kernel[] = "kernel void add(global float *x, float value) {\n"
+                                  "    x[get_group_id(0)] += value * FACTOR;\n"
+                                  "}\n";
+
+/* Kernel files and an empty cache, both in the folder of the test. */
+static int make_kernels(void **state) {
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("cache")));
+    ASSERT_OK(moert_make_folders(in_folder("kernels/lib")));
+    write_text("kernels/lib/common.h", "#define FACTOR 2.0f\n");
+    write_text("kernels/good.cl", good_kernel);
+    set_variable("MOERT_KERNEL_DIR", in_folder("kernels"));
+    set_variable("MOERT_CACHE_DIR", in_folder("cache"));
+    ASSERT_OK(moert_remove_tree(in_folder("home")));
+    set_variable("HOME", in_folder("home"));
+    set_variable("XDG_CACHE_HOME", NULL);
+    set_variable("POCL_CACHE_DIR", NULL);
+    return 0;
+}
+
+/* For tests that use OpenCL in this process, where PoCL keeps the folder that it has found first.
+ */
+static int make_kernels_here(void **state) {
+    const int failed = make_kernels(state);
+    set_variable("POCL_CACHE_DIR", in_folder("pocl"));
+    return failed;
+}
+
+/* Opens a device, `pocl` or not, for one launch of `program`, which adds 2 * 3 to one number. */
+static moert_status add_once(const char *program, float *value, bool *pocl) {
+    moert_device *device;
+    moert_buffer *x = NULL;
+    MOERT_TRY(moert_device_open("auto", NULL, 0, &device));
+    *pocl = moert_device_describe(device)->is_pocl;
+    moert_status status = moert_buffer_create(device, sizeof *value, &x);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(x, 0, value, sizeof *value);
+    if (status == MOERT_OK)
+        status = MOERT_RUN(device, program, "add", ((moert_grid){1, 1, 1}), MOERT_ARG(x),
+                           MOERT_ARG(3.0f));
+    if (status == MOERT_OK)
+        status = moert_buffer_read(x, 0, value, sizeof *value);
+    moert_buffer_destroy(x);
+    moert_device_close(device);
+    return status;
+}
+
+/* The sum is right in a process of its own, which uses OpenCL for the first time; true if that is
+ * PoCL. */
+static bool expect_sum_elsewhere(const char *program) {
+    enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
+    int status = -1;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        float value = 1.0f;
+        bool pocl;
+        const bool right = add_once(program, &value, &pocl) == MOERT_OK && value == 7.0f;
+        if (!right)
+            fprintf(stderr, "value %g; %s\n", (double)value, moert_last_error());
+        _exit(!right ? WRONG : pocl ? RIGHT_ON_POCL : RIGHT);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_not_equal(WEXITSTATUS(status), WRONG);
+    return WEXITSTATUS(status) == RIGHT_ON_POCL;
+}
+
+static const char *counted_ending;
+static size_t counted_files;
+
+static int count_file(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)info;
+    (void)place;
+    counted_files += type == FTW_F && moert_text_ends_with(path, counted_ending);
+    return 0;
+}
+
+/* Files anywhere below a folder of the test that end so; none if there is no such folder. */
+static size_t count_below(const char *folder, const char *ending) {
+    counted_ending = ending;
+    counted_files = 0;
+    nftw(in_folder(folder), count_file, 16, FTW_PHYS);
+    return counted_files;
+}
+
+/* PoCL stores a kernel for the shape of its launch and no other; here is an entry for the program
+ * and one for the kernel. */
+static void test_all_that_is_kept_lies_in_the_folder_of_the_cache(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        const bool pocl = expect_sum_elsewhere("good");
+        assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
+        assert_int_equal(count_below("cache/pocl", ".so"), pocl ? 1 : 0);
+        assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""), 0); /* NVIDIA's has .nv */
+    }
+}
+
+static void test_options_and_sources_have_entries_of_their_own(void **state) {
+    (void)state;
+    const size_t each = expect_sum_elsewhere("good") ? 2 : 1;
+    expect_sum_elsewhere("good -DUNUSED=1");
+    assert_int_equal(count_below("cache", ".bin"), 2 * each);
+    write_text("kernels/lib/common.h", "#define FACTOR (6.0f / 3.0f)\n");
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_below("cache", ".bin"), 3 * each);
+}
+
+static void test_without_a_cache_nothing_is_kept(void **state) {
+    (void)state;
+    set_variable("MOERT_CACHE_DIR", "off");
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_below("cache", ""), 0);
+    assert_int_equal(count_below("home", ".so") + count_below("home", ".bc"), 0);
+    assert_int_not_equal(access("off", F_OK), 0);
+}
+
+static void test_a_cache_that_cannot_be_written_is_no_error(void **state) {
+    (void)state;
+    write_text("taken", "a file, not a folder");
+    char *deep =
+        moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_folder("cache"), 0, 0, 0, 0);
+    const char *const folders[] = {in_folder("taken"), in_folder("taken/below"),
+                                   "/proc/no/such/folder", deep};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        set_variable("MOERT_CACHE_DIR", folders[i]);
+        expect_sum_elsewhere("good");
+    }
+    free(deep);
+}
+
+static void test_what_the_user_tells_pocl_stays(void **state) {
+    (void)state;
+    set_variable("POCL_CACHE_DIR", in_folder("own"));
+    const bool pocl = expect_sum_elsewhere("good");
+    assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);
+    assert_int_equal(count_below("cache/pocl", ".so"), 0);
+}
+
+static void test_a_failed_build_shows_the_log_of_the_compiler(void **state) {
+    (void)state;
+    float value = 1.0f;
+    bool pocl;
+    write_text("kernels/bad.cl", "kernel void add(global float *x, float value) {\n"
+                                 "    x[0] = undeclared_name;\n"
+                                 "}\n");
+    for (size_t i = 0; i < 2; i++) { /* a failure is not cached */
+        ASSERT_FAILS(add_once("bad -DX=1", &value, &pocl), MOERT_ERROR_DEVICE,
+                     "program 'bad -DX=1' does not build on");
+        assert_non_null(strstr(moert_last_error(), "undeclared_name"));
+    }
+    assert_int_equal(count_below("cache", ".bin"), 0);
+}
+
+static void test_a_missing_kernel_file_is_named(void **state) {
+    (void)state;
+    float value = 1.0f;
+    bool pocl;
+    ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/absent.cl"));
+    assert_non_null(strstr(moert_last_error(), "MOERT_KERNEL_DIR"));
+    assert_int_equal(unlink(in_folder("kernels/lib/common.h")), 0);
+    ASSERT_FAILS(add_once("good", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/lib/common.h"));
+}
+
+static void test_options_of_any_length_reach_the_compiler(void **state) {
+    (void)state;
+    float value = 1.0f;
+    bool pocl;
+    char *program = moert_text_format("last%1000s-DLAST=5.0f", "");
+    write_text("kernels/last.cl",
+               "kernel void add(global float *x, float value) { x[0] = value + LAST; }\n");
+    ASSERT_OK(add_once(program, &value, &pocl));
+    assert_true(value == 8.0f);
+    free(program);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_all_that_is_kept_lies_in_the_folder_of_the_cache, make_kernels),
+        cmocka_unit_test_setup(test_options_and_sources_have_entries_of_their_own, make_kernels),
+        cmocka_unit_test_setup(test_without_a_cache_nothing_is_kept, make_kernels),
+        cmocka_unit_test_setup(test_a_cache_that_cannot_be_written_is_no_error, make_kernels),
+        cmocka_unit_test_setup(test_what_the_user_tells_pocl_stays, make_kernels),
+        cmocka_unit_test_setup(test_a_failed_build_shows_the_log_of_the_compiler,
+                               make_kernels_here),
+        cmocka_unit_test_setup(test_a_missing_kernel_file_is_named, make_kernels_here),
+        cmocka_unit_test_setup(test_options_of_any_length_reach_the_compiler, make_kernels_here),
+    };
+    return cmocka_run_group_tests_name("program", tests, make_test_folder, remove_test_folder);
+}

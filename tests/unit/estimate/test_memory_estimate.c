@@ -1,0 +1,304 @@
+// run: np=1,2,3 sanitize=2
+/*
+ * The estimate against what a real model, optimizer and exchange allocate: parameters always,
+ * everything else where the routing cannot change it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/memory.h"
+#include "exchange/internal.h"
+#include "layer/internal.h"
+#include "model/internal.h"
+#include "support/mpi.h"
+#include "estimate/memory.h"
+#include "train/optimizer.h"
+
+enum { LENGTH = 24 };
+
+static const char *const models[] = {"mixtral-tiny", "qwen3-tiny"};
+
+static void expect_equal(const char *what, size_t estimated, size_t allocated) {
+    ASSERT_OK_ON_ALL(estimated == allocated
+                         ? MOERT_OK
+                         : MOERT_FAIL(ERROR_INTERNAL, "%s: %zu bytes estimated, %zu allocated",
+                                      what, estimated, allocated));
+}
+
+static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        bytes += buffers[i] != NULL ? moert_buffer_bytes(buffers[i]) : 0;
+    return bytes;
+}
+#define SUM(...)                                                                                   \
+    sum_bytes((moert_buffer *const[]){__VA_ARGS__},                                                \
+              sizeof((moert_buffer *const[]){__VA_ARGS__}) / sizeof(moert_buffer *))
+
+/* ---- what is allocated ---- */
+
+static size_t packed_bytes(const moert_block *block) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < block->count; i++)
+        bytes += moert_packings_bytes(&block->tensor[i].packings);
+    return bytes;
+}
+
+static size_t rounded_bytes(const moert_layer *layer) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < BLOCKS; i++)
+        for (size_t use = 0; use < MOERT_PACKED_USES; use++)
+            bytes += moert_packed_bytes(layer->rounded[i].packed[use]) +
+                     SUM(layer->rounded[i].weight[use]);
+    return bytes;
+}
+
+static moert_memory measure_blocks(moert_model *model, const moert_optimizer *optimizer) {
+    moert_memory found = {0};
+    for (size_t i = 0; i < moert_model_block_count(model); i++) {
+        const moert_block *block = moert_model_block(model, i);
+        const moert_moments *moments = &optimizer->moments[i];
+        found.weights += SUM(block->weight);
+        found.gradients += SUM(block->gradient);
+        found.moments += SUM(moments->first, moments->second);
+        found.sums += SUM(block->nodes);
+        found.copies += packed_bytes(block);
+    }
+    return found;
+}
+
+static size_t layer_activations(const moert_model_layer *l) {
+    const moert_layer *moe = l->moe;
+    return SUM(l->aux_gradient, l->normed, l->rstd, l->q_raw, l->k_raw, l->q_rstd, l->k_rstd, l->q,
+               l->k, l->v, l->attended, l->lse, l->middle, l->post_normed, l->post_rstd, l->out,
+               moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
+               moe->routing.lse, moe->v, moe->h, moe->shared_v, moe->shared_h, moe->plan->ends,
+               moe->plan->destination, moe->plan->packed);
+}
+
+static void measure_window(const moert_window *window, size_t rows, moert_memory *found) {
+    found->windows += rows * window->stride * sizeof(float);
+    found->reserved += window->capacity_rows * window->stride * sizeof(float);
+}
+
+static moert_memory measure(moert_model *model, const moert_optimizer *optimizer) {
+    const moert_mesh *mesh = model->mesh;
+    moert_memory found = measure_blocks(model, optimizer);
+    found.activations =
+        SUM(model->rope, model->ends, model->tokens, model->targets, model->links, model->embedded,
+            model->final_normed, model->final_rstd, model->logits, model->token_loss);
+    found.scratch =
+        SUM(model->codes, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
+    found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
+    for (size_t i = 0; i < model->config.layers; i++) {
+        const moert_layer *moe = model->layer[i].moe;
+        found.activations += layer_activations(&model->layer[i]);
+        found.copies += rounded_bytes(moe);
+        measure_window(moe->x, moe->plan->plan->rows, &found);
+        measure_window(moe->prob, moe->plan->plan->rows, &found);
+    }
+    for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
+        if (mesh->windows[i] != NULL)
+            measure_window(mesh->windows[i], model->layer[0].moe->plan->plan->rows, &found);
+    return found;
+}
+
+/* ---- a step ---- */
+
+static moert_status train(moert_model *model, size_t batch, size_t micro_batches) {
+    size_t ranks = test_ranks, first, count;
+    moert_model_share(batch, test_rank, ranks, &first, &count);
+    int32_t *tokens;
+    moert_model_result result;
+    MOERT_TRY(moert_alloc(&tokens, count * LENGTH, sizeof *tokens));
+    for (size_t i = 0; i < count * LENGTH; i++)
+        tokens[i] = (int32_t)((first * LENGTH + i) * 7 % 251);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_model_initialize(model, 1));
+    for (size_t i = 0; i < micro_batches; i++) {
+        MOERT_TRY_OR(done, moert_model_forward(
+                               model, &(moert_model_batch){batch, LENGTH, tokens, tokens, false}));
+        MOERT_TRY_OR(done,
+                     moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
+                                      1.0, &result));
+        MOERT_TRY_OR(done, moert_model_backward(model, i, micro_batches));
+    }
+done:
+    free(tokens);
+    return status;
+}
+
+static unsigned engine_of(const moert_mesh *mesh) {
+    unsigned engine = MOERT_EXCHANGE_LOCAL;
+    while (strcmp(moert_config_choice("MOERT_EXCHANGE", engine), moert_mesh_engine(mesh)) != 0)
+        engine++;
+    return engine;
+}
+
+static void compare(const moert_memory *want, const moert_memory *got, bool any_routing) {
+    expect_equal("weights", want->weights, got->weights);
+    expect_equal("gradients", want->gradients, got->gradients);
+    expect_equal("moments", want->moments, got->moments);
+    expect_equal("sums", want->sums, got->sums);
+    if (any_routing) {
+        expect_equal("copies", want->copies, got->copies);
+        expect_equal("activations", want->activations, got->activations);
+        expect_equal("scratch", want->scratch, got->scratch);
+        expect_equal("windows", want->windows, got->windows);
+        expect_equal("reserved", want->reserved, got->reserved);
+    }
+}
+
+typedef struct recipe {
+    moert_precision precision, dense;
+    moert_dispatch dispatch;
+    size_t micro_batches, hidden; /* 0: the model's */
+    moert_combine combine;
+} recipe;
+
+static const recipe plain = {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0,
+                             MOERT_COMBINE_F32};
+
+/* With one rank per group every row stays where it is, whatever the routing. */
+static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
+    char path[64];
+    moert_model_config config;
+    moert_mesh *mesh;
+    moert_model *model;
+    moert_optimizer *optimizer;
+    moert_memory want;
+    snprintf(path, sizeof path, "tests/golden/model/%s", name);
+    ASSERT_OK_ON_ALL(moert_model_config_read(path, &config));
+    config.precision = how->precision;
+    config.dense = how->dense;
+    config.dispatch = how->dispatch;
+    config.combine = how->combine;
+    config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
+    ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
+    ASSERT_OK_ON_ALL(
+        moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
+    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches));
+    const moert_memory_setting setting = {
+        .config = &config,
+        .batch = batch,
+        .length = LENGTH,
+        .ranks = test_ranks,
+        .ep = ep,
+        .engine = engine_of(mesh),
+        .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
+        .micro_batches = how->micro_batches,
+        .device = moert_context_device(test_context),
+    };
+    ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
+    const moert_memory got = measure(model, optimizer);
+    compare(&want, &got, ep == 1);
+    if (setting.engine == MOERT_EXCHANGE_WINDOW && mesh->exchange->reserves_worst_case)
+        expect_equal("reserved", want.reserved, got.reserved);
+    moert_optimizer_destroy(optimizer);
+    moert_model_destroy(model);
+    moert_mesh_destroy(mesh);
+    moert_model_config_free(&config);
+}
+
+static void test_estimate_equals_what_a_step_allocates(void **state) {
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
+        run_model(models[m], &plain, test_ranks, 5);
+}
+
+static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void **state) {
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
+        run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1);
+}
+
+static void test_estimate_counts_what_low_precision_and_micro_batches_add(void **state) {
+    (void)state;
+    static const recipe recipes[] = {
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 3, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 72,
+         MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0,
+         MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
+        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_BF16},
+        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_BF16},
+    };
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
+        run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
+}
+
+/* ---- arithmetic alone ---- */
+
+static void test_balanced_rows_of_all_ranks_cover_all_slots(void **state) {
+    (void)state;
+    moert_model_config config;
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    moert_memory_setting setting = {
+        .config = &config, .batch = 12, .length = 32, .ep = 1, .largest_bytes = 1u << 30};
+    setting.engine = MOERT_EXCHANGE_STAGED;
+    for (setting.ranks = 1; setting.ranks <= 12; setting.ranks++) {
+        const size_t row = ((config.layers + 2) * 64 + (config.layers + 1) * 16) * sizeof(float);
+        size_t rows = 0;
+        setting.ep = setting.ranks;
+        for (size_t r = 0; r < setting.ranks; r++) {
+            moert_memory memory;
+            ASSERT_OK(moert_memory_estimate(&setting, r, &memory));
+            assert_int_equal(memory.windows % row, 0);
+            assert_true(memory.reserved >= memory.windows);
+            rows += memory.windows / row;
+        }
+        const size_t slots = setting.batch * setting.length * config.router.topk;
+        assert_true(rows >= slots && rows < slots + setting.ranks);
+    }
+    moert_model_config_free(&config);
+}
+
+static void test_estimate_refuses_what_a_run_would_refuse(void **state) {
+    (void)state;
+    moert_model_config config;
+    moert_memory memory;
+    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    moert_memory_setting setting = {.config = &config,
+                                    .batch = 1,
+                                    .length = 32,
+                                    .ranks = 17,
+                                    .ep = 17,
+                                    .engine = MOERT_EXCHANGE_STAGED};
+    assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_USAGE);
+    setting.ranks = setting.ep = 1;
+    setting.length = config.max_positions + 1;
+    assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_USAGE);
+    config.sliding_window = 16;
+    assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_UNSUPPORTED);
+    moert_model_config_free(&config);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_estimate_equals_what_a_step_allocates),
+        cmocka_unit_test(test_estimate_holds_for_replicas_and_a_rank_without_sequences),
+        cmocka_unit_test(test_estimate_counts_what_low_precision_and_micro_batches_add),
+        cmocka_unit_test(test_balanced_rows_of_all_ranks_cover_all_slots),
+        cmocka_unit_test(test_estimate_refuses_what_a_run_would_refuse),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("memory_estimate", tests, open_test_context,
+                                                     close_test_context));
+}

@@ -1,0 +1,390 @@
+// run: np=1,2,3,4 gpu=1,2 sanitize=2
+/*
+ * Every engine over hostile shapes, growth, repetition and errors. An engine that equals the oracle
+ * of round_trip.h bit for bit equals every other engine too.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/rng.h"
+#include "comm/internal.h"
+#include "support/exchange/suite.h"
+#include "support/suite.h"
+
+static void test_exchange_moves_rows_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    for (size_t i = 0; i < SHAPES; i++) {
+        trip t;
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    moert_exchange_destroy(exchange);
+}
+
+/* Waves of no expert, of no row, and messages of a row or two. */
+static void test_exchange_in_waves_moves_rows_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const size_t piece = moert_mail_piece_bytes;
+    for (size_t waves = 2; waves <= MOERT_EXCHANGE_MOST_WAVES + 1; waves += 1 + waves / 3) {
+        moert_mail_piece_bytes = 100 * waves;
+        for (size_t i = 0; i < SHAPES; i++) {
+            trip t;
+            ASSERT_OK_ON_ALL(
+                trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
+            t.waves = waves;
+            ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+            trip_free_buffers(&t);
+            trip_free_windows(&t);
+        }
+    }
+    moert_mail_piece_bytes = piece;
+    moert_exchange_destroy(exchange);
+}
+
+/* A rank on which something fails between two waves goes through all of them; then all fail. */
+static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    t.waves = 4;
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch_start(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    moert_status local = MOERT_OK;
+    for (size_t w = 0; w < t.plan->waves; w++) {
+        if (local == MOERT_OK)
+            local = moert_exchange_dispatch_wait(exchange, w);
+        if (w == t.plan->waves / 2 && test_rank == test_ranks - 1)
+            local = MOERT_FAIL(ERROR_DEVICE, "the second wave's product");
+        moert_exchange_combine_send(exchange, t.plan, t.y, NULL, w);
+    }
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine_finish(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_DEVICE, "the second wave's product");
+    close_usable(&c, &t, exchange);
+}
+
+static void test_exchange_sums_rows_of_codes_exactly(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    moert_window *odd = NULL;
+    for (size_t i = 0; i < SHAPES; i++) {
+        shape c = shapes[i];
+        trip t;
+        c.width += c.width % 2;
+        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
+                        "pairs of bf16 codes, not 33");
+    moert_exchange_destroy(exchange);
+}
+
+/* Resident pages of memory shared with others, in bytes. */
+static size_t shared_bytes(void) {
+    char line[128];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "RssShmem: %zu kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return kib * 1024;
+}
+
+/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows lie.
+ */
+static void test_windows_take_memory_by_the_rows_that_come(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
+    const size_t page = c.width * sizeof(float), slack = 64 * page;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    const size_t before = shared_bytes();
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
+    const size_t most = 2 * rows * page + slack, least = 2 * c.tokens[0] * page;
+    if (moert_device_describe(test_device)->is_cpu)
+        ASSERT_ON_ALL(taken >= least && taken <= most);
+    ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
+    close_trip(&t, exchange);
+}
+
+static void test_exchange_grows_its_windows(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    static const size_t tokens[] = {3, 40, 7, 300};
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, false, &t));
+    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
+        shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+    }
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+static void test_exchange_repeats_with_changing_payload(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, false, &t));
+    for (unsigned i = 0; i < 200; i++) {
+        shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+    }
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* Element i of a token's row: bits that arithmetic would change. */
+static uint32_t hostile_bits(size_t token, size_t i) {
+    static const uint32_t bits[] = {0x7F800001, 0xFFBFFFFF, 0x7FC12345, 0xFF800000,
+                                    0x80000000, 0x00000001, 0x807FFFFF, 0xFFFFFFFF};
+    return bits[(token * 5 + i) % 8];
+}
+
+static void test_exchange_dispatches_any_bits(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"bits", 1, 1, 21, {3, 5, 0, 4}, ONE_EXPERT, 5};
+    const size_t tokens = c.tokens[test_rank];
+    size_t before = 0, wrong = 0;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    uint32_t *host = (uint32_t *)t.host;
+    for (size_t r = 0; r < test_rank; r++)
+        before += c.tokens[r];
+    for (size_t i = 0; i < tokens * c.width; i++)
+        host[i] = hostile_bits(before + i / c.width, i % c.width);
+    ASSERT_OK_ON_ALL(moert_buffer_write(t.source, 0, host, tokens * c.width * 4));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.x), 0, host, rows * stride * 4));
+    for (size_t i = 0; i < rows * c.width; i++)
+        wrong += host[i / c.width * stride + i % c.width] != hostile_bits(i / c.width, i % c.width);
+    ASSERT_ON_ALL(wrong == 0 && (rows > 0) == (test_rank == 0));
+    close_trip(&t, exchange);
+}
+
+/* ---- plans ---- */
+
+/* K different experts for each token, or none for a slot. */
+static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_t key) {
+    int32_t *index = test_alloc(tokens * topk * sizeof *index);
+    for (size_t t = 0; t < tokens; t++) {
+        const size_t first = (size_t)(moert_rng_uniform(key, 1, t) * (double)experts);
+        for (size_t k = 0; k < topk; k++) {
+            const bool none = moert_rng_uniform(key, 2, t * topk + k) < 0.1;
+            index[t * topk + k] = none ? -1 : (int32_t)((first + k * (1 + t % 2)) % experts);
+        }
+    }
+    return index;
+}
+
+static void test_the_device_places_slots_as_the_host_does(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    static const size_t sizes[][3] = {/* T, K, E */
+                                      {0, 2, 8},   {1, 1, 4},    {31, 2, 8},      {32, 2, 5},
+                                      {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}, {40, 3, 9000}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const size_t topk = sizes[i][1], experts = sizes[i][2];
+        const size_t tokens = sizes[i][0] * (test_rank + 1), slots = tokens * topk;
+        int32_t *index = random_index(tokens, topk, experts, 10 * i + test_rank);
+        moert_buffer *buffer = upload(index, slots * sizeof *index);
+        moert_exchange_plan *made = NULL;
+        moert_plan *want;
+        ASSERT_OK_ON_ALL(
+            moert_exchange_make_plan(exchange, MOERT_OK, buffer, tokens, topk, experts, &made));
+        ASSERT_OK_ON_ALL(moert_plan_create(index, tokens, topk, experts, test_ranks, test_rank,
+                                           made->plan->counts, &want));
+        uint32_t(*pairs)[2] = test_alloc((slots + 1) * sizeof *pairs);
+        moert_status status = moert_buffer_read(made->destination, 0, pairs, slots * sizeof *pairs);
+        size_t wrong = 0;
+        for (size_t s = 0; s < slots; s++)
+            wrong += pairs[s][0] != want->slot_rank[s] || pairs[s][1] != want->slot_row[s];
+        ASSERT_ON_ALL(status == MOERT_OK && wrong == 0);
+        moert_plan_destroy(want);
+        moert_exchange_free_plan(made);
+        moert_buffer_destroy(buffer);
+        free(pairs);
+        free(index);
+    }
+    moert_exchange_destroy(exchange);
+}
+
+/* Work that fails between the two calls fails the plan on all ranks; the next one takes the memory
+ * of a freed one and is right. */
+static void test_a_plan_is_made_in_two_calls(void **state) {
+    enum { T = 70, K = 2, E = 8 };
+    moert_exchange *exchange = open_exchange(state);
+    int32_t *index = random_index(T, K, E, 5 + test_rank);
+    moert_buffer *buffer = upload(index, T * K * sizeof *index);
+    moert_exchange_plan *made = NULL;
+    uint32_t first[T * K][2], second[T * K][2];
+    for (int turn = 0; turn < 2; turn++) {
+        uint32_t(*pairs)[2] = turn == 0 ? first : second;
+        moert_status status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        if (status == MOERT_OK && test_rank == test_ranks - 1)
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for what goes on meanwhile");
+        ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
+                            "no room for what goes on meanwhile");
+        assert_null(made);
+        status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
+        ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs, sizeof first));
+        const moert_buffer *memory = made->destination;
+        moert_exchange_free_plan(made);
+        made = NULL;
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, buffer, 1, K, E, &made));
+        ASSERT_ON_ALL(made->destination == memory);
+        moert_exchange_free_plan(made);
+        made = NULL;
+    }
+    ASSERT_ON_ALL(memcmp(first, second, sizeof first) == 0);
+    moert_buffer_destroy(buffer);
+    free(index);
+    moert_exchange_destroy(exchange);
+}
+
+/* ---- errors ---- */
+
+static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"after errors", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 77};
+    const int32_t bad = 8, last = test_rank == test_ranks - 1;
+    moert_exchange_plan *plan = NULL;
+    moert_buffer *small;
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
+    ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 2, 8, &plan),
+        MOERT_ERROR_USAGE, "token 0, slot 1: expert index 8 is outside -1..7");
+    moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, local, t.index, 0, 2, 8, &plan),
+                        MOERT_ERROR_IO, "the data ended early");
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(
+            moert_exchange_make_plan(exchange, MOERT_OK, t.index, 0, 2 + (size_t)last, 8, &plan),
+            MOERT_ERROR_MISMATCH, "experts per token");
+    assert_null(plan);
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, MOERT_OK, last ? small : t.source,
+                                                t.x, NULL, NULL),
+                        MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y,
+                                               last ? small : t.weight, t.target, NULL, NULL),
+                        MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
+    local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, local, t.source, t.x, NULL, NULL),
+                        MOERT_ERROR_MEMORY, "no room for the busy rank");
+    local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_MEMORY, "no room for the busy rank");
+    trip_free_buffers(&t);
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip_free_buffers(&t);
+    moert_buffer_destroy(small);
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* The last rank's device is busy for longer than the others' wait for it. */
+static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
+    const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
+    if (test_ranks == 1 || suite_skips(test_ranks != 2))
+        return;
+    moert_exchange *exchange = open_exchange(state);
+    moert_flags *busy = make_busy();
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(keep_busy(busy));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL));
+    expect_late(&c, &t, exchange, "in phase 'dispatch'");
+    moert_flags_destroy(busy);
+    close_usable(&c, &t, exchange);
+}
+
+static void test_exchange_chooses_the_best_engine(void **state) {
+    (void)state;
+    moert_exchange *exchange;
+    ASSERT_OK_ON_ALL(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange));
+    const char *engine = moert_exchange_engine(exchange);
+    assert_string_equal(engine, test_ranks == 1 ? "local" : has_windows() ? "window" : "staged");
+    moert_exchange_destroy(exchange);
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(
+            moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_LOCAL, &exchange),
+            MOERT_ERROR_UNSUPPORTED, "it serves one rank");
+    moert_exchange_destroy(NULL);
+    moert_window_destroy(NULL);
+    moert_exchange_free_plan(NULL);
+}
+
+/* Ranks of one host in containers of their own. */
+static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state) {
+    (void)state;
+    moert_exchange *exchange;
+    if (test_ranks == 1 || !moert_device_describe(test_device)->is_cpu)
+        return;
+    moert_memory_processes = test_rank == test_ranks - 1 ? "/nowhere" : "/proc";
+    moert_status status =
+        moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_AUTO, &exchange);
+    ASSERT_ON_ALL(status == MOERT_OK && strcmp(moert_exchange_engine(exchange), "staged") == 0);
+    moert_exchange_destroy(exchange);
+    status = moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_WINDOW, &exchange);
+    moert_memory_processes = "/proc";
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "is out of reach");
+}
+
+/* X(name): the tests that every way of exchanging passes, and those that every engine does. */
+#define WAY_TESTS(X)                                                                               \
+    X(test_exchange_moves_rows_exactly)                                                            \
+    X(test_exchange_sums_rows_of_codes_exactly)                                                    \
+    X(test_exchange_grows_its_windows)                                                             \
+    X(test_exchange_repeats_with_changing_payload)                                                 \
+    X(test_exchange_dispatches_any_bits)                                                           \
+    X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
+#define ENGINE_TESTS(X)                                                                            \
+    WAY_TESTS(X)                                                                                   \
+    X(test_the_device_places_slots_as_the_host_does)                                               \
+    X(test_a_plan_is_made_in_two_calls)                                                            \
+    X(test_exchange_in_waves_moves_rows_exactly)                                                   \
+    X(test_exchange_fails_alike_in_the_middle_of_its_waves)
+
+static const struct CMUnitTest tests[] = {
+    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) WAY_TESTS(ONCE_ROW)
+        WAY_TESTS(FUSED_ROW) WAY_TESTS(FUSED_ONCE_ROW) WAY_TESTS(PUSH_ROW) WAY_TESTS(PUSH_ONCE_ROW)
+            WAY_TESTS(SUM_ROW) WAY_TESTS(SUM_FUSED_ROW) ENGINE_TESTS(STAGED_ROW)
+                ENGINE_TESTS(NODE_1_ROW) ENGINE_TESTS(NODE_2_ROW)
+                    ENGINE_TESTS(NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
+                                             test_exchange_names_a_late_device_and_stays_usable,
+                                             NULL, NULL, &setup_impatient},
+    {"test_exchange_names_a_late_device_and_stays_usable[fused]",
+     test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &setup_impatient_fused},
+    WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
+        cmocka_unit_test(test_exchange_chooses_the_best_engine),
+    cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
+};
+
+int main(int count, char **arguments) {
+    return run_exchange_tests("exchange", tests, sizeof tests / sizeof tests[0], count, arguments);
+}

@@ -1,0 +1,496 @@
+// run: np=1,2,3,4 gpu=1,2 sanitize=2
+/*
+ * What only some ways of exchanging do: rows that go to each rank once, moves that are one kernel,
+ * rows that are pushed or summed first, and nodes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "comm/internal.h"
+#include "support/exchange/suite.h"
+#include "support/suite.h"
+
+/* ---- rows that go to each rank once ---- */
+
+static const uint32_t POISON = 0xFFC0DEAD;
+
+/* Slots of this rank's tokens that get a row of their own, by brute force: all of its own experts,
+ * one of each other rank's. */
+static size_t count_stored(const int32_t *index, size_t tokens, size_t topk, size_t experts) {
+    size_t stored = 0;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t owner = 0; owner < test_ranks; owner++) {
+            size_t slots = 0;
+            for (size_t k = 0; k < topk; k++) {
+                const int32_t e = index[t * topk + k];
+                slots += e >= 0 && moert_plan_owner(experts, test_ranks, (size_t)e) == owner;
+            }
+            stored += owner == test_rank || slots == 0 ? slots : 1;
+        }
+    return stored;
+}
+
+static size_t sum_over_ranks(size_t mine) {
+    size_t all[MAX_RANKS], sum = 0;
+    ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
+    for (size_t r = 0; r < test_ranks; r++)
+        sum += all[r];
+    return sum;
+}
+
+/* Floats of this rank's rows that nobody has written. */
+static size_t count_poison(const trip *t) {
+    const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
+    size_t count = 0;
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t->x), 0, t->host, floats * 4));
+    for (size_t i = 0; i < floats; i++)
+        count += ((const uint32_t *)(const void *)t->host)[i] == POISON;
+    return count;
+}
+
+static void test_a_row_goes_to_each_rank_once(void **state) {
+    const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
+    moert_exchange *exchange = open_exchange(state);
+    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
+    int32_t *index = test_alloc((slots + 1) * sizeof *index);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    for (size_t i = 0; i < rows * stride; i++)
+        memcpy(&t.host[i], &POISON, sizeof POISON);
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
+    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
+    moert_status status = moert_kernel_dispatch_once(exchange, &move);
+    ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
+    const size_t missing = count_poison(&t);
+    ASSERT_ON_ALL(missing % stride == 0);
+    const size_t stored = sum_over_ranks(rows - missing / stride);
+    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(index, tokens, c.topk, c.experts)));
+    ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_ON_ALL(count_poison(&t) == 0);
+    free(index);
+    close_trip(&t, exchange);
+}
+
+/* Words of a dispatch that has not come: no row is read outside of the window. */
+static void test_a_word_that_is_no_row_is_left_alone(void **state) {
+    const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
+    moert_exchange *exchange = open_exchange(state);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
+    const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
+    uint32_t *words = test_alloc((rows + 1) * sizeof *words);
+    for (size_t r = 0; r < rows; r++)
+        words[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), t.x->capacity_rows * stride * 4,
+                                        words, rows * sizeof *words));
+    for (size_t i = 0; i < rows * stride; i++)
+        memcpy(&t.host[i], &POISON, sizeof POISON);
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_ON_ALL(count_poison(&t) == rows * stride);
+    free(words);
+    close_trip(&t, exchange);
+}
+
+/* Ranks that are told different things still agree. */
+static void test_ranks_agree_on_how_often_a_row_goes(void **state) {
+    const shape c = {"told otherwise", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 24};
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    trip t;
+    mixed.once = test_rank == test_ranks - 1 ? "off" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    close_trip(&t, exchange);
+}
+
+static void test_a_row_goes_once_where_that_saves_much(void **state) {
+    (void)state;
+    static const struct {
+        size_t ranks, tokens, topk, row_bytes; /* tokens of a rank */
+        bool saves, saves_fused;
+    } cases[] = {{4, 8192, 8, 4096, true, true},   {2, 8192, 8, 4096, true, true},
+                 {4, 8192, 8, 14336, true, true},  {4, 128, 8, 4096, false, true},
+                 {4, 64, 8, 4096, false, false},   {4, 8192, 1, 4096, false, false},
+                 {4, 8192, 2, 4096, false, false}, {64, 8192, 8, 4096, false, false},
+                 {1, 8192, 8, 4096, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t slots = cases[i].ranks * cases[i].tokens * cases[i].topk;
+        const moert_plan plan = {
+            .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
+        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes, false), cases[i].saves);
+        assert_int_equal(moert_window_saves(&plan, cases[i].row_bytes, true), cases[i].saves_fused);
+    }
+}
+
+/* Each rank chooses for itself whether a move is one kernel. */
+static void test_ranks_may_fuse_or_not(void **state) {
+    const shape c = {"some fuse", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 28};
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    trip t;
+    mixed.fuse = test_rank % 2 == 0 ? "on" : "off";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    for (int i = 0; i < 10; i++) {
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free_buffers(&t);
+    }
+    trip_free_windows(&t);
+    moert_exchange_destroy(exchange);
+}
+
+/* ---- rows that are pushed ---- */
+
+/* The trip of a shape, up to its slots' windows, on an exchange that pushes. */
+static moert_exchange *open_pushing(void **state, const shape *c, trip *t) {
+    moert_exchange *exchange = open_exchange(state);
+    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c->width, false, t));
+    ASSERT_OK_ON_ALL(trip_run(c, t));
+    return exchange;
+}
+
+/* A cell of a dispatch that has not come: its row goes nowhere. */
+static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
+    const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
+    uint32_t(*cells)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *cells);
+    uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* zeros */
+    float *before = test_alloc(floats * sizeof *before),
+          *after = test_alloc(floats * sizeof *after);
+    const moert_buffer *places;
+    size_t somewhere = 0;
+    for (size_t r = 0; r < rows; r++) {
+        cells[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.y->capacity_rows;
+        cells[r][2] = 0;
+        if (r % 3 == 0) {
+            cells[r][1] = 0;
+            cells[r][2] = (uint32_t)test_ranks + (uint32_t)r;
+        }
+    }
+    ASSERT_OK_ON_ALL(
+        moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
+    if (moert_exchange_sums(exchange)) {
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places),
+                            MOERT_ERROR_USAGE, "have no places of their own");
+    } else {
+        ASSERT_OK_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places));
+        ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
+    }
+    const moert_move move = {
+        .plan = t.plan, .window = t.y, .slots = t.slot_x, .source = moert_window_rows(t.x)};
+    ASSERT_OK_ON_ALL(moert_kernel_send_rows(exchange, &move));
+    for (size_t r = 0; r < rows; r++)
+        somewhere += found[r] != 0;
+    ASSERT_ON_ALL(somewhere == 0);
+    ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
+    ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
+    free(cells);
+    free(found);
+    free(before);
+    free(after);
+    close_trip(&t, exchange);
+}
+
+/* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
+static moert_status combine_pushed(trip *t, bool beside) {
+    moert_exchange *exchange = t->exchange;
+    MOERT_TRY(moert_exchange_dispatch(exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
+                                      t->slot_x));
+    moert_status local =
+        moert_exchange_push_rows(exchange, t->plan, t->y, t->slot_x, moert_window_rows(t->x));
+    if (local == MOERT_OK && beside)
+        local = moert_exchange_combine_beside(exchange);
+    MOERT_TRY(moert_exchange_combine(exchange, t->plan, local, t->y, NULL, t->target, NULL, NULL));
+    return moert_exchange_combine_join(exchange);
+}
+
+/* Rows that a combine would send itself are sent before it runs beside other work. */
+static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
+    const shape c = {"beside", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
+    float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
+    ASSERT_OK_ON_ALL(combine_pushed(&t, false));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, want, bytes));
+    ASSERT_OK_ON_ALL(moert_buffer_clear(moert_window_rows(t.y), 0,
+                                        t.y->capacity_rows * moert_window_stride(t.y) * 4));
+    ASSERT_OK_ON_ALL(combine_pushed(&t, true));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, got, bytes));
+    ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
+    free(want);
+    free(got);
+    close_trip(&t, exchange);
+}
+
+/* One rank's product fails after others have sent rows: all fail, and the next combine is one of
+ * rows that are fetched, until they are pushed again. */
+static void test_a_push_fails_alike_on_all_ranks(void **state) {
+    const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const bool last = test_rank == test_ranks - 1;
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    const moert_status local =
+        last ? MOERT_FAIL(ERROR_DEVICE, "the product")
+             : moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_DEVICE, "the product");
+    close_usable(&c, &t, exchange);
+}
+
+/* The last rank's device is busy when the others wait for the rows that it is to send. */
+static void test_a_pushed_combine_names_a_late_device(void **state) {
+    const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
+    if (test_ranks == 1 || suite_skips(test_ranks != 2))
+        return;
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    moert_flags *busy = make_busy();
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    ASSERT_OK_ON_ALL(keep_busy(busy));
+    const moert_status local =
+        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL));
+    expect_late(&c, &t, exchange, "in phase 'combine'");
+    moert_flags_destroy(busy);
+    close_usable(&c, &t, exchange);
+}
+
+/* A window without room for the slots is refused before anything is stored. */
+static void test_a_push_wants_room_for_slots(void **state) {
+    const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    const moert_buffer *places, *rows = moert_window_rows(t.x);
+    moert_window *small;
+    ASSERT_OK_ON_ALL(moert_window_create(exchange, c.width, &small));
+    if (!moert_exchange_sums(exchange))
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, small, t.slot_x, &places),
+                            MOERT_ERROR_USAGE, "a window to push to has 0 rows");
+    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, t.plan, small, t.slot_x, rows),
+                        MOERT_ERROR_USAGE, "a window to push to has 0 rows");
+    moert_window_destroy(small);
+    close_usable(&c, &t, exchange);
+}
+
+static void test_ranks_agree_on_whether_they_push(void **state) {
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    mixed.push = test_rank == test_ranks - 1 ? "off" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_ON_ALL(!moert_exchange_pushes(exchange, false) &&
+                  !moert_exchange_pushes(exchange, true));
+    moert_exchange_destroy(exchange);
+}
+
+/* Some may copy and others sum: then nobody sums. */
+static void test_ranks_agree_on_whether_they_sum(void **state) {
+    setup mixed = *(const setup *)*state;
+    void *tested = &mixed;
+    mixed.push = test_rank == test_ranks - 1 ? "sum" : "on";
+    moert_exchange *exchange = open_exchange(&tested);
+    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
+    ASSERT_ON_ALL(moert_exchange_sums(exchange) == (test_ranks == 1));
+    moert_exchange_destroy(exchange);
+}
+
+/* A weight of each slot comes too late for a sum of some. */
+static void test_summed_rows_take_no_weights(void **state) {
+    const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
+    trip t;
+    moert_exchange *exchange = open_pushing(state, &c, &t);
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    const moert_status local =
+        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, local, t.y, t.weight, t.target, NULL, NULL),
+        MOERT_ERROR_USAGE, "cannot be weighted");
+    close_usable(&c, &t, exchange);
+}
+
+/* ---- nodes ---- */
+
+/* Pairs of a token of this rank and another node where it has an expert, by brute force. */
+static size_t count_far_pairs(const moert_comm *comm, const int32_t *index, size_t tokens,
+                              size_t topk, size_t experts) {
+    const size_t mine = moert_comm_node(comm, test_rank);
+    size_t pairs = 0;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t node = 0; node < moert_comm_node_count(comm); node++) {
+            bool goes = false;
+            for (size_t k = 0; k < topk && node != mine; k++) {
+                const int32_t e = index[t * topk + k];
+                goes |= e >= 0 && moert_comm_node(comm, moert_plan_owner(experts, test_ranks,
+                                                                         (size_t)e)) == node;
+            }
+            pairs += goes;
+        }
+    return pairs;
+}
+
+static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
+    const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
+    const moert_comm *comm = spread[((const setup *)*state)->together];
+    moert_exchange *exchange = open_exchange(state);
+    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
+    int32_t *index = test_alloc((slots + 1) * sizeof *index);
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
+    const size_t pairs = count_far_pairs(comm, index, tokens, c.topk, c.experts);
+    const uint64_t before = moert_exchange_far_rows(exchange); /* of the trip's two dispatches */
+    ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (tokens > 0));
+    ASSERT_OK_ON_ALL(
+        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
+    free(index);
+    close_trip(&t, exchange);
+}
+
+static void test_nodes_send_messages_of_few_rows(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const size_t piece = moert_mail_piece_bytes;
+    for (size_t i = 0; i < SHAPES; i++) {
+        trip t;
+        moert_mail_piece_bytes = 100 + 700 * (i % 3);
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    moert_mail_piece_bytes = piece;
+    moert_exchange_destroy(exchange);
+}
+
+static void test_nodes_may_sum_first(void **state) {
+    set_variable("MOERT_NODE_SUM", "presum");
+    moert_exchange *exchange = open_exchange(state);
+    set_variable("MOERT_NODE_SUM", NULL);
+    for (size_t i = 0; i < SHAPES; i++) {
+        trip t;
+        ASSERT_OK_ON_ALL(
+            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
+        t.presummed = spread[((const setup *)*state)->together];
+        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
+        trip_free_buffers(&t);
+        trip_free_windows(&t);
+    }
+    moert_exchange_destroy(exchange);
+}
+
+/* A sum of codes would have to be rounded. */
+static void test_nodes_never_sum_codes_first(void **state) {
+    const shape c = {"codes", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
+    trip t;
+    set_variable("MOERT_NODE_SUM", "presum");
+    moert_exchange *exchange = open_exchange(state);
+    set_variable("MOERT_NODE_SUM", NULL);
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    close_trip(&t, exchange);
+}
+
+static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
+    const setup *tested = *state;
+    moert_exchange *exchange;
+    set_variable("MOERT_NODE_SUM", test_rank == test_ranks - 1 ? "presum" : NULL);
+    const moert_status status = moert_exchange_create(test_device, spread[tested->together],
+                                                      MOERT_EXCHANGE_NODE, &exchange);
+    set_variable("MOERT_NODE_SUM", NULL);
+    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "MOERT_NODE_SUM is presum on rank");
+}
+
+static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
+    moert_exchange *exchange = open_exchange(state);
+    const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    moert_status status = trip_make_buffers(&c, &t);
+    ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, status, t.index, c.tokens[test_rank],
+                                              c.topk, c.experts, &t.plan));
+    ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL),
+        MOERT_ERROR_USAGE, "before the first dispatch");
+    close_usable(&c, &t, exchange);
+}
+
+/* auto: between hosts the node exchange, if there are windows for it to use. */
+static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
+    const size_t together = ((const setup *)*state)->together;
+    moert_exchange *exchange;
+    moert_exchange_report reports[MOERT_EXCHANGE_ENGINES];
+    ASSERT_OK_ON_ALL(
+        moert_exchange_create(test_device, spread[together], MOERT_EXCHANGE_AUTO, &exchange));
+    ASSERT_ON_ALL(strcmp(moert_exchange_engine(exchange), together > 1 ? "node" : "staged") == 0);
+    moert_exchange_destroy(exchange);
+    moert_exchange_survey(test_device, spread[together], reports);
+    const moert_exchange_report *node = &reports[MOERT_EXCHANGE_NODE - MOERT_EXCHANGE_LOCAL];
+    ASSERT_ON_ALL(node->automatic == (together > 1) && strcmp(node->name, "node") == 0);
+    ASSERT_ON_ALL((strstr(node->reason, "alone on its host") == NULL) == (together > 1));
+    moert_exchange_survey(test_device, spread[0], reports);
+    ASSERT_ON_ALL(strcmp(node->reason, "the ranks are on one host") == 0);
+}
+
+#define ONCE_TESTS(X)                                                                              \
+    X(test_a_row_goes_to_each_rank_once)                                                           \
+    X(test_a_word_that_is_no_row_is_left_alone)                                                    \
+    X(test_ranks_agree_on_how_often_a_row_goes)
+
+#define PUSH_TESTS(X)                                                                              \
+    X(test_a_row_of_no_slot_is_pushed_nowhere)                                                     \
+    X(test_a_pushed_combine_may_run_beside_other_work)                                             \
+    X(test_ranks_may_fuse_or_not)                                                                  \
+    X(test_a_push_fails_alike_on_all_ranks)                                                        \
+    X(test_a_push_wants_room_for_slots)                                                            \
+    X(test_ranks_agree_on_whether_they_push)
+
+#define SUM_TESTS(X)                                                                               \
+    PUSH_TESTS(X)                                                                                  \
+    X(test_ranks_agree_on_whether_they_sum)                                                        \
+    X(test_summed_rows_take_no_weights)
+
+#define NODE_TESTS(X)                                                                              \
+    X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
+    X(test_nodes_send_messages_of_few_rows)                                                        \
+    X(test_nodes_may_sum_first)                                                                    \
+    X(test_nodes_never_sum_codes_first)                                                            \
+    X(test_ranks_must_agree_on_how_nodes_sum)                                                      \
+    X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
+    X(test_hosts_of_several_ranks_take_the_node_exchange)
+
+static const struct CMUnitTest tests[] = {
+    {"test_a_pushed_combine_names_a_late_device", test_a_pushed_combine_names_a_late_device, NULL,
+     NULL, &setup_impatient_summed},
+    ONCE_TESTS(ONCE_ROW) FUSED_ROW(test_ranks_may_fuse_or_not)
+        FUSED_ONCE_ROW(test_ranks_may_fuse_or_not) PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW)
+            SUM_TESTS(SUM_ROW) SUM_TESTS(SUM_FUSED_ROW) NODE_TESTS(NODE_1_ROW)
+                NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW)
+                    cmocka_unit_test(test_a_row_goes_once_where_that_saves_much),
+};
+
+int main(int count, char **arguments) {
+    return run_exchange_tests("exchange_ways", tests, sizeof tests / sizeof tests[0], count,
+                              arguments);
+}

@@ -1,0 +1,117 @@
+// run: np=2,4 gpu=2 sanitize=2
+/* Meetings of devices: order over many rounds whatever delays the hosts, and a rank that does not
+ * come. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/phase.h"
+#include "base/rng.h"
+#include "exchange/window/flags.h"
+#include "support/mpi.h"
+
+static const uint64_t PATIENCE_NS = 60000000000;
+
+static void sleep_now_and_then(uint64_t round) {
+    const double u = moert_rng_uniform(17, test_rank, round);
+    if (u > 0.7)
+        usleep((useconds_t)((u - 0.7) * 1e4));
+}
+
+/* What the meetings so far have found. */
+static moert_status settle(moert_flags *flags) {
+    MOERT_TRY(moert_flags_fetch(flags));
+    MOERT_TRY(moert_device_finish(test_device));
+    return moert_flags_check(flags);
+}
+
+/* Every rank writes a row of all segments; then every rank counts the rows that are not this
+ * round's. No host waits in between. */
+static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags, unsigned round,
+                                  moert_buffer **wrong) {
+    const unsigned ranks = (unsigned)test_ranks, rank = (unsigned)test_rank;
+    MOERT_TRY(moert_buffer_create(test_device, sizeof(uint32_t), wrong));
+    sleep_now_and_then(2 * round);
+    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write", ((moert_grid){1, 1, 1}),
+                        MOERT_ARG(rows->addresses), MOERT_ARG(ranks), MOERT_ARG(rank),
+                        MOERT_ARG(round)));
+    MOERT_TRY(moert_flags_meet(flags));
+    sleep_now_and_then(2 * round + 1);
+    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read", ((moert_grid){1, 1, 1}),
+                        MOERT_ARG(rows->addresses), MOERT_ARG(*wrong), MOERT_ARG(ranks),
+                        MOERT_ARG(round)));
+    return moert_flags_meet(flags);
+}
+
+static void test_devices_see_what_the_others_did_before_a_meeting(void **state) {
+    (void)state;
+    enum { ROUNDS = 300 };
+    static moert_buffer *wrong[ROUNDS];
+    moert_storage rows = {.rows = NULL};
+    moert_flags *flags;
+    uint32_t count = 0, all = 0;
+    const moert_exchange_memory *memory = moert_memory_of(test_device);
+    ASSERT_OK_ON_ALL(memory->create(test_device, test_comm, test_ranks * 64, &rows));
+    ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, memory, PATIENCE_NS, &flags));
+    moert_status status = MOERT_OK;
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        const moert_status enqueued = enqueue_round(&rows, flags, round, &wrong[round]);
+        status = status != MOERT_OK ? status : enqueued;
+    }
+    ASSERT_OK_ON_ALL(status);
+    ASSERT_OK_ON_ALL(settle(flags));
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        status = moert_buffer_read(wrong[round], 0, &count, sizeof count);
+        all += status == MOERT_OK ? count : 1;
+        moert_buffer_destroy(wrong[round]);
+    }
+    ASSERT_ON_ALL(all == 0);
+    moert_flags_destroy(flags);
+    moert_storage_release(&rows);
+}
+
+/* Rank `late` leaves out the first meeting; the others, which go on, find that out and wait for no
+ * other one meanwhile. */
+static void test_a_rank_that_does_not_come_is_named(void **state) {
+    (void)state;
+    const uint64_t patience_ns = 1000000000;
+    const size_t late = test_ranks / 2;
+    moert_flags *flags;
+    char text[64];
+    if (test_ranks == 1)
+        return;
+    snprintf(text, sizeof text, "the device of rank %zu (", late);
+    ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
+                                        patience_ns, &flags));
+    moert_phase_set("some phase");
+    moert_status met = test_rank != late ? moert_flags_meet(flags) : MOERT_OK;
+    moert_phase_set("another phase");
+    for (unsigned i = 0; i < 20 && met == MOERT_OK && test_rank != late; i++)
+        met = moert_flags_meet(flags);
+    const moert_status found = test_rank != late ? settle(flags) : MOERT_ERROR_COMM;
+    bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
+    if (test_rank != late)
+        right = right && strstr(moert_last_error(), text) != NULL &&
+                strstr(moert_last_error(), "meeting 1, in phase 'some phase', within 1 s") != NULL;
+    right = on_all(right); /* the late rank waits here */
+    for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
+        met = moert_flags_meet(flags);
+    right = settle(flags) == MOERT_OK && met == MOERT_OK && right;
+    ASSERT_ON_ALL(right);
+    ASSERT_OK_ON_ALL(moert_flags_meet(flags));
+    ASSERT_OK_ON_ALL(settle(flags));
+    moert_flags_destroy(flags);
+    moert_flags_destroy(NULL);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_devices_see_what_the_others_did_before_a_meeting),
+        cmocka_unit_test(test_a_rank_that_does_not_come_is_named),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("flags", tests, open_test_device, close_test_device));
+}

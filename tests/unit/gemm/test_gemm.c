@@ -1,0 +1,412 @@
+// run: np=1 sanitize=1
+/* Grouped GEMM: exact payloads against float64 loops, guard values, the promise of equal bits: by
+ * backend, type, packed and native weights. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "support/gemm/gemm.h"
+
+static void expect_forward(const problem *p, arrays *a, size_t g) {
+    const size_t line = p->shared ? 0 : g * p->n;
+    for (size_t m = start_of(p, g); m < p->ends[g]; m++)
+        for (size_t n = 0; n < p->n; n++) {
+            double sum = p->bias ? (double)a->bias[line + n] : 0.0;
+            for (size_t k = 0; k < p->k; k++)
+                sum += (double)a->x[m * a->ldx + k] * (double)a->weight[(line + n) * p->k + k];
+            a->y[m * a->ldy + p->y_column + n] = (float)sum;
+        }
+}
+
+static void expect_dgrad(const problem *p, arrays *a, size_t g) {
+    const size_t line = p->shared ? 0 : g * p->n;
+    for (size_t m = start_of(p, g); m < p->ends[g]; m++)
+        for (size_t k = 0; k < p->k; k++) {
+            float *out = &a->x[m * a->ldx + k];
+            double sum = p->accumulate ? (double)*out : 0.0;
+            for (size_t n = 0; n < p->n; n++)
+                sum += (double)a->y[m * a->ldy + p->y_column + n] *
+                       (double)a->weight[(line + n) * p->k + k];
+            *out = (float)sum;
+        }
+}
+
+static void expect_wgrad(const problem *p, arrays *a, size_t g) {
+    for (size_t n = 0; n < p->n; n++)
+        for (size_t k = 0; k < p->k; k++) {
+            float *out = &a->weight[(g * p->n + n) * p->k + k];
+            double sum = p->accumulate ? (double)*out : 0.0;
+            for (size_t m = start_of(p, g); m < p->ends[g]; m++)
+                sum += (double)a->y[m * a->ldy + p->y_column + n] * (double)a->x[m * a->ldx + k];
+            *out = (float)sum;
+        }
+}
+
+static void expect_bias_grad(const problem *p, arrays *a, size_t g) {
+    for (size_t n = 0; n < p->n; n++) {
+        float *out = &a->bias[g * p->n + n];
+        double sum = p->accumulate ? (double)*out : 0.0;
+        for (size_t m = start_of(p, g); m < p->ends[g]; m++)
+            sum += (double)a->y[m * a->ldy + p->y_column + n];
+        *out = (float)sum;
+    }
+}
+
+typedef void (*expectation)(const problem *, arrays *, size_t);
+static const expectation expectations[] = {expect_forward, expect_dgrad, expect_wgrad,
+                                           expect_bias_grad};
+
+static void check_exact(operation op) {
+    for (size_t i = 0; i < gemm_problem_count; i++) {
+        const problem *p = &gemm_problems[i];
+        arrays want = make_arrays(p, true);
+        for (size_t g = 0; g < p->groups; g++)
+            expectations[op](p, &want, g);
+        for (size_t w = 0; w < gemm_way_count; w++) {
+            char title[64];
+            arrays got = make_arrays(p, true);
+            run_gemm(p, op, &gemm_ways[w], &got);
+            snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
+                     gemm_ways[w].name);
+            compare_arrays(title, &got, &want);
+            free_arrays(&got);
+        }
+        free_arrays(&want);
+    }
+}
+
+static void test_forward_is_exact_and_stays_within_its_rows(void **state) {
+    (void)state;
+    check_exact(FORWARD);
+}
+
+static void test_dgrad_is_exact_and_stays_within_its_rows(void **state) {
+    (void)state;
+    check_exact(DGRAD);
+}
+
+static void test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros(void **state) {
+    (void)state;
+    check_exact(WGRAD);
+    check_exact(BIAS_GRAD);
+}
+
+/* Problem i by a reference and the ways that have its bits. */
+static void check_same_bits(size_t i, operation op, size_t reference) {
+    const problem *p = &gemm_problems[i];
+    arrays want = make_arrays(p, false);
+    run_gemm(p, op, &gemm_ways[reference], &want);
+    for (size_t w = reference + 1; w < gemm_way_count && !is_reference(&gemm_ways[w]); w++) {
+        char title[64];
+        arrays got = make_arrays(p, false);
+        run_gemm(p, op, &gemm_ways[w], &got);
+        snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
+                 gemm_ways[w].name);
+        compare_arrays(title, &got, &want);
+        free_arrays(&got);
+    }
+    free_arrays(&want);
+}
+
+static void test_portable_has_the_bits_of_the_reference(void **state) {
+    (void)state;
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (operation op = 0; op < OPERATIONS; op++)
+            for (size_t w = 0; w < gemm_way_count; w++)
+                if (is_reference(&gemm_ways[w]))
+                    check_same_bits(i, op, w);
+}
+
+/* The result rows of `op` for `count` rows of `whole`, with these inputs, from `first` on, computed
+ * alone as one group. */
+static void run_alone(const problem *whole, const arrays *inputs, operation op, const way *by,
+                      size_t first, size_t count, arrays *from) {
+    problem p = *whole;
+    p.rows = p.ends[0] = (uint32_t)count;
+    p.groups = 1;
+    *from = make_arrays(&p, false);
+    memcpy(from->x, inputs->x + first * inputs->ldx, count * inputs->ldx * sizeof(float));
+    memcpy(from->y, inputs->y + first * inputs->ldy, count * inputs->ldy * sizeof(float));
+    run_gemm(&p, op, by, from);
+}
+
+/* A few rows alone against the same rows among all, by the portable backend. */
+static void check_company(const problem *whole, operation op, const way *by) {
+    const size_t starts[] = {0, 3, 49, 117, 299};
+    arrays inputs = make_arrays(whole, false), all = make_arrays(whole, false);
+    run_gemm(whole, op, by, &all);
+    for (size_t i = 0; i < 5; i++)
+        for (size_t count = 1; count <= 13 && starts[i] + count <= whole->rows; count += 4) {
+            arrays alone;
+            run_alone(whole, &inputs, op, by, starts[i], count, &alone);
+            const float *x = all.x + starts[i] * all.ldx, *y = all.y + starts[i] * all.ldy;
+            if (op == FORWARD)
+                assert_same_bits("y", alone.y, y, count * all.ldy);
+            else
+                assert_same_bits("x", alone.x, x, count * all.ldx);
+            free_arrays(&alone);
+        }
+    free_arrays(&inputs);
+    free_arrays(&all);
+}
+
+static void test_a_row_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    const problem whole = {.n = 70,
+                           .k = 1100,
+                           .rows = 300,
+                           .groups = 3,
+                           .ends = {50, 50, 300},
+                           .shared = true,
+                           .bias = true};
+    for (size_t w = 0; w < gemm_way_count; w++)
+        for (operation op = FORWARD; op <= DGRAD; op++)
+            if (!is_reference(&gemm_ways[w]))
+                check_company(&whole, op, &gemm_ways[w]);
+}
+
+static void test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie(void **state) {
+    (void)state;
+    const problem whole = {
+        .n = 40, .k = 70, .rows = 1500, .groups = 4, .ends = {13, 13, 1300, 1500}};
+    const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
+    for (size_t w = 0; w < 2; w++) {
+        const way *by = &gemm_ways[ways[w]];
+        arrays inputs = make_arrays(&whole, false), all = make_arrays(&whole, false);
+        run_gemm(&whole, WGRAD, by, &all);
+        for (size_t g = 0; g < whole.groups; g++) {
+            const size_t first = start_of(&whole, g), count = whole.ends[g] - first;
+            arrays alone;
+            run_alone(&whole, &inputs, WGRAD, by, first, count, &alone);
+            assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
+                             whole.n * whole.k);
+            free_arrays(&alone);
+        }
+        free_arrays(&inputs);
+        free_arrays(&all);
+    }
+}
+
+static void fill(float *data, size_t count, float value) {
+    for (size_t i = 0; i < count; i++)
+        data[i] = value;
+}
+
+static void test_nothing_is_added_to_a_chain_after_its_last_term(void **state) {
+    (void)state;
+    /* a sum of negative zeros stays one only if nothing follows: the old value -0 plus an odd
+     * number of times 0 * -1; the sums of a step in tiles begin with 0 */
+    const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
+    for (size_t w = 0; w < gemm_way_count; w++) {
+        const bool tiled = sums_in_tiles(&gemm_ways[w]);
+        for (operation op = DGRAD; op <= WGRAD; op++) {
+            arrays a = make_arrays(&p, true);
+            float *result = op == DGRAD ? a.x : a.weight;
+            const size_t count = op == DGRAD ? a.x_count : a.weight_count;
+            fill(a.y, a.y_count, 0.0f);
+            fill(a.x, a.x_count, -1.0f);
+            fill(a.weight, a.weight_count, -1.0f);
+            fill(result, count, -0.0f);
+            run_gemm(&p, op, &gemm_ways[w], &a);
+            for (size_t i = 0; i < count; i++)
+                assert_true(result[i] == 0.0f && !signbit(result[i]) == tiled);
+            free_arrays(&a);
+        }
+    }
+}
+
+static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
+    (void)state;
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
+            for (operation op = FORWARD; op <= DGRAD; op++) {
+                way by = gemm_ways[w];
+                arrays whole = make_arrays(&gemm_problems[i], false);
+                arrays parts = make_arrays(&gemm_problems[i], false);
+                run_gemm(&gemm_problems[i], op, &by, &whole);
+                by.parts = true;
+                run_gemm(&gemm_problems[i], op, &by, &parts);
+                compare_arrays(by.name, &parts, &whole);
+                free_arrays(&whole);
+                free_arrays(&parts);
+            }
+}
+
+static void test_what_is_no_part_of_the_groups_is_refused(void **state) {
+    (void)state;
+    const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
+    const uint32_t ends[] = {4, 8};
+    const float values[8 * 4] = {0};
+    moert_buffer *buffer = upload(values, sizeof values);
+    moert_gemm gemm = {.groups = {upload(ends, sizeof ends), 2, 8},
+                       .n = 4,
+                       .k = 4,
+                       .x = buffer,
+                       .weight = buffer,
+                       .y = buffer};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        gemm.part = wrong[i];
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
+    }
+    gemm.part = (moert_part){1, 2, 4, 8};
+    ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
+    gemm.shared_weight = true;
+    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_USAGE, "a weight for each group");
+    moert_buffer_destroy((moert_buffer *)gemm.groups.ends);
+    moert_buffer_destroy(buffer);
+}
+
+/* Prints the hash of all results of the portable backend. */
+static int print_digest(void) {
+    void *state = NULL;
+    uint64_t hash = 0;
+    if (open_test_device(&state) != 0)
+        return 1;
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (size_t w = PORTABLE_F32; w < gemm_way_count; w++)
+            for (operation op = 0; op < OPERATIONS && !is_reference(&gemm_ways[w]); op++) {
+                arrays a = make_arrays(&gemm_problems[i], false);
+                run_gemm(&gemm_problems[i], op, &gemm_ways[w], &a);
+                hash = XXH3_64bits_withSeed(a.x, a.x_count * sizeof(float), hash);
+                hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof(float), hash);
+                hash = XXH3_64bits_withSeed(a.weight, a.weight_count * sizeof(float), hash);
+                free_arrays(&a);
+            }
+    printf("%016llx\n", (unsigned long long)hash);
+    return close_test_device(&state);
+}
+
+static void test_one_two_and_three_threads_give_the_same_bits(void **state) {
+    (void)state;
+    char one[32], more[32];
+    digest_by("1", one);
+    digest_by("2", more);
+    assert_string_equal(one, more);
+    digest_by("3", more);
+    assert_string_equal(one, more);
+}
+
+static void test_a_packed_weight_serves_its_own_shape_only(void **state) {
+    (void)state;
+    const problem *p = &gemm_problems[5];
+    arrays a = make_arrays(p, true);
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends), *small;
+    moert_buffer *x = upload(a.x, a.x_count * sizeof *a.x), *y = upload(a.y, a.y_count * 4);
+    moert_buffer *weight = upload(a.weight, a.weight_count * sizeof *a.weight);
+    const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_FORWARD,
+                                      MOERT_NUMBER_F32};
+    moert_packed *packed = NULL;
+    set_variable("MOERT_BACKEND", "reference");
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    assert_null(packed);
+    ASSERT_OK(moert_packed_fill(packed, weight));
+    assert_int_equal(moert_packed_bytes(packed), 0);
+    set_variable("MOERT_BACKEND", "portable");
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    if (packed != NULL) {
+        moert_gemm gemm = {.groups = {ends, p->groups, p->rows},
+                           .n = p->n,
+                           .k = p->k,
+                           .x = x,
+                           .weight = weight,
+                           .y = y,
+                           .packed = packed};
+        assert_in_range(moert_packed_bytes(packed), p->groups * p->n * p->k * 4, SIZE_MAX);
+        ASSERT_OK(moert_buffer_create(test_device, p->groups * p->n * p->k * 4 - 4, &small));
+        ASSERT_FAILS(moert_packed_fill(packed, small), MOERT_ERROR_USAGE, "too few");
+        moert_buffer_destroy(small);
+        ASSERT_OK(moert_packed_fill(packed, weight));
+        ASSERT_OK(moert_gemm_forward(&gemm));
+        ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_USAGE, "serves no dgrad");
+        gemm.n--;
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "serves no forward");
+        gemm.n++;
+        gemm.type = MOERT_NUMBER_BF16;
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "serves no forward");
+    }
+    moert_packed_destroy(packed);
+    moert_buffer *const buffers[] = {ends, x, y, weight};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+    free_arrays(&a);
+}
+
+static void test_wrong_sizes_are_refused_before_anything_is_written(void **state) {
+    (void)state;
+    const uint32_t end = 4;
+    float data[64] = {0};
+    moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 16 * sizeof *data);
+    moert_buffer *y = upload(data, 16 * sizeof *data), *small;
+    ASSERT_OK(moert_buffer_create(test_device, 15 * sizeof *data, &small));
+    moert_gemm gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y};
+    ASSERT_OK(moert_gemm_forward(&gemm));
+    moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
+    wrong[0].y = small;
+    wrong[1].ldx = 3;
+    wrong[2].weight = NULL;
+    wrong[3].y_column = 1;
+    wrong[4].k = 0;
+    wrong[5].x = small;
+    wrong[5].type = MOERT_NUMBER_BF16;
+    ASSERT_OK(moert_gemm_forward(&wrong[5])); /* 16 numbers of 2 bytes fit */
+    wrong[5].ldx = 10;
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(moert_gemm_forward(&wrong[i]), MOERT_ERROR_USAGE);
+    gemm.type = MOERT_NUMBER_F16;
+    assert_int_equal(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED);
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(small);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(y);
+}
+
+static void test_a_backend_named_for_another_device_is_an_error(void **state) {
+    (void)state;
+    const uint32_t end = 1;
+    const float one = 1.0f;
+    const moert_packed_shape shape = {1, 1, 1, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    moert_packed *packed = NULL;
+    moert_buffer *ends = upload(&end, sizeof end), *x = upload(&one, sizeof one);
+    moert_buffer *y = upload(&one, sizeof one);
+    const moert_gemm gemm = {.groups = {ends, 1, 1}, .n = 1, .k = 1, .x = x, .weight = x, .y = y};
+    set_variable("MOERT_BACKEND", "nvidia");
+    if (has_tensor_cores("nvidia is an error")) {
+        ASSERT_OK(moert_gemm_forward(&gemm)); /* of float32: not on tensor cores */
+    } else {
+        const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_UNSUPPORTED,
+                     text);
+        assert_null(packed);
+    }
+    set_variable("MOERT_BACKEND", NULL);
+    ASSERT_OK(moert_gemm_forward(&gemm));
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(y);
+}
+
+int main(int count, char **words) {
+    if (count == 2 && strcmp(words[1], "digest") == 0)
+        return print_digest();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward_is_exact_and_stays_within_its_rows),
+        cmocka_unit_test(test_dgrad_is_exact_and_stays_within_its_rows),
+        cmocka_unit_test(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros),
+        cmocka_unit_test(test_portable_has_the_bits_of_the_reference),
+        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie),
+        cmocka_unit_test(test_nothing_is_added_to_a_chain_after_its_last_term),
+        cmocka_unit_test(test_parts_of_the_groups_give_the_bits_of_the_whole),
+        cmocka_unit_test(test_what_is_no_part_of_the_groups_is_refused),
+        cmocka_unit_test(test_one_two_and_three_threads_give_the_same_bits),
+        cmocka_unit_test(test_a_packed_weight_serves_its_own_shape_only),
+        cmocka_unit_test(test_wrong_sizes_are_refused_before_anything_is_written),
+        cmocka_unit_test(test_a_backend_named_for_another_device_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

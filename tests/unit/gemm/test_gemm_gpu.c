@@ -1,0 +1,62 @@
+// run: np=1 sanitize=1 env=MOERT_FORM=gpu
+/* The grouped GEMM in GPU form, on any device: the bits of the reference by every tile. */
+#include <stdio.h>
+
+#include "support/gemm/gemm.h"
+
+static void check(const problem *p, operation op, size_t reference, size_t portable) {
+    char title[96];
+    arrays want = make_arrays(p, false), got = make_arrays(p, false);
+    run_gemm(p, op, &gemm_ways[reference], &want);
+    run_gemm(p, op, &gemm_ways[portable], &got);
+    snprintf(title, sizeof title, "[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op],
+             gemm_ways[portable].name);
+    compare_arrays(title, &got, &want);
+    free_arrays(&got);
+    free_arrays(&want);
+}
+
+static void check_all(const problem *p) {
+    for (operation op = 0; op < OPERATIONS; op++) {
+        check(p, op, REFERENCE_F32, PORTABLE_F32);
+        check(p, op, REFERENCE_BF16, PORTABLE_BF16);
+    }
+}
+
+static void test_products_in_gpu_form_have_the_bits_of_the_reference(void **state) {
+    (void)state;
+    assert_true(moert_device_describe(test_device)->gpu_form);
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        check_all(&gemm_problems[i]);
+}
+
+/* Rows of groups, which say how many lines a tile has, around the sizes of tiles. */
+static void test_no_tile_shows_in_the_bits_in_gpu_form(void **state) {
+    (void)state;
+    for (uint32_t lines = 31; lines <= 129; lines += lines % 32 == 1 ? 30 : 1)
+        check_all(&(problem){.n = 36,
+                             .k = 20,
+                             .rows = 4 * lines + 3,
+                             .groups = 4,
+                             .ends = {lines, lines, 3 * lines, 4 * lines},
+                             .bias = true,
+                             .accumulate = lines % 2 == 0});
+}
+
+static void test_weights_are_not_packed_in_gpu_form(void **state) {
+    (void)state;
+    const moert_packed_shape shape = {2, 64, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    moert_packed *packed;
+    assert_int_equal(moert_packed_need(test_device, &shape), 0);
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    assert_null(packed);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_in_gpu_form_have_the_bits_of_the_reference),
+        cmocka_unit_test(test_no_tile_shows_in_the_bits_in_gpu_form),
+        cmocka_unit_test(test_weights_are_not_packed_in_gpu_form),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,454 @@
+// run: np=1 sanitize=1
+/* Grouped products of bf16 factors by the nvidia backend: on an NVIDIA GPU by tensor cores, within
+ * their rounding of the reference; elsewhere, and for rows that are not aligned, by portable. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "gemm/nvidia/tensor_cores.h"
+#include "support/gemm/gemm.h"
+
+static const way nvidia = {
+    .name = "nvidia", .backend = "auto", .type = MOERT_NUMBER_BF16, .packed = true};
+
+/* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
+ * and rows past the end; strides, places in y, one weight for all; the last three are not aligned
+ */
+static const problem problems[] = {
+    {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 256, .k = 64, .rows = 128, .groups = 1, .ends = {128}},
+    {.n = 272, .k = 72, .rows = 131, .groups = 2, .ends = {129, 130}, .bias = true},
+    {.n = 240, .k = 56, .rows = 127, .groups = 3, .ends = {0, 127, 127}, .accumulate = true},
+    {.n = 528, .k = 136, .rows = 200, .groups = 5, .ends = {9, 9, 25, 26, 143}, .bias = true},
+    {.n = 48, .k = 264, .rows = 300, .groups = 3, .ends = {70, 135, 290}, .accumulate = true},
+    {.n = 64, .k = 520, .rows = 190, .groups = 4, .ends = {60, 60, 61, 190}, .pad_x = 8},
+    {.n = 80,
+     .k = 72,
+     .rows = 140,
+     .groups = 3,
+     .ends = {3, 130, 139},
+     .shared = true,
+     .bias = true},
+    {.n = 32, .k = 96, .rows = 70, .groups = 6, .ends = {4, 8, 8, 64, 65, 70}, .shared = true},
+    {.n = 24, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 16, .pad_y = 8},
+    {.n = 40, .k = 48, .rows = 66, .groups = 2, .ends = {1, 65}, .accumulate = true, .y_column = 8},
+    {.n = 18, .k = 40, .rows = 9, .groups = 2, .ends = {4, 8}, .bias = true},
+    {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
+    {.n = 24, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 4, .pad_y = 4},
+};
+enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+
+static void test_products_of_small_integers_are_exact(void **state) {
+    (void)state;
+    has_tensor_cores("portable computes");
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < OPERATIONS; op++) {
+            char title[64];
+            arrays got = make_arrays(&problems[i], true), want = make_arrays(&problems[i], true);
+            run_gemm(&problems[i], op, &nvidia, &got);
+            run_gemm(&problems[i], op, &gemm_ways[REFERENCE_BF16], &want);
+            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
+            compare_arrays(title, &got, &want);
+            free_arrays(&got);
+            free_arrays(&want);
+        }
+}
+
+static void make_positive(float *values, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        values[i] = fabsf(values[i]);
+}
+
+/* Every element within 1e-5 of the sum of its terms' magnitudes, `sizes`. */
+static void compare_sums(const char *title, const float *got, const float *want, const float *sizes,
+                         size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (isnan(want[i]) ? !isnan(got[i]) : !(fabsf(got[i] - want[i]) <= 1e-5f * sizes[i]))
+            fail_msg("%s: element %zu is %.9g, not %.9g", title, i, (double)got[i],
+                     (double)want[i]);
+}
+
+static void test_products_of_random_numbers_are_within_their_rounding(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            const problem *p = &problems[i];
+            char title[64];
+            arrays got = make_arrays(p, false), want = make_arrays(p, false);
+            arrays sizes = make_arrays(p, false);
+            make_positive(sizes.x, sizes.x_count);
+            make_positive(sizes.y, sizes.y_count);
+            make_positive(sizes.weight, sizes.weight_count);
+            make_positive(sizes.bias, sizes.bias_count);
+            run_gemm(p, op, &nvidia, &got);
+            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &want);
+            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
+            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
+            if (op == FORWARD)
+                compare_sums(title, got.y, want.y, sizes.y, got.y_count);
+            else if (op == DGRAD)
+                compare_sums(title, got.x, want.x, sizes.x, got.x_count);
+            else
+                compare_sums(title, got.weight, want.weight, sizes.weight, got.weight_count);
+            free_arrays(&got);
+            free_arrays(&want);
+            free_arrays(&sizes);
+        }
+}
+
+/* ---- results of bf16 ---- */
+
+/* codes[i], as numbers, are floats[i] rounded. */
+static void compare_rounded(const char *title, const float *codes, const float *floats,
+                            size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const float want = moert_number_decode(MOERT_NUMBER_BF16,
+                                               moert_number_encode(MOERT_NUMBER_BF16, floats[i]));
+        if (isnan(want) ? !isnan(codes[i])
+                        : moert_number_bits_of(codes[i]) != moert_number_bits_of(want))
+            fail_msg("%s: code %zu is of %.9g, not of %.9g", title, i, (double)codes[i],
+                     (double)want);
+    }
+}
+
+/* Whether a product can round its results, or put them anywhere as well. */
+static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const problem *p) {
+    const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
+                             .n = p->n,
+                             .k = p->k,
+                             .type = MOERT_NUMBER_BF16,
+                             .shared_weight = p->shared,
+                             .ldx = p->k + p->pad_x,
+                             .ldy = p->y_column + p->n + p->pad_y,
+                             .y_column = p->y_column};
+    set_variable("MOERT_BACKEND", NULL);
+    return whether(test_device, &like);
+}
+
+static void check_rounded(const problem *p, operation op) {
+    way rounded = nvidia;
+    rounded.result = MOERT_NUMBER_BF16;
+    char title[64];
+    arrays got = make_arrays(p, false), want = make_arrays(p, false);
+    run_gemm(p, op, &rounded, &got);
+    run_gemm(p, op, &nvidia, &want);
+    snprintf(title, sizeof title, "%s of n %zu, k %zu", operation_names[op], p->n, p->k);
+    if (op == FORWARD)
+        compare_rounded(title, got.y, want.y, want.y_count);
+    else
+        compare_rounded(title, got.x, want.x, want.x_count);
+    free_arrays(&got);
+    free_arrays(&want);
+}
+
+static void test_rounded_results_are_casts_of_the_float32_ones(void **state) {
+    enum { UNALIGNED = 3 };
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i];
+        p.accumulate = false;
+        if (!can(moert_gemm_rounds, &p))
+            continue;
+        able++;
+        check_rounded(&p, FORWARD);
+        check_rounded(&p, DGRAD);
+    }
+    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+}
+
+static void check_scattered(const problem *p, operation op, size_t runs) {
+    way rounded = nvidia, anywhere;
+    rounded.result = MOERT_NUMBER_BF16;
+    anywhere = rounded;
+    anywhere.runs = runs;
+    char title[64];
+    arrays got = make_arrays(p, false), want = make_arrays(p, false), old = make_arrays(p, false);
+    run_gemm(p, op, &anywhere, &got);
+    run_gemm(p, op, &rounded, &want);
+    const bool forward = op == FORWARD;
+    const size_t stride = forward ? got.ldy : got.ldx;
+    float *results = forward ? want.y : want.x;
+    for (size_t m = 0; m < p->rows; m++)
+        if (is_lost(m))
+            memcpy(results + m * stride, (forward ? old.y : old.x) + m * stride,
+                   stride * sizeof(float));
+    snprintf(title, sizeof title, "%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n,
+             p->k);
+    compare_rounded(title, forward ? got.y : got.x, results, p->rows * stride);
+    free_arrays(&got);
+    free_arrays(&want);
+    free_arrays(&old);
+}
+
+/* Columns of tiles that runs share unevenly. */
+static const problem tall = {
+    .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
+
+static void test_lines_of_results_lie_anywhere(void **state) {
+    enum { REFUSED = 5 }; /* three that are not aligned, and two with columns before those of y */
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i <= PROBLEMS; i++) {
+        problem p = i < PROBLEMS ? problems[i] : tall;
+        p.accumulate = false;
+        if (!can(moert_gemm_scatters, &p))
+            continue;
+        able++;
+        for (size_t runs = 1; runs <= 7; runs += 3) {
+            check_scattered(&p, FORWARD, runs);
+            check_scattered(&p, DGRAD, runs);
+        }
+    }
+    const bool wgmma = moert_nvidia_uses_wgmma(test_device);
+    assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
+}
+
+static void test_results_that_are_not_rounded_are_refused(void **state) {
+    enum { N = 12, ROWS = 2 }; /* not aligned */
+    const uint32_t end = ROWS;
+    const float zeros[2 * N * 2 * N] = {0};
+    (void)state;
+    set_variable("MOERT_BACKEND", NULL);
+    moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
+    moert_gemm gemm = {.groups = {ends, 1, ROWS},
+                       .n = N,
+                       .k = N,
+                       .type = MOERT_NUMBER_BF16,
+                       .result = MOERT_NUMBER_BF16,
+                       .x = values,
+                       .weight = values,
+                       .y = values};
+    ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    /* gates and ups together are aligned, each by itself is not */
+    const moert_packed_shape shape = {1, 2 * N, 2 * N, MOERT_PACKED_GATED, MOERT_NUMBER_BF16};
+    moert_gemm_glu fused = {gemm, {.form = MOERT_GLU_SWIGLU, .h = values}, false};
+    moert_packed *packed;
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    fused.gemm.n = fused.gemm.k = 2 * N;
+    fused.gemm.packed = packed;
+    ASSERT_FAILS(moert_gemm_glu_forward(&fused), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    moert_packed_destroy(packed);
+    gemm.scatter = (moert_scatter){values, 1};
+    for (int i = 0; i < 2; i++) {
+        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
+        ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
+        gemm.result = MOERT_NUMBER_F32;
+    }
+    moert_buffer_destroy(ends);
+    moert_buffer_destroy(values);
+}
+
+/* ---- GLU ---- */
+
+static const struct {
+    moert_glu_form form;
+    size_t prob_stride;
+} forms[] = {
+    {MOERT_GLU_SWIGLU, 0},
+    {MOERT_GLU_GPT_OSS, 3},
+    {{false, 2.0f, 1.702f, 1.0f}, 1},
+    {{true, INFINITY, 1.0f, 0.0f}, 1},
+};
+enum { FORMS = sizeof forms / sizeof forms[0] };
+
+static float *unset_results(const problem *p) {
+    float *h = test_alloc(p->rows * p->n / 2 * sizeof *h);
+    for (size_t i = 0; i < p->rows * p->n / 2; i++)
+        h[i] = NAN;
+    return h;
+}
+
+/* Of small integers: v is exact, h within the rounding of exp. */
+static void check_glu(const problem *p, size_t f, bool drop) {
+    const gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true, .drop_v = drop};
+    arrays got = make_arrays(p, true), want = make_arrays(p, true);
+    float *h = unset_results(p), *exact = unset_results(p);
+    char title[64];
+    run_gated(p, &run, &nvidia, &got, h);
+    run_gated(p, &run, &gemm_ways[REFERENCE_BF16], &want, exact);
+    snprintf(title, sizeof title, "n %zu, k %zu, form %zu", p->n, p->k, f);
+    if (!drop)
+        compare_arrays(title, &got, &want);
+    for (size_t i = 0; i < p->rows * p->n / 2; i++)
+        if (isnan(exact[i]) ? !isnan(h[i]) : !(fabsf(h[i] - exact[i]) <= 4e-6f * fabsf(exact[i])))
+            fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h[i], (double)exact[i]);
+    free_arrays(&got);
+    free_arrays(&want);
+    free(h);
+    free(exact);
+}
+
+static void test_a_product_with_its_glu_is_that_of_the_reference(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i];
+        p.accumulate = false;
+        p.y_column = p.pad_y = 0;
+        for (size_t f = 0; f < FORMS; f++)
+            check_glu(&p, f, (i + f) % 3 == 0);
+    }
+}
+
+/* v is the float32 one rounded, h that of the float32 one. */
+static void check_rounded_v(const problem *p, size_t f) {
+    gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true};
+    arrays got = make_arrays(p, false), want = make_arrays(p, false);
+    float *h = unset_results(p), *exact = unset_results(p);
+    run_gated(p, &run, &nvidia, &want, exact);
+    run.v = MOERT_NUMBER_BF16;
+    run_gated(p, &run, &nvidia, &got, h);
+    compare_rounded("v", got.y, want.y, want.y_count);
+    assert_same_bits("h", h, exact, p->rows * p->n / 2);
+    free_arrays(&got);
+    free_arrays(&want);
+    free(h);
+    free(exact);
+}
+
+static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(void **state) {
+    enum { UNALIGNED = 5 };
+    size_t able = 0;
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i], gates;
+        p.accumulate = false;
+        p.y_column = p.pad_y = 0;
+        gates = p;
+        gates.n /= 2;
+        if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &gates))
+            continue;
+        able++;
+        for (size_t f = 0; f < FORMS; f++)
+            check_rounded_v(&p, f);
+    }
+    assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
+}
+
+/* ---- bits ---- */
+
+static void test_a_row_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    const problem whole = {.n = 272,
+                           .k = 328,
+                           .rows = 300,
+                           .groups = 3,
+                           .ends = {40, 41, 300},
+                           .shared = true,
+                           .bias = true};
+    check_rows_in_company(&whole, &nvidia);
+}
+
+/* The first launch is done when all is, and no tile is left out or made twice, wherever it is made.
+ */
+static void test_units_that_join_in_do_not_show_in_the_bits(void **state) {
+    static const problem large = {.n = 1040,
+                                  .k = 1320,
+                                  .rows = 900,
+                                  .groups = 5,
+                                  .ends = {200, 201, 201, 720, 890},
+                                  .accumulate = true};
+    const unsigned units = moert_device_describe(test_device)->compute_units;
+    const unsigned spared[] = {1, units / 6, units / 2, units - 1};
+    (void)state;
+    if (!has_tensor_cores("portable shares nothing"))
+        return;
+    for (size_t i = 0; i <= PROBLEMS; i++) {
+        problem p = i < PROBLEMS ? problems[i] : large;
+        for (size_t j = 0; j < 2 * sizeof spared / sizeof *spared; j++) {
+            way joined = nvidia;
+            char title[64];
+            joined.spared = spared[j / 2];
+            p.accumulate = j % 2 == 0;
+            arrays got = make_arrays(&p, false), want = make_arrays(&p, false);
+            run_gemm(&p, WGRAD, &joined, &got);
+            run_gemm(&p, WGRAD, &nvidia, &want);
+            snprintf(title, sizeof title, "problem %zu, %u units spared", i, joined.spared);
+            compare_arrays(title, &got, &want);
+            free_arrays(&got);
+            free_arrays(&want);
+        }
+    }
+}
+
+/* ---- packings ---- */
+
+static void test_one_packing_made_by_the_first_product_serves_all_uses(void **state) {
+    (void)state;
+    enum { N = 32, K = 16, M = 4 };
+    const uint32_t end = M;
+    uint16_t ones[N * K];
+    float weight[N * K];
+    moert_packings packings = {0};
+    if (!has_tensor_cores("portable computes"))
+        return;
+    set_variable("MOERT_BACKEND", NULL);
+    assert_string_equal(moert_backend_name(test_device), "nvidia");
+    for (size_t i = 0; i < (size_t)N * K; i++)
+        ones[i] = 0x3F80;
+    for (size_t i = 0; i < (size_t)N * K; i++)
+        weight[i] = (float)(i % K);
+    moert_buffer *ends = upload(&end, sizeof end), *rows = upload(ones, sizeof ones);
+    moert_buffer *values = upload(weight, sizeof weight), *result;
+    ASSERT_OK(moert_buffer_create(test_device, M * N * sizeof(float), &result));
+    for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
+        const bool dgrad = use == MOERT_PACKED_DGRAD;
+        moert_gemm gemm = {.groups = {ends, 1, M},
+                           .n = N,
+                           .k = K,
+                           .type = MOERT_NUMBER_BF16,
+                           .x = dgrad ? result : rows,
+                           .weight = values,
+                           .y = dgrad ? rows : result};
+        ASSERT_OK(moert_packings_take(&packings, use, &gemm));
+        assert_non_null(gemm.packed);
+        assert_int_equal(moert_packings_bytes(&packings), N * K * sizeof(uint16_t));
+        ASSERT_OK(dgrad ? moert_gemm_dgrad(&gemm) : moert_gemm_forward(&gemm));
+        float first[2];
+        ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
+        assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
+    }
+    /* whoever changes the weight may write the packing as well: then no product makes it anew */
+    moert_gemm gemm = {.groups = {ends, 1, M},
+                       .n = N,
+                       .k = K,
+                       .type = MOERT_NUMBER_BF16,
+                       .x = rows,
+                       .weight = values,
+                       .y = result};
+    ASSERT_OK(moert_buffer_write(moert_packings_copy(&packings, N * K), 0, ones, sizeof ones));
+    for (int product = 0; product < 3; product++) {
+        float sum;
+        moert_packings_changed(&packings);
+        if (product < 2)
+            moert_packings_rounded(&packings);
+        ASSERT_OK(moert_packings_take(&packings, MOERT_PACKED_FORWARD, &gemm));
+        ASSERT_OK(moert_gemm_forward(&gemm));
+        ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
+        assert_true(sum == (float)(product < 2 ? K : K * (K - 1) / 2));
+    }
+    moert_packings_free(&packings);
+    moert_buffer *const all[] = {ends, rows, values, result};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(all[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_of_small_integers_are_exact),
+        cmocka_unit_test(test_products_of_random_numbers_are_within_their_rounding),
+        cmocka_unit_test(test_rounded_results_are_casts_of_the_float32_ones),
+        cmocka_unit_test(test_lines_of_results_lie_anywhere),
+        cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
+        cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
+        cmocka_unit_test(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone),
+        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_units_that_join_in_do_not_show_in_the_bits),
+        cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),
+    };
+    return RUN_TENSOR_FORMS(tests);
+}

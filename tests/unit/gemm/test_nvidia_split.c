@@ -1,0 +1,231 @@
+// run: np=1 sanitize=1
+/* Grouped products of float32 factors that may be split into parts: on a Hopper GPU by tensor
+ * cores, about as exact as a chain of fma; elsewhere, and where rows are not aligned, such chains.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "gemm/nvidia/tensor_cores.h"
+#include "support/gemm/gemm.h"
+
+static const way split = {.name = "split", .backend = "auto", .split = true};
+
+/* tiles of both widths that are whole, and by some too long or short; blocks of terms that end
+ * early; empty groups and rows past the end; strides, places in y; the last two are not aligned */
+static const problem problems[] = {
+    {.n = 8, .k = 4, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
+    {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
+    {.n = 8, .k = 4096, .rows = 130, .groups = 2, .ends = {60, 130}},
+    {.n = 64, .k = 64, .rows = 128, .groups = 1, .ends = {128}},
+    {.n = 128, .k = 128, .rows = 129, .groups = 2, .ends = {64, 128}, .bias = true},
+    {.n = 256, .k = 200, .rows = 300, .groups = 3, .ends = {70, 135, 290}, .accumulate = true},
+    {.n = 264, .k = 72, .rows = 131, .groups = 2, .ends = {129, 130}, .bias = true},
+    {.n = 60, .k = 140, .rows = 127, .groups = 3, .ends = {0, 127, 127}, .accumulate = true},
+    {.n = 128, .k = 36, .rows = 200, .groups = 5, .ends = {9, 9, 25, 26, 143}, .bias = true},
+    {.n = 40, .k = 520, .rows = 190, .groups = 4, .ends = {60, 60, 61, 190}, .pad_x = 4},
+    {.n = 24, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 16, .pad_y = 8},
+    {.n = 40, .k = 48, .rows = 66, .groups = 2, .ends = {1, 65}, .accumulate = true, .y_column = 4},
+    {.n = 13, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 3, .pad_y = 2},
+    {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
+};
+enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+
+static arrays make_shared(const problem *p, bool integers, problem *shared) {
+    *shared = *p;
+    shared->shared = true;
+    return make_arrays(shared, integers);
+}
+
+/* By both ways to the same bits. */
+static void check_exact(const char *title, const problem *p, operation op, arrays *got,
+                        arrays *want) {
+    run_gemm(p, op, &split, got);
+    run_gemm(p, op, &gemm_ways[REFERENCE_F32], want);
+    compare_arrays(title, got, want);
+    free_arrays(got);
+    free_arrays(want);
+}
+
+static void test_products_of_small_integers_are_exact(void **state) {
+    (void)state;
+    has_hopper("chains of fma");
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            char title[64];
+            problem p;
+            arrays got = make_shared(&problems[i], true, &p), want = make_arrays(&p, true);
+            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
+            check_exact(title, &p, op, &got, &want);
+        }
+}
+
+/* Integers of up to `bits` bits, either sign. */
+static void draw_integers(float *values, size_t count, int bits, uint64_t stream) {
+    for (size_t i = 0; i < count; i++)
+        values[i] = rintf(ldexpf((float)(2.0 * moert_rng_uniform(2, stream, i) - 1.0), bits));
+}
+
+static arrays make_integers(const problem *p, int x_bits, int y_bits, int weight_bits) {
+    arrays a = make_arrays(p, true);
+    draw_integers(a.x, a.x_count, x_bits, 1);
+    draw_integers(a.y, a.y_count, y_bits, 2);
+    draw_integers(a.weight, a.weight_count, weight_bits, 3);
+    return a;
+}
+
+/* Sums of four products of 22 bits are below 2^24: every part of a factor counts. */
+static void test_no_bit_of_a_factor_is_lost(void **state) {
+    static const problem of_four[] = {
+        [FORWARD] = {.n = 72, .k = 4, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
+        [DGRAD] = {.n = 4, .k = 200, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
+        [WGRAD] = {.n = 72, .k = 136, .rows = 13, .groups = 3, .ends = {4, 8, 12}},
+    };
+    static const int bits[][2] = {{20, 2}, {2, 20}, {11, 11}, {16, 6}, {6, 16}, {13, 9}};
+    (void)state;
+    for (operation op = 0; op < BIAS_GRAD; op++)
+        for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
+            const problem *p = &of_four[op];
+            const int x = bits[i][0], y = bits[i][op == WGRAD], weight = bits[i][1];
+            char title[64];
+            arrays got = make_integers(p, x, y, weight), want = make_integers(p, x, y, weight);
+            snprintf(title, sizeof title, "%d by %d bits, %s", bits[i][0], bits[i][1],
+                     operation_names[op]);
+            check_exact(title, p, op, &got, &want);
+        }
+}
+
+/* ---- accuracy ---- */
+
+/* The sum of an element's products, in float64, and of their magnitudes. */
+typedef struct exact {
+    double sum, size;
+} exact;
+
+static void add_product(exact *e, double a, double b) {
+    e->sum += a * b;
+    e->size += fabs(a * b);
+}
+
+/* Element (m, n) of y, (m, k) of x or (n, k) of the gradient of group g, without old values. */
+static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t g, size_t line,
+                         size_t column) {
+    exact e = {0.0, 0.0};
+    const float *y = a->y + p->y_column;
+    if (op == FORWARD)
+        for (size_t k = 0; k < p->k; k++)
+            add_product(&e, a->x[line * a->ldx + k], a->weight[column * p->k + k]);
+    else if (op == DGRAD)
+        for (size_t n = 0; n < p->n; n++)
+            add_product(&e, y[line * a->ldy + n], a->weight[n * p->k + column]);
+    else
+        for (size_t m = start_of(p, g); m < p->ends[g]; m++)
+            add_product(&e, y[m * a->ldy + line], a->x[m * a->ldx + column]);
+    return e;
+}
+
+/* The largest error of a float32 sum of the products, by the sum of their magnitudes. */
+static double worst_error(const problem *p, operation op, arrays *a) {
+    const size_t groups = op == WGRAD ? p->groups : 1;
+    const size_t lines = op == WGRAD ? p->n : start_of(p, p->groups);
+    const size_t columns = op == FORWARD ? p->n : p->k;
+    arrays before = *a;
+    double worst = 0.0;
+    float **result = op == FORWARD ? &before.y : op == DGRAD ? &before.x : &before.weight;
+    const size_t count = op == FORWARD ? a->y_count : op == DGRAD ? a->x_count : a->weight_count;
+    *result = test_alloc(count * sizeof(float));
+    memcpy(*result, op == FORWARD ? a->y : op == DGRAD ? a->x : a->weight, count * sizeof(float));
+    run_gemm(p, op, &split, a);
+    for (size_t g = 0; g < groups; g++)
+        for (size_t i = 0; i < lines; i++)
+            for (size_t j = 0; j < columns; j += 1 + columns / 97) {
+                const size_t at = op == FORWARD ? i * a->ldy + p->y_column + j
+                                  : op == DGRAD ? i * a->ldx + j
+                                                : (g * p->n + i) * p->k + j;
+                exact e = sum_exactly(p, op, &before, g, i, j);
+                if (p->accumulate && op != FORWARD)
+                    add_product(&e, (*result)[at], 1.0);
+                if (p->bias && op == FORWARD)
+                    add_product(&e, a->bias[j], 1.0);
+                const double got = op == FORWARD ? a->y[at]
+                                   : op == DGRAD ? a->x[at]
+                                                 : a->weight[at];
+                if (e.size > 0.0)
+                    worst = fmax(worst, fabs(got - e.sum) / e.size);
+            }
+    free(*result);
+    return worst;
+}
+
+static void test_products_of_random_numbers_are_within_rounding_of_float32(void **state) {
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            problem p;
+            arrays a = make_shared(&problems[i], false, &p);
+            const double worst = worst_error(&p, op, &a);
+            if (!(worst <= 0x1p-20))
+                fail_msg("problem %zu, %s: an error of %.3g", i, operation_names[op], worst);
+            free_arrays(&a);
+        }
+}
+
+/* Long sums of one sign, which cutting off instead of rounding would make ever smaller. */
+static void test_long_sums_do_not_lean(void **state) {
+    static const problem p = {
+        .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
+    (void)state;
+    arrays a = make_arrays(&p, false);
+    for (size_t i = 0; i < a.x_count; i++)
+        a.x[i] = 1.0f + (float)moert_rng_uniform(3, 1, i);
+    for (size_t i = 0; i < a.weight_count; i++)
+        a.weight[i] = 1.0f + (float)moert_rng_uniform(3, 2, i);
+    const double worst = worst_error(&p, FORWARD, &a);
+    print_message("# worst error of sums of 7168 positive products: 2^%.1f\n", log2(worst));
+    assert_true(worst <= (moert_nvidia_uses_wgmma(test_device) ? 0x1p-20 : 0x1p-16));
+    free_arrays(&a);
+}
+
+/* ---- bits ---- */
+
+static const problem company = {.n = 136,
+                                .k = 328,
+                                .rows = 300,
+                                .groups = 3,
+                                .ends = {40, 157, 300},
+                                .shared = true,
+                                .bias = true};
+
+static void test_a_row_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    check_rows_in_company(&company, &split);
+}
+
+/* Its neighbours are not even numbers. */
+static void test_a_group_has_the_same_gradient_in_any_company(void **state) {
+    const size_t first = company.ends[0], end = company.ends[1];
+    (void)state;
+    arrays all = make_arrays(&company, false);
+    for (size_t m = 0; m < company.rows; m++)
+        for (size_t i = 0; i < all.ldx && (m < first || m >= end); i++) {
+            all.x[m * all.ldx + i] = NAN;
+            all.y[m * all.ldy + i % all.ldy] = INFINITY;
+        }
+    run_gemm(&company, WGRAD, &split, &all);
+    check_rows_alone(&company, WGRAD, &split, &all, first, end - first);
+    free_arrays(&all);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_of_small_integers_are_exact),
+        cmocka_unit_test(test_no_bit_of_a_factor_is_lost),
+        cmocka_unit_test(test_products_of_random_numbers_are_within_rounding_of_float32),
+        cmocka_unit_test(test_long_sums_do_not_lean),
+        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_a_group_has_the_same_gradient_in_any_company),
+    };
+    return RUN_TENSOR_FORMS(tests);
+}

@@ -1,0 +1,276 @@
+// run: np=1 sanitize=1
+/* Packed weights: made from codes, and made when they pay. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm/backend.h"
+#include "support/quant/quantized.h"
+
+enum { GROUPS = 3 };
+
+static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+
+/* Any bytes of the panels that a packing leaves alone are 0. */
+static moert_packed *create(const moert_packed_shape *shape) {
+    moert_packed *packed = NULL;
+    set_variable("MOERT_BACKEND", "portable");
+    ASSERT_OK(moert_packed_create(test_device, shape, &packed));
+    if (packed != NULL)
+        ASSERT_OK(moert_buffer_clear(packed->panels, 0, moert_packed_bytes(packed)));
+    return packed;
+}
+
+static float *read_floats(const moert_buffer *buffer, size_t count) {
+    float *values = test_alloc(count * sizeof *values);
+    ASSERT_OK(moert_buffer_read(buffer, 0, values, count * sizeof *values));
+    return values;
+}
+
+/* ---- from codes ---- */
+
+/* A weight [G,N,K] as it is quantised, and the float32 values that this stands for. */
+typedef struct weight {
+    size_t n, k;
+    moert_coded coded;
+    moert_buffer *q, *scale, *global, *values;
+} weight;
+
+/* Blocks of all sizes; two of them hold infinity and NaN. */
+static float *random_weight(size_t rows, size_t columns) {
+    float *x = random_floats(rows * columns, 1.0f, rows);
+    for (size_t i = 0; i < rows * columns; i++)
+        x[i] = ldexpf(x[i], (int)(i / 7 % 40) - 20);
+    x[columns] = INFINITY;
+    x[rows * columns - 1] = NAN;
+    return x;
+}
+
+static float *transpose_groups(const float *x, size_t rows, size_t columns) {
+    float *turned = test_alloc(GROUPS * rows * columns * sizeof *turned);
+    for (size_t g = 0; g < GROUPS; g++)
+        for (size_t r = 0; r < rows; r++)
+            for (size_t c = 0; c < columns; c++)
+                turned[(g * columns + c) * rows + r] = x[(g * rows + r) * columns + c];
+    return turned;
+}
+
+static weight make_weight(moert_format format, moert_axis axis, bool flipped, size_t n, size_t k) {
+    const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
+    const size_t rows = flipped ? k : n, columns = flipped ? n : k;
+    const uint32_t ends[GROUPS] = {(uint32_t)rows, (uint32_t)(2 * rows), (uint32_t)(3 * rows)};
+    const moert_quantizer how = {
+        .size = sizeof how, .format = format, .axis = axis, .group_scales = nvfp4};
+    float *x = random_weight(GROUPS * rows, columns);
+    const matrix m = {x, GROUPS * rows, columns, ends, GROUPS};
+    quantized z = quantize("portable", &how, &m);
+    float *values = flipped ? transpose_groups(z.back, rows, columns) : NULL;
+    weight w = {.n = n,
+                .k = k,
+                .q = upload(z.q, z.q_bytes),
+                .scale = upload(z.scale, z.scale_bytes),
+                .global = upload(z.global, z.globals * sizeof(float)),
+                .values = upload(flipped ? values : z.back, z.elements * sizeof(float))};
+    w.coded = (moert_coded){format, axis, flipped, w.q, w.scale, nvfp4 ? w.global : NULL};
+    free(values);
+    free(x);
+    free_quantized(&z);
+    return w;
+}
+
+static void free_weight(weight *w) {
+    moert_buffer *const all[] = {w->q, w->scale, w->global, w->values};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+}
+
+static void check_weight(const weight *w, moert_packed_for use, moert_number type) {
+    const moert_packed_shape shape = {GROUPS, w->n, w->k, use, type};
+    moert_packed *want = create(&shape), *got = create(&shape);
+    if (want != NULL) {
+        const size_t floats = moert_packed_bytes(want) / sizeof(float);
+        ASSERT_OK(moert_packed_fill(want, w->values));
+        ASSERT_OK(moert_packed_fill_coded(got, &w->coded));
+        float *a = read_floats(got->panels, floats), *b = read_floats(want->panels, floats);
+        assert_same_bits(moert_format_name(w->coded.format), a, b, floats);
+        free(a);
+        free(b);
+    }
+    moert_packed_destroy(want);
+    moert_packed_destroy(got);
+}
+
+static void test_codes_and_their_values_make_the_same_panels(void **state) {
+    (void)state;
+    static const size_t sizes[][2] = {{37, 67}, {64, 160}, {1, 33}};
+    for (int f = 0; moert_format_name((moert_format)f) != NULL; f++)
+        for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++)
+            for (size_t i = 0; i < 6; i++) {
+                weight w = make_weight((moert_format)f, (moert_axis)axis, i % 2 == 1,
+                                       sizes[i / 2][0], sizes[i / 2][1]);
+                for (size_t j = 0; j < 4; j++)
+                    check_weight(&w, j % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD,
+                                 types[j / 2]);
+                free_weight(&w);
+            }
+}
+
+static void test_codes_in_buffers_that_are_too_small_are_refused(void **state) {
+    (void)state;
+    const moert_packed_shape shape = {GROUPS, 32, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
+    moert_packed *packed = create(&shape);
+    moert_buffer *small;
+    ASSERT_OK(moert_buffer_create(test_device, 4, &small));
+    for (size_t i = 0; i < 3 && packed != NULL; i++) {
+        static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
+        moert_coded coded = w.coded;
+        *(i == 0 ? &coded.q : i == 1 ? &coded.scale : &coded.global) = small;
+        ASSERT_FAILS(moert_packed_fill_coded(packed, &coded), MOERT_ERROR_USAGE, names[i]);
+    }
+    ASSERT_OK(moert_packed_fill_coded(NULL, &w.coded));
+    moert_buffer_destroy(small);
+    moert_packed_destroy(packed);
+    free_weight(&w);
+}
+
+/* ---- when they pay ---- */
+
+enum { N = 40, K = 48, M = 5 };
+
+/* A product of the weight by `packings`, whose result it returns; to be freed. */
+static float *multiply(moert_packings *packings, moert_packed_for use, moert_number type,
+                       moert_buffer *values, size_t rows) {
+    const bool forward = use == MOERT_PACKED_FORWARD;
+    const size_t out = M * (forward ? N : K);
+    const uint32_t ends[GROUPS] = {1, 1, (uint32_t)rows};
+    unsigned char ones[M * K * sizeof(float)];
+    memset(ones, 0x3F, sizeof ones); /* in any type */
+    moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
+    moert_buffer *groups = upload(ends, sizeof ends);
+    moert_gemm gemm = {.groups = {groups, GROUPS, rows},
+                       .n = N,
+                       .k = K,
+                       .type = type,
+                       .weight = values,
+                       .x = x,
+                       .y = y};
+    ASSERT_OK(moert_packings_take(packings, use, &gemm));
+    ASSERT_OK(forward ? moert_gemm_forward(&gemm) : moert_gemm_dgrad(&gemm));
+    float *result = read_floats(forward ? y : x, out);
+    moert_buffer_destroy(x);
+    moert_buffer_destroy(y);
+    moert_buffer_destroy(groups);
+    return result;
+}
+
+/* The next product has the bits of one without packings. */
+static void check_product(moert_packings *packings, moert_packed_for use, moert_number type,
+                          moert_buffer *values) {
+    moert_packings none = {0};
+    float *want = multiply(&none, use, type, values, M);
+    float *got = multiply(packings, use, type, values, M);
+    assert_int_equal(moert_packings_bytes(&none), 0);
+    assert_same_bits("product", got, want, M * (use == MOERT_PACKED_FORWARD ? N : K));
+    free(want);
+    free(got);
+}
+
+static void check_life(moert_packed_for use, moert_number type) {
+    const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
+    const moert_packed_shape shape = {GROUPS, N, K, use, type};
+    float *first = random_floats(elements, 1.0f, 1), *second = random_floats(elements, 1.0f, 2);
+    moert_buffer *values = upload(first, bytes);
+    moert_packings packings = {0};
+    set_variable("MOERT_BACKEND", "portable");
+    const size_t need = moert_packed_need(test_device, &shape);
+    check_product(&packings, use, type, values);
+    assert_int_equal(moert_packings_bytes(&packings), 0);
+    free(multiply(&packings, use, type, values, 0)); /* no rows, no use */
+    assert_int_equal(moert_packings_bytes(&packings), 0);
+    for (size_t i = 0; i < 2; i++) {
+        check_product(&packings, use, type, values);
+        assert_int_equal(moert_packings_bytes(&packings), need);
+    }
+    ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
+    moert_packings_changed(&packings);
+    for (size_t i = 0; i < 3; i++)
+        check_product(&packings, use, type, values);
+    assert_int_equal(moert_packings_bytes(&packings), need);
+    moert_packings_free(&packings);
+    moert_buffer_destroy(values);
+    free(first);
+    free(second);
+}
+
+static void test_a_weight_is_packed_by_the_second_product_since_its_change(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 4; i++)
+        check_life(i % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD, types[i / 2]);
+}
+
+/* The packing is what further products read: a weight that changes in silence is not seen. */
+static void test_a_packed_weight_is_read_no_more_until_told(void **state) {
+    (void)state;
+    const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
+    const moert_packed_shape shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    float *first = random_floats(elements, 1.0f, 1);
+    moert_buffer *values = upload(first, bytes);
+    moert_packings packings = {0};
+    set_variable("MOERT_BACKEND", "portable");
+    float *y[4] = {NULL};
+    for (size_t i = 0; i < 4; i++) {
+        y[i] = multiply(&packings, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32, values, M);
+        if (i == 1)
+            ASSERT_OK(moert_buffer_clear(values, 0, bytes));
+        if (i == 2)
+            moert_packings_changed(&packings);
+    }
+    assert_same_bits("packed", y[1], y[0], M * N);
+    if (moert_packed_need(test_device, &shape) > 0)
+        assert_same_bits("kept", y[2], y[0], M * N);
+    for (size_t i = 0; i < (size_t)M * N; i++)
+        assert_true(y[3][i] == 0.0f);
+    for (size_t i = 0; i < 4; i++)
+        free(y[i]);
+    moert_packings_free(&packings);
+    moert_buffer_destroy(values);
+    free(first);
+}
+
+/* ---- rounded by whoever changes the weight ---- */
+
+static void test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it(void **state) {
+    (void)state;
+    static const struct {
+        const moert_packing *packing;
+        moert_number type;
+        size_t n;
+        bool serves;
+    } rows[] = {{&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K, true},
+                {&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K + 1, false},
+                {&moert_nvidia_packing, MOERT_NUMBER_F32, GROUPS * N * K, false},
+                {&moert_portable_packing, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
+    moert_packings packings = {0};
+    assert_null(moert_packings_copy(&packings, GROUPS * N * K));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        moert_buffer *panels = unset_floats(GROUPS * N * K);
+        moert_packed packed = {.shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, rows[i].type},
+                               .packing = rows[i].packing,
+                               .panels = panels};
+        packings.packed[MOERT_PACKED_FORWARD] = &packed;
+        assert_ptr_equal(moert_packings_copy(&packings, rows[i].n), rows[i].serves ? panels : NULL);
+        moert_buffer_destroy(panels);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codes_and_their_values_make_the_same_panels),
+        cmocka_unit_test(test_codes_in_buffers_that_are_too_small_are_refused),
+        cmocka_unit_test(test_a_weight_is_packed_by_the_second_product_since_its_change),
+        cmocka_unit_test(test_a_packed_weight_is_read_no_more_until_told),
+        cmocka_unit_test(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it),
+    };
+    return cmocka_run_group_tests_name("packed", tests, open_test_device, close_test_device);
+}

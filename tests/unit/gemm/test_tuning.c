@@ -1,0 +1,313 @@
+// run: np=1 sanitize=1
+/* Rows of tuning: grammar, bounds, which one is taken, what is remembered. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "io/durable.h"
+#include "gemm/tuning/tuning.h"
+#include "support/files.h"
+
+static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
+
+/* Every test begins with the built-in rows and an empty file of measured ones. */
+static int forget(void **state) {
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("rows")));
+    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
+    set_variable("MOERT_TUNE", NULL);
+    set_variable("MOERT_BACKEND", NULL);
+    set_variable("MOERT_KERNEL_DIR", NULL);
+    moert_tuning_reload();
+    return 0;
+}
+
+static void read_rows(const char *text) {
+    write_text("rows", text);
+    moert_tuning_reload();
+}
+
+/* Rows in the place of the built-in ones. */
+static void build_in(const char *text) {
+    ASSERT_OK(moert_make_folders(in_folder("kernels/gemm")));
+    write_text("kernels/gemm/tuning.txt", text);
+    set_variable("MOERT_KERNEL_DIR", in_folder("kernels"));
+    moert_tuning_reload();
+}
+
+static moert_choices find(moert_tuned what, size_t n, size_t k, size_t rows) {
+    const moert_tuning_key key = {what, MOERT_NUMBER_F32, n, k, rows};
+    bool measured;
+    return moert_tuning_find(test_device, &key, &measured);
+}
+
+static void assert_choices(moert_choices got, moert_choices want) {
+    char a[128], b[128];
+    moert_choices_print(&got, a, sizeof a);
+    moert_choices_print(&want, b, sizeof b);
+    assert_string_equal(a, b);
+}
+
+/* ---- text ---- */
+
+static void test_a_row_is_printed_as_it_was_read(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "default * * * * * panels=4 depth=1024 split=512 lines=8 width=2",
+        "device \"An EPYC, \"forward f32 1408 512 32-63 split=64",
+        "device \"An EPYC, \" forward f32 1408 512 32-63 split=64",
+        "vendor \"AMD\" wgrad bf16 1- 16-512 * width=3",
+        "family \"cpu-avx512\" packed_dgrad * * 7 8- lines=12",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        moert_tuning_row row;
+        char printed[256], problem[160];
+        bool empty;
+        if (!moert_tuning_parse(lines[i], &row, &empty, problem))
+            fail_msg("%s: %s", lines[i], problem);
+        assert_false(empty);
+        moert_tuning_print(&row, printed, sizeof printed);
+        assert_string_equal(printed, lines[i == 1 ? 2 : i]);
+    }
+}
+
+static void test_what_is_wrong_with_a_line_is_said(void **state) {
+    (void)state;
+    static const struct {
+        const char *line, *problem;
+    } bad[] = {
+        {"everyone * * * * * panels=4", "'everyone', not device"},
+        {"default * * * * *", "6 words, fewer than 7"},
+        {"device \"EPYC * * * * * panels=4", "quote without end"},
+        {"default sideways * * * * panels=4", "no operation 'sideways'"},
+        {"default * f16 * * * panels=4", "'f16', not f32"},
+        {"default * * 0 * * panels=4", "'0' is not a size"},
+        {"default * * * 9-8 * panels=4", "'9-8' is not a size"},
+        {"default * * * * -8 panels=4", "'-8' is not a size"},
+        {"default * * * * 99999999999999999999 panels=4", "is not a size"},
+        {"default * * * * * panels", "is not panels=NUMBER"},
+        {"default * * * * * panels=-1", "is not panels=NUMBER"},
+        {"default * * * * * panels=0", "panels=0 is not 1 to 64"},
+        {"default * * * * * panels=65", "panels=65 is not 1 to 64"},
+        {"default * * * * * panels=4294967298", "panels=4294967298 is not"},
+        {"default * * * * * depth=24", "depth=24 is not 16 to 4096, a multiple of 16"},
+        {"default * * * * * depth=8192", "not 16 to 4096"},
+        {"default * * * * * split=65537", "not 1 to 65536"},
+        {"default * * * * * lines=17", "not 1 to 16"},
+        {"default * * * * * width=5", "not 1 to 4"},
+        {"default * * * * * colour=5", "no choice 'colour=5'"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        moert_tuning_row row;
+        char problem[160] = "";
+        bool empty;
+        assert_false(moert_tuning_parse(bad[i].line, &row, &empty, problem));
+        if (strstr(problem, bad[i].problem) == NULL)
+            fail_msg("'%s' gives '%s', not '%s'", bad[i].line, problem, bad[i].problem);
+    }
+}
+
+static void test_comments_and_empty_lines_are_no_rows(void **state) {
+    (void)state;
+    static const char *const lines[] = {"", "  \t\r", "# default * * * * * panels=4", "  #"};
+    moert_tuning_row row;
+    char problem[160];
+    bool empty;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        assert_true(moert_tuning_parse(lines[i], &row, &empty, problem) && empty);
+    assert_true(moert_tuning_parse("default * * * * * panels=4#x", &row, &empty, problem));
+    assert_true(!empty && row.choices.panels == 4);
+}
+
+/* Random bytes, and rows with one byte changed: whatever is taken is within its bounds. */
+static void test_no_line_gives_choices_out_of_bounds(void **state) {
+    (void)state;
+    static const char row_text[] = "device \"a b\" forward f32 1408 512- 32-63 panels=4 depth=1024 "
+                                   "split=512 lines=8 width=2 # c";
+    size_t taken = 0;
+    srand(1);
+    for (size_t i = 0; i < 20000; i++) {
+        char line[sizeof row_text], problem[160];
+        moert_tuning_row row;
+        bool empty;
+        memcpy(line, row_text, sizeof line);
+        for (int changes = rand() % 3; changes >= 0; changes--)
+            line[(size_t)rand() % (sizeof line - 1)] = (char)(1 + rand() % 127);
+        if (!moert_tuning_parse(line, &row, &empty, problem) || empty)
+            continue;
+        taken++;
+        assert_true(moert_choices_check(&row.choices, problem));
+    }
+    assert_in_range(taken, 300, 20000);
+}
+
+/* ---- which row ---- */
+
+static void test_built_in_rows_are_whole(void **state) {
+    (void)state;
+    char problem[160], *text, *end;
+    ASSERT_OK(moert_kernel_source("gemm/tuning.txt", &text));
+    size_t rows = 0;
+    for (char *line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        moert_tuning_row row;
+        bool empty;
+        *end = '\0';
+        if (!moert_tuning_parse(line, &row, &empty, problem))
+            fail_msg("%s: %s", line, problem);
+        rows += !empty;
+    }
+    free(text);
+    assert_in_range(rows, 4, 10000);
+    const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_BF16, 0, 0, 0};
+    moert_tuning_report report;
+    assert_true(moert_tuning_survey(test_device, &key, 0, &report));
+    assert_non_null(strstr(report.place, "kernels/gemm/tuning.txt:"));
+}
+
+static void test_without_any_row_products_choose_as_they_can(void **state) {
+    (void)state;
+    build_in("# nothing\n");
+    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
+    ASSERT_OK(moert_remove_tree(in_folder("kernels")));
+    moert_tuning_reload();
+    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
+}
+
+static void test_device_comes_before_family_before_vendor_before_default(void **state) {
+    (void)state;
+    const moert_device_info *info = moert_device_describe(test_device);
+    char text[1024], pattern[160];
+    const char *family = moert_tuning_family(info);
+    snprintf(pattern, sizeof pattern, "device \"%.*s\" * * * * * panels=9\n", 3, info->name);
+    snprintf(text, sizeof text,
+             "%sdefault forward f32 64 64 64 panels=6 depth=16 split=6 lines=6\n"
+             "vendor \"%s\" * * * * * panels=7 depth=32 split=7\n"
+             "family %.3s * * * * * panels=8 depth=48\n"
+             "family %.2s * * * * * panels=1 # no part of a name\n"
+             "device \"another one\" forward f32 64 64 64 panels=2\n",
+             pattern, info->vendor, family, family);
+    build_in(text);
+    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 64), (moert_choices){9, 48, 7, 6, 2, 4096});
+    assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
+}
+
+static void test_the_row_that_says_more_of_the_shape_is_taken(void **state) {
+    (void)state;
+    build_in("default * * * * 20 panels=5\n"
+             "default * * 10 10 * panels=3\n"
+             "default forward * * * * panels=1\n"
+             "default * * 10 1- * panels=2\n"
+             "default * f32 * * * panels=7\n"
+             "default * * * * * panels=6\n"
+             "default * * * * 30-40 panels=8\n"
+             "default * * * * 30-50 panels=9\n");
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 10, 20).panels, 3);
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 11, 21).panels, 2);
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 20).panels, 5);
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 35).panels, 9); /* the later one */
+    assert_int_equal(find(MOERT_TUNED_DGRAD, 11, 11, 60).panels, 7);
+    assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* nothing is known */
+}
+
+static void test_measured_rows_come_before_built_in_ones_of_a_level(void **state) {
+    (void)state;
+    build_in("default * * 10 10 10 panels=3\nfamily cpu * * * * * split=9\nfamily gpu * * * * * "
+             "split=9\n");
+    read_rows("default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
+              "default * * * * * panels=6"); /* without an end: not written to the end yet */
+    const moert_choices c = find(MOERT_TUNED_FORWARD, 10, 10, 10);
+    assert_int_equal(c.panels, 5);
+    assert_int_equal(c.split, 9);
+    set_variable("MOERT_TUNE", "off");
+    moert_tuning_reload();
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 10, 10).panels, 3);
+}
+
+/* ---- remembering ---- */
+
+static void test_what_is_remembered_is_found_again(void **state) {
+    (void)state;
+    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_BF16, 96, 64, 50};
+    const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
+    moert_tuning_key other = key;
+    bool measured;
+    moert_tuning_find(test_device, &key, &measured);
+    assert_false(measured);
+    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &first, "a test"));
+    ASSERT_OK(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &second,
+                                    "a test # \"of\" comments"));
+    for (int again = 0; again < 2; again++) {
+        assert_choices(moert_tuning_find(test_device, &key, &measured), second);
+        assert_true(measured);
+        other.rows = 63; /* from 32 to 63 */
+        assert_choices(moert_tuning_find(test_device, &other, &measured), second);
+        other.rows = 64;
+        moert_tuning_find(test_device, &other, &measured);
+        assert_false(measured);
+        moert_tuning_reload();
+    }
+    char *text = read_file(in_folder("rows"), NULL);
+    assert_non_null(strstr(text, " dgrad bf16 96 64 32-63 panels=2 depth=256 split=64 lines=6 "
+                                 "width=3 fetch=32 # a test\n"));
+    free(text);
+}
+
+static void test_a_file_that_cannot_be_written_is_said_and_the_row_serves(void **state) {
+    (void)state;
+    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
+    set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
+    ASSERT_FAILS(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"),
+                 MOERT_ERROR_IO, "cannot add a row of tuning");
+    bool measured;
+    moert_tuning_find(test_device, &key, &measured);
+    assert_true(measured);
+}
+
+static void test_rows_of_processes_that_write_at_once_are_whole(void **state) {
+    (void)state;
+    enum { WRITERS = 4, ROWS = 50 };
+    pid_t children[WRITERS];
+    fflush(NULL);
+    for (unsigned i = 0; i < WRITERS; i++) {
+        if ((children[i] = fork()) != 0)
+            continue;
+        const moert_choices c = {1 + i, 16, 1, 1, 1, 16};
+        moert_status status = MOERT_OK;
+        for (size_t row = 1; row <= ROWS; row++) {
+            const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_F32, row, 1 + i, 1};
+            status |= moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &c, "a test");
+        }
+        _exit(status == MOERT_OK ? 0 : 1);
+    }
+    for (size_t i = 0; i < WRITERS; i++) {
+        int status = -1;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+    moert_tuning_reload();
+    for (unsigned i = 0; i < WRITERS; i++)
+        for (size_t row = 1; row <= ROWS; row++)
+            assert_int_equal(find(MOERT_TUNED_WGRAD, row, 1 + i, 1).panels, 1 + i);
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup(name, forget)
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_row_is_printed_as_it_was_read),
+        TEST(test_what_is_wrong_with_a_line_is_said),
+        TEST(test_comments_and_empty_lines_are_no_rows),
+        TEST(test_no_line_gives_choices_out_of_bounds),
+        TEST(test_built_in_rows_are_whole),
+        TEST(test_without_any_row_products_choose_as_they_can),
+        TEST(test_device_comes_before_family_before_vendor_before_default),
+        TEST(test_the_row_that_says_more_of_the_shape_is_taken),
+        TEST(test_measured_rows_come_before_built_in_ones_of_a_level),
+        TEST(test_what_is_remembered_is_found_again),
+        TEST(test_a_file_that_cannot_be_written_is_said_and_the_row_serves),
+        TEST(test_rows_of_processes_that_write_at_once_are_whole),
+    };
+#undef TEST
+    return cmocka_run_group_tests(tests, open_device_and_folder, close_device_and_folder);
+}

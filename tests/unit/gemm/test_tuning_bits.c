@@ -1,0 +1,307 @@
+// run: np=1 sanitize=1
+/* No choice of tuning shows in the bits of a product, however it was made: forced, measured, or by
+ * a weight that was packed before. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io/durable.h"
+#include "gemm/tuning/search.h"
+#include "support/files.h"
+#include "support/gemm/gemm.h"
+
+static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
+
+/* Every test begins with the built-in rows and an empty file of measured ones. */
+static int forget(void **state) {
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("rows")));
+    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
+    set_variable("MOERT_TUNE", NULL);
+    moert_tuning_reload();
+    return 0;
+}
+
+static moert_choices find(void) {
+    const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1, 1, 1};
+    bool measured;
+    return moert_tuning_find(test_device, &key, &measured);
+}
+
+static bool equal(moert_choices a, moert_choices b) {
+    return memcmp(&a, &b, sizeof a) == 0; /* all are unsigned: no padding */
+}
+
+/* ---- bits ---- */
+
+static void check_way(size_t i, operation op, const way *by, const moert_choices *choices,
+                      const arrays *want) {
+    char text[128], title[256];
+    arrays got = make_arrays(&gemm_problems[i], false);
+    ASSERT_OK(moert_tuning_force(choices));
+    run_gemm(&gemm_problems[i], op, by, &got);
+    ASSERT_OK(moert_tuning_force(NULL));
+    moert_choices_print(choices, text, sizeof text);
+    snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i, operation_names[op],
+             by->name);
+    compare_arrays(title, &got, want);
+    free_arrays(&got);
+}
+
+/* All problems by forced choices, packed and not, against the way `first`, a reference. */
+static void check_bits(size_t first, const moert_choices *choices, size_t count) {
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (operation op = 0; op < BIAS_GRAD; op++) {
+            arrays want = make_arrays(&gemm_problems[i], false);
+            run_gemm(&gemm_problems[i], op, &gemm_ways[first], &want);
+            for (size_t c = 0; c < count; c++)
+                for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++)
+                    check_way(i, op, &gemm_ways[w], &choices[c], &want);
+            free_arrays(&want);
+        }
+}
+
+static void test_no_tile_shows_in_the_bits(void **state) {
+    (void)state;
+    static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
+                                          {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
+                                          {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
+    check_bits(REFERENCE_F32, tiles, sizeof tiles / sizeof tiles[0]);
+    check_bits(REFERENCE_BF16, tiles, 3);
+}
+
+static void test_no_share_shows_in_the_bits(void **state) {
+    (void)state;
+    static const moert_choices shares[] = {{1, 16, 1, 8, 2, 16},
+                                           {64, 4096, 65536, 8, 2, 16},
+                                           {1, 4096, 3, 8, 2, 4096},
+                                           {7, 112, 129, 8, 2, 80}};
+    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
+}
+
+/* On this device, whatever devices the rows are for. */
+static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
+    (void)state;
+    enum { MOST = 64 };
+    moert_choices tiles[MOST];
+    char reason[160], *text, *end;
+    size_t count = 0;
+    ASSERT_OK(moert_kernel_source("gemm/tuning.txt", &text));
+    for (char *line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        moert_tuning_row row;
+        bool empty, known = false;
+        *end = '\0';
+        assert_true(moert_tuning_parse(line, &row, &empty, reason));
+        moert_choices c = standard;
+        c.lines = row.choices.lines;
+        c.width = row.choices.width;
+        for (size_t i = 0; i < count; i++)
+            known |= equal(tiles[i], c);
+        if (!empty && c.lines != 0 && c.width != 0 && !known && count < MOST)
+            tiles[count++] = c;
+    }
+    free(text);
+    assert_in_range(count, 1, MOST);
+    check_bits(REFERENCE_F32, tiles, count);
+    check_bits(REFERENCE_BF16, tiles, count);
+}
+
+static void test_any_choice_fits_into_little_local_memory(void **state) {
+    (void)state;
+    static const moert_choices shares[] = {
+        {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
+    moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
+    const moert_device_info whole = *info;
+    info->local_bytes = 16384; /* the least that OpenCL allows is more */
+    info->compute_units = 1;   /* work-groups need not be many */
+    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
+    *info = whole;
+}
+
+static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
+    (void)state;
+    const moert_choices before = find();
+    const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
+                                 {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
+                                 {4, 1024, 512, 8, 5, 16},  {4, 1024, 512, 8, 2, 8}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no product can be tuned so");
+    assert_true(equal(find(), before));
+}
+
+/* As check_panels describes it. */
+static bool is_plain(const problem *p) {
+    return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
+}
+
+/* A packed weight keeps its panels when the rows change under it; tiles are one or more of them. */
+static void check_panels(const problem *p, const moert_choices *packing,
+                         const moert_choices *product) {
+    arrays a = make_arrays(p, false), want = make_arrays(p, false);
+    run_gemm(p, DGRAD, &gemm_ways[REFERENCE_F32], &want);
+    set_variable("MOERT_BACKEND", "portable");
+    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
+    moert_gemm gemm = {.groups = {ends, p->groups, p->rows},
+                       .n = p->n,
+                       .k = p->k,
+                       .accumulate = true,
+                       .x = upload(a.x, a.x_count * sizeof(float)),
+                       .weight = upload(a.weight, a.weight_count * sizeof(float)),
+                       .y = upload(a.y, a.y_count * sizeof(float))};
+    const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_DGRAD, MOERT_NUMBER_F32};
+    moert_packed *packed;
+    ASSERT_OK(moert_tuning_force(packing));
+    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    ASSERT_OK(moert_tuning_force(product));
+    ASSERT_OK(moert_packed_fill(packed, gemm.weight));
+    gemm.packed = packed;
+    ASSERT_OK(moert_gemm_dgrad(&gemm));
+    ASSERT_OK(moert_tuning_force(NULL));
+    download_into(gemm.x, a.x, a.x_count * sizeof(float));
+    compare_arrays("packed before", &a, &want);
+    moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
+    for (size_t i = 0; i < 4; i++)
+        moert_buffer_destroy(buffers[i]);
+    moert_packed_destroy(packed);
+    free_arrays(&a);
+    free_arrays(&want);
+}
+
+static void test_a_packed_weight_keeps_its_panels(void **state) {
+    (void)state;
+    static const moert_choices pairs[][2] = {
+        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple */
+        {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
+        {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
+        {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
+    for (size_t i = 0; i < gemm_problem_count; i++)
+        for (size_t c = 0; c < sizeof pairs / sizeof pairs[0] && is_plain(&gemm_problems[i]); c++)
+            check_panels(&gemm_problems[i], &pairs[c][0], &pairs[c][1]);
+}
+
+/* ---- measuring ---- */
+
+typedef struct counted {
+    size_t runs, prepared;
+    moert_choices seen[4096];
+} counted;
+
+static moert_status count_run(void *what) {
+    counted *c = what;
+    c->seen[c->runs % 4096] = find();
+    /* deeper is faster here, by far */
+    usleep(c->seen[c->runs++ % 4096].depth == 2048 ? 100 : 10000);
+    return MOERT_OK;
+}
+
+static moert_status count_prepare(void *what) {
+    ((counted *)what)->prepared++;
+    return MOERT_OK;
+}
+
+static void test_a_search_finds_what_is_faster_by_far(void **state) {
+    (void)state;
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
+    moert_tune_result found;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_DEPTH, 400000000, &found));
+    const moert_candidate *chosen = &found.candidates[found.chosen];
+    assert_int_equal(chosen->choices.depth, 2048);
+    assert_true(found.chosen_ns > 0.0 && found.chosen_ns < found.first_ns);
+    assert_true(equal(found.candidates[0].choices, standard));
+    assert_in_range(c.prepared, found.count, c.runs);
+}
+
+static size_t count_fetches(bool fetches) {
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, NULL, count_run, fetches};
+    moert_tune_result found;
+    size_t count = 0;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_FETCH, 1, &found));
+    for (size_t i = 0; i < found.count; i++)
+        count += found.candidates[i].choices.fetch != standard.fetch;
+    return count;
+}
+
+static void test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched(void **state) {
+    (void)state;
+    assert_int_equal(count_fetches(true), 2);
+    assert_int_equal(count_fetches(false), 0);
+}
+
+static void test_without_time_a_search_stays_where_it_was(void **state) {
+    (void)state;
+    static counted c;
+    c = (counted){.runs = 0};
+    const moert_trial trial = {test_device, &c, NULL, count_run, false};
+    const moert_choices before = find();
+    moert_tune_result found;
+    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_PANELS, 1, &found));
+    assert_int_equal(found.chosen, 0);
+    assert_true(equal(find(), before));
+    assert_in_range(c.runs, 1, 64 * 9);
+}
+
+/* Number of rows in the file. */
+static size_t count_rows(void) {
+    char *text = access(in_folder("rows"), F_OK) == 0 ? read_file(in_folder("rows"), NULL) : NULL;
+    size_t count = 0;
+    for (const char *at = text; at != NULL && (at = strchr(at, '\n')) != NULL; at++)
+        count++;
+    free(text);
+    return count;
+}
+
+static void test_auto_measures_a_new_shape_once_and_keeps_the_bits(void **state) {
+    (void)state;
+    static const size_t problems[] = {7, 14, 15};
+    static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16};
+    size_t rows = 0;
+    set_variable("MOERT_TUNE", "auto");
+    for (int again = 0; again < 2; again++) {
+        for (size_t i = 0; i < 3; i++)
+            for (size_t w = 0; w < 3; w++)
+                for (operation op = 0; op < BIAS_GRAD; op++) {
+                    const problem *p = &gemm_problems[problems[i]];
+                    const way *by = &gemm_ways[ways[w]];
+                    arrays want = make_arrays(p, false), got = make_arrays(p, false);
+                    run_gemm(p, op, reference_of(by), &want);
+                    run_gemm(p, op, by, &got);
+                    compare_arrays(by->name, &got, &want);
+                    free_arrays(&got);
+                    free_arrays(&want);
+                }
+        if (again > 0)
+            assert_int_equal(count_rows(), rows);
+        rows = count_rows();
+        /* packed weights have no wgrad of their own; in GPU form there is nothing to measure */
+        const bool gpu_form = moert_device_describe(test_device)->gpu_form;
+        assert_int_equal(rows, gpu_form ? 0 : 3 * (3 + 2 + 3));
+        moert_tuning_reload();
+    }
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup(name, forget)
+    const struct CMUnitTest tests[] = {
+        TEST(test_no_tile_shows_in_the_bits),
+        TEST(test_no_tile_of_a_built_in_row_shows_in_the_bits),
+        TEST(test_no_share_shows_in_the_bits),
+        TEST(test_any_choice_fits_into_little_local_memory),
+        TEST(test_choices_out_of_bounds_cannot_be_forced),
+        TEST(test_a_packed_weight_keeps_its_panels),
+        TEST(test_a_search_finds_what_is_faster_by_far),
+        TEST(test_without_time_a_search_stays_where_it_was),
+        TEST(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched),
+        TEST(test_auto_measures_a_new_shape_once_and_keeps_the_bits),
+    };
+#undef TEST
+    return cmocka_run_group_tests(tests, open_device_and_folder, close_device_and_folder);
+}

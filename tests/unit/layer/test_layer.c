@@ -1,0 +1,404 @@
+// run: np=1,2,3,4 sanitize=2
+/* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
+ * which one has no token. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+static const double tolerance = 5e-6; /* relative, of each tensor */
+
+/* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
+
+static moert_layer_options plain_form(void) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = 20;
+    options.intermediate = 12;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+/* A shared expert, every bias, sigmoid scores with a correction, an interleaved GLU that clamps. */
+static moert_layer_options full_form(void) {
+    const moert_glu_form glu = {true, 1.5f, 1.702f, 1.0f};
+    moert_layer_options options = plain_form();
+    options.shared_intermediate = 7;
+    options.router.score = MOERT_SCORE_SIGMOID;
+    options.router.scale = 1.5f;
+    options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.glu = glu;
+    return options;
+}
+
+/* Every token goes to all experts. */
+static moert_layer_options dense_form(void) {
+    const moert_glu_form glu = MOERT_GLU_GPT_OSS;
+    moert_layer_options options = plain_form();
+    options.router.score = MOERT_SCORE_SOFTMAX_TOPK;
+    options.router.topk = options.router.experts;
+    options.expert_biases = true;
+    options.glu = glu;
+    return options;
+}
+
+/* ---- comparing ---- */
+
+/* Norm of got - factor * want over the norm of that. */
+static double distance(const float *got, const double *want, size_t n, double factor) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - factor * want[i];
+        difference += d * d;
+        norm += factor * want[i] * factor * want[i];
+    }
+    return norm > 0.0 ? sqrt(difference / norm) : difference > 0.0 ? INFINITY : 0.0;
+}
+
+/* What results must be; only rank 0 works it out. */
+typedef struct expectation {
+    double *y, *dx, *gradient[MOERT_LAYER_TENSORS];
+} expectation;
+
+static void expect(oracle_layer *oracle, expectation *expected) {
+    const size_t n = oracle->tokens * oracle->options.hidden;
+    *expected = (expectation){0};
+    if (test_rank != 0)
+        return;
+    expected->y = test_alloc(n * sizeof *expected->y);
+    expected->dx = test_alloc(n * sizeof *expected->dx);
+    double *by_sent = test_alloc(n * sizeof *by_sent);
+    oracle_layer_loss(oracle, expected->y);
+    oracle_layer_differentiate(oracle, oracle->x, n, expected->dx);
+    oracle_layer_differentiate(oracle, oracle->sent_x, n, by_sent);
+    for (size_t i = 0; i < n; i++)
+        expected->dx[i] += by_sent[i];
+    free(by_sent);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const size_t elements = oracle->elements[i];
+        if (elements == 0 || i == MOERT_LAYER_CORRECTION)
+            continue;
+        expected->gradient[i] = test_alloc(elements * sizeof *expected->gradient[i]);
+        oracle_layer_differentiate(oracle, oracle->tensor[i], elements, expected->gradient[i]);
+    }
+}
+
+static void expectation_free(expectation *expected) {
+    free(expected->y);
+    free(expected->dx);
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        free(expected->gradient[i]);
+}
+
+/* Rank 0 compares, all ranks assert. `factor`: micro-batches whose gradients add up. */
+static void assert_results(const oracle_layer *oracle, const expectation *expected,
+                           const layer_results *got, double factor) {
+    static const char *const names[] = {
+#define NAME(name) #name,
+        MOERT_LAYER_TENSOR_TABLE(NAME)
+#undef NAME
+            "y",
+        "dx"};
+    const size_t n = oracle->tokens * oracle->options.hidden;
+    double error[MOERT_LAYER_TENSORS + 2] = {0.0};
+    if (test_rank == 0) {
+        for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+            if (expected->gradient[i] != NULL)
+                error[i] =
+                    distance(got->gradient[i], expected->gradient[i], oracle->elements[i], factor);
+        error[MOERT_LAYER_TENSORS] = distance(got->y, expected->y, n, 1.0);
+        error[MOERT_LAYER_TENSORS + 1] = distance(got->dx, expected->dx, n, 1.0);
+    }
+    ASSERT_OK(moert_comm_broadcast(test_comm, 0, error, sizeof error));
+    for (size_t i = 0; i < sizeof error / sizeof error[0]; i++)
+        if (!(error[i] <= tolerance))
+            fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
+}
+
+/* A layer with `ep` ranks per set of experts, over `batches` micro-batches with the same tokens. */
+static void check_layer(const oracle_layer *oracle, const expectation *expected, size_t ep,
+                        size_t batches) {
+    moert_mesh *mesh;
+    layer_run run;
+    layer_results results;
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, oracle, false, &run));
+    for (size_t i = 0; i < batches; i++)
+        ASSERT_OK(layer_run_step(&run, i, batches));
+    ASSERT_OK(layer_run_collect(&run, &results));
+    assert_results(oracle, expected, &results, (double)batches);
+    layer_results_free(&results);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+/* On every arrangement of the ranks that there is. */
+static void check_form(moert_layer_options options) {
+    oracle_layer oracle;
+    expectation expected;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    assert_true(oracle.margin > 1e-4);
+    expect(&oracle, &expected);
+    for (size_t ep = 1; ep <= test_ranks; ep++)
+        if (test_ranks % ep == 0)
+            check_layer(&oracle, &expected, ep, 1);
+    check_layer(&oracle, &expected, 1, 3);
+    check_layer(&oracle, &expected, test_ranks, 2);
+    expectation_free(&expected);
+    oracle_layer_destroy(&oracle);
+}
+
+/* ---- tests ---- */
+
+static void test_gradients_of_a_plain_layer_are_those_of_differences(void **state) {
+    (void)state;
+    check_form(plain_form());
+}
+
+static void test_gradients_of_a_layer_with_everything_are_those_of_differences(void **state) {
+    (void)state;
+    check_form(full_form());
+}
+
+static void test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences(
+    void **state) {
+    (void)state;
+    check_form(dense_form());
+}
+
+/* The experts get x and dy as MXFP8 or bf16, router and shared expert as they are. */
+static void test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs(void **state) {
+    (void)state;
+    for (int d = MOERT_DISPATCH_MXFP8; d <= MOERT_DISPATCH_BF16; d++) {
+        moert_layer_options options = full_form();
+        options.dispatch = (moert_dispatch)d;
+        check_form(options);
+        options = dense_form();
+        options.dispatch = (moert_dispatch)d;
+        options.hidden = 44;
+        check_form(options);
+    }
+}
+
+static void check_deferred(moert_layer_options options) {
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run[2];
+    layer_results results[2];
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    for (size_t deferred = 0; deferred < 2; deferred++)
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, deferred == 1, &run[deferred]));
+    for (size_t deferred = 0; deferred < 2; deferred++) {
+        ASSERT_OK(layer_run_step(&run[deferred], 0, 2));
+        ASSERT_OK(layer_run_step(&run[deferred], 1, 2));
+        ASSERT_OK(layer_run_collect(&run[deferred], &results[deferred]));
+    }
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (results[0].gradient[i] != NULL)
+            assert_memory_equal(results[0].gradient[i], results[1].gradient[i],
+                                oracle.elements[i] * sizeof(float));
+    assert_memory_equal(results[0].dx, results[1].dx,
+                        LAYER_TOKENS * options.hidden * sizeof(float));
+    for (size_t deferred = 0; deferred < 2; deferred++) {
+        layer_results_free(&results[deferred]);
+        layer_run_destroy(&run[deferred]);
+    }
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_deferred_wgrad_gives_the_same_bits(void **state) {
+    (void)state;
+    moert_layer_options rounded = plain_form();
+    rounded.hidden = 40;
+    rounded.intermediate = 24;
+    rounded.precision = MOERT_PRECISION_BF16;
+    check_deferred(full_form());
+    check_deferred(rounded);
+    rounded.dispatch = MOERT_DISPATCH_BF16;
+    check_deferred(rounded);
+}
+
+/* Rank 0's first token becomes NaN; afterwards it is put right again. */
+static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    expectation expected;
+    moert_mesh *mesh;
+    layer_run run;
+    layer_results results;
+    const float bad = NAN;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    expect(&oracle, &expected);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const float right = (float)oracle.x[0];
+    moert_status wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
+    moert_status failed = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+    ASSERT_ON_ALL(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC);
+    moert_status backward = moert_layer_backward(run.layer, run.dy, NULL, run.dx);
+    ASSERT_ON_ALL(backward == MOERT_ERROR_USAGE);
+    wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
+    ASSERT_ON_ALL(wrote == MOERT_OK);
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, &results));
+    assert_results(&oracle, &expected, &results, 1.0);
+    layer_results_free(&results);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    expectation_free(&expected);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_calls_out_of_order_are_refused(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, true, &run));
+    moert_layer *layer = run.layer;
+    const moert_status early[] = {moert_layer_backward(layer, run.dy, NULL, run.dx),
+                                  moert_layer_wgrad(layer), moert_layer_reduce(layer, false, true)};
+    for (size_t i = 0; i < 3; i++)
+        ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    moert_status adding = moert_layer_reduce(layer, true, true); /* what was not to be added */
+    ASSERT_ON_ALL(adding == MOERT_ERROR_USAGE);
+    moert_status twice = moert_layer_backward(layer, run.dy, NULL, run.dx);
+    ASSERT_ON_ALL(twice == MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_layer_forward(layer, &run.batch, run.x, run.y));
+    moert_status stale = moert_layer_wgrad(layer);
+    ASSERT_ON_ALL(stale == MOERT_ERROR_USAGE);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_a_forward_without_a_backward_has_the_same_bits(void **state) {
+    (void)state;
+    moert_layer_options options = full_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
+    float *kept = test_alloc(bytes), *dropped = test_alloc(bytes);
+    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(moert_buffer_read(run.y, 0, kept, bytes));
+    run.batch.forward_only = true;
+    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
+    const bool same = memcmp(kept, dropped, bytes) == 0;
+    ASSERT_ON_ALL(same);
+    ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
+                        "without a forward");
+    free(kept);
+    free(dropped);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state) {
+    (void)state;
+    moert_layer_options options = plain_form();
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    moert_batch batch = run.batch;
+    if (test_rank == 0)
+        batch.sequences = 0;
+    moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_impossible_layers_and_meshes_are_refused(void **state) {
+    (void)state;
+    moert_mesh *mesh;
+    moert_layer *layer;
+    moert_layer_options options = plain_form();
+    moert_status too_many = moert_mesh_create(test_context, test_ranks + 1, &mesh);
+    ASSERT_ON_ALL(too_many == MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    options.router.topk = options.router.experts + 1;
+    moert_status status = moert_layer_create(mesh, &options, &layer);
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    options = plain_form();
+    options.hidden = 0;
+    status = moert_layer_create(mesh, &options, &layer);
+    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    options = plain_form();
+    options.dispatch = (moert_dispatch)3;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dispatch");
+    options.dispatch = MOERT_DISPATCH_BF16;
+    options.hidden = 33;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED, "33");
+    options.dispatch = MOERT_DISPATCH_F32;
+    options.combine = MOERT_COMBINE_BF16;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_UNSUPPORTED,
+                        "combined as bf16");
+    options.combine = (moert_combine)2;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "combine");
+    options = plain_form();
+    options.router.experts = options.router.topk = 1;
+    status = moert_layer_create(mesh, &options, &layer);
+    ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
+    if (status == MOERT_OK)
+        moert_layer_destroy(layer);
+    moert_mesh_destroy(mesh);
+}
+
+/* Ranks as on hosts of two, of one if there are two ranks; GPUs know no other exchange there. */
+static int open_context_of_hosts(void **state) {
+    set_variable("MOERT_NODE_RANKS", test_ranks > 2 ? "2" : "1");
+    if (open_test_context(state) != 0)
+        return -1;
+    if (moert_device_describe(moert_context_device(test_context))->is_cpu)
+        set_variable("MOERT_EXCHANGE", "node");
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_of_a_plain_layer_are_those_of_differences),
+        cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
+        cmocka_unit_test(
+            test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
+        cmocka_unit_test(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs),
+        cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
+        cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
+        cmocka_unit_test(test_calls_out_of_order_are_refused),
+        cmocka_unit_test(test_a_forward_without_a_backward_has_the_same_bits),
+        cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
+        cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    const struct CMUnitTest on_hosts[] = {
+        cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
+        cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
+        cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
+    };
+    int failed = cmocka_run_group_tests_name("layer", tests, open_test_context, close_test_context);
+    if (test_ranks > 1)
+        failed += cmocka_run_group_tests_name("layer between hosts", on_hosts,
+                                              open_context_of_hosts, close_test_context);
+    return mpi_tests_end(failed);
+}

@@ -1,0 +1,323 @@
+// run: np=1,2,4 sanitize=2
+/* Low-precision recipes of the layer against its float32 results, which test_layer holds against
+ * float64. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "layer/internal.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+enum { TOKENS = 16 * LAYER_TOKENS };
+
+static moert_layer_options form(size_t hidden, size_t intermediate) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = hidden;
+    options.intermediate = intermediate;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+/* A layer of the oracle's values in a precision, with `ep` ranks per set of experts (0 = all). */
+static void compute(const oracle_layer *oracle, moert_precision precision, size_t ep,
+                    layer_results *results) {
+    oracle_layer changed = *oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    changed.options.precision = precision;
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, results));
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+/* 20 log10 of the norm of `want` over that of the difference. */
+static double sqnr(const float *got, const float *want, size_t n) {
+    double noise = 0.0, signal = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        noise += d * d;
+        signal += (double)want[i] * (double)want[i];
+    }
+    return noise > 0.0 ? 10.0 * log10(signal / noise) : INFINITY;
+}
+
+typedef struct limits {
+    moert_precision precision;
+    double y, dx, dw; /* dB */
+} limits;
+
+/* All ranks have all results. */
+static void check_near(const oracle_layer *oracle, const layer_results *exact,
+                       const limits *limit) {
+    const size_t n = TOKENS * oracle->options.hidden;
+    layer_results got;
+    compute(oracle, limit->precision, 0, &got);
+    const double y = sqnr(got.y, exact->y, n), dx = sqnr(got.dx, exact->dx, n),
+                 w1 = sqnr(got.gradient[MOERT_LAYER_W1], exact->gradient[MOERT_LAYER_W1],
+                           oracle->elements[MOERT_LAYER_W1]),
+                 w2 = sqnr(got.gradient[MOERT_LAYER_W2], exact->gradient[MOERT_LAYER_W2],
+                           oracle->elements[MOERT_LAYER_W2]);
+    layer_results_free(&got);
+    if (test_rank == 0)
+        print_message("# precision %d: y %.1f dx %.1f dW1 %.1f dW2 %.1f dB\n",
+                      (int)limit->precision, y, dx, w1, w2);
+    ASSERT_ON_ALL(y >= limit->y && y < 100.0);
+    ASSERT_ON_ALL(dx >= limit->dx);
+    ASSERT_ON_ALL(w1 >= limit->dw && w2 >= limit->dw);
+}
+
+/* A whole layer of normal values: the noise of both operands of two GEMMs and more adds up, four
+ * times that of one operand, about 32 dB in E4M3. */
+static const limits layer_limits[] = {
+    {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 1e-2 of the norm */
+    {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
+    {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
+};
+/* What one GEMM on rounded operands must reach. */
+static const limits gemm_limits[] = {
+    {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0},
+    {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
+    {MOERT_PRECISION_NVFP4, 16.0, 14.0, 12.0},
+};
+
+static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
+    layer_results exact;
+    compute(oracle, MOERT_PRECISION_F32, 0, &exact);
+    for (size_t i = 0; i < 3; i++)
+        check_near(oracle, &exact, &rows[i]);
+    layer_results_free(&exact);
+}
+
+static void check_form(const moert_layer_options *options) {
+    oracle_layer oracle;
+    oracle_layer_create(options, TOKENS, &oracle);
+    check_oracle(&oracle, layer_limits);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_recipes_stay_near_float32(void **state) {
+    (void)state;
+    const moert_layer_options options = form(128, 64), large = form(192, 160);
+    check_form(&options);
+    check_form(&large);
+}
+
+/* Sizes that no block and no window divides, biases, interleaved gates. */
+static void test_recipes_take_odd_sizes_and_biases(void **state) {
+    (void)state;
+    moert_layer_options options = form(52, 36);
+    options.shared_intermediate = 7;
+    options.router_bias = options.expert_biases = true;
+    options.glu.interleaved = true;
+    check_form(&options);
+}
+
+/* Signs in place of x and W1 are exact in every format: what is left is the noise of one GEMM in y
+ * and dW2, and little more in dx and dW1. */
+static void test_one_rounded_gemm_keeps_its_signal(void **state) {
+    (void)state;
+    const moert_layer_options options = form(160, 64);
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (size_t i = 0; i < TOKENS * options.hidden; i++)
+        oracle.x[i] = copysign(1.0, oracle.x[i]);
+    double *w1 = oracle.tensor[MOERT_LAYER_W1];
+    for (size_t i = 0; i < oracle.elements[MOERT_LAYER_W1]; i++)
+        w1[i] = copysign(0.25, w1[i]);
+    check_oracle(&oracle, gemm_limits);
+    oracle_layer_destroy(&oracle);
+}
+
+static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
+                          const layer_results *a, const layer_results *b) {
+    return memcmp(a->gradient[which], b->gradient[which],
+                  oracle->elements[which] * sizeof(float)) == 0;
+}
+
+/* The experts and the router see float32 rows as ever. */
+static void check_shared(const moert_layer_options *options) {
+    oracle_layer oracle;
+    layer_results exact, got;
+    oracle_layer_create(options, TOKENS, &oracle);
+    compute(&oracle, MOERT_PRECISION_F32, 0, &exact);
+    oracle.options.dense = MOERT_PRECISION_BF16;
+    compute(&oracle, MOERT_PRECISION_F32, 0, &got);
+    const size_t n = TOKENS * options->hidden;
+    const double rows[] = {sqnr(got.y, exact.y, n), sqnr(got.dx, exact.dx, n)};
+    for (size_t i = 0; i < 2; i++)
+        ASSERT_ON_ALL(rows[i] >= 40.0 && rows[i] < 100.0);
+    for (int which = MOERT_LAYER_SHARED_W1; which <= MOERT_LAYER_SHARED_W2; which++) {
+        const double dw = sqnr(got.gradient[which], exact.gradient[which], oracle.elements[which]);
+        ASSERT_ON_ALL(dw >= 40.0 && dw < 100.0);
+    }
+    ASSERT_ON_ALL(same_gradient(&oracle, MOERT_LAYER_ROUTER, &exact, &got) &&
+                  same_gradient(&oracle, MOERT_LAYER_W1, &exact, &got) &&
+                  same_gradient(&oracle, MOERT_LAYER_W2, &exact, &got));
+    layer_results_free(&exact);
+    layer_results_free(&got);
+    oracle_layer_destroy(&oracle);
+}
+
+/* Sizes that tensor cores do not take, and such as they do. */
+static void test_a_shared_expert_in_bf16_stays_near_float32_alone(void **state) {
+    (void)state;
+    moert_layer_options odd = form(52, 36), even = form(64, 32);
+    odd.shared_intermediate = 7;
+    even.shared_intermediate = 24;
+    check_shared(&odd);
+    check_shared(&even);
+}
+
+/* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
+ * of weight gradients are cut otherwise when replicas share an expert's rows. */
+static void test_replicas_of_experts_give_the_same_rows(void **state) {
+    (void)state;
+    const moert_layer_options options = form(64, 48);
+    const size_t bytes = TOKENS * options.hidden * sizeof(float);
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        layer_results shared, replicated;
+        compute(&oracle, (moert_precision)p, 0, &shared);
+        compute(&oracle, (moert_precision)p, 1, &replicated);
+        const bool same = memcmp(shared.y, replicated.y, bytes) == 0 &&
+                          memcmp(shared.dx, replicated.dx, bytes) == 0;
+        const double w1 = sqnr(shared.gradient[MOERT_LAYER_W1], replicated.gradient[MOERT_LAYER_W1],
+                               oracle.elements[MOERT_LAYER_W1]);
+        layer_results_free(&shared);
+        layer_results_free(&replicated);
+        ASSERT_ON_ALL(same && w1 > 12.0);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
+/* ---- failures of one rank, on every arrangement of the ranks ---- */
+
+typedef struct breakage {
+    bool backward, late; /* in which pass; after the first gather of an amax, or before */
+    moert_status status;
+} breakage;
+
+/* Breaks the pass on rank 0: sizes that no device holds, or a weight in a buffer too small for it.
+ * Called again, mends it. */
+static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
+    const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
+    const moert_packed_for use =
+        b->backward ? MOERT_PACKED_DGRAD : moert_packed_for_glu(&layer->options.glu);
+    moert_buffer **copy = &layer->rounded[block].weight[use]; /* unless packed */
+    moert_buffer **weight =
+        *copy != NULL ? copy : &layer->block[block]->tensor[EXPERT_WEIGHT].weight;
+    moert_buffer *kept = *weight;
+    if (test_rank != 0)
+        return;
+    if (b->late) {
+        *weight = *small;
+        *small = kept;
+    } else {
+        layer->options.intermediate ^= (size_t)1 << 40;
+    }
+}
+
+static void fail_and_recover(layer_run *run, const breakage *b) {
+    moert_layer *layer = run->layer;
+    moert_buffer *small;
+    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), 4, &small));
+    if (b->backward)
+        ASSERT_OK(moert_layer_forward(layer, &run->batch, run->x, run->y));
+    break_or_mend(layer, b, &small);
+    const moert_status status = b->backward
+                                    ? moert_layer_backward(layer, run->dy, NULL, run->dx)
+                                    : moert_layer_forward(layer, &run->batch, run->x, run->y);
+    break_or_mend(layer, b, &small);
+    ASSERT_ON_ALL(status == b->status);
+    ASSERT_OK(layer_run_step(run, 0, 1));
+    moert_buffer_destroy(small);
+}
+
+static void test_a_failure_between_gathers_is_that_of_all_ranks(void **state) {
+    (void)state;
+    const breakage breakages[] = {{false, false, MOERT_ERROR_MEMORY},
+                                  {false, true, MOERT_ERROR_USAGE},
+                                  {true, false, MOERT_ERROR_MEMORY},
+                                  {true, true, MOERT_ERROR_USAGE}};
+    moert_layer_options options = form(64, 32);
+    options.precision = MOERT_PRECISION_NVFP4;
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
+        moert_mesh *mesh;
+        layer_run run;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        ASSERT_OK(layer_run_step(&run, 0, 1));
+        for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++)
+            fail_and_recover(&run, &breakages[i]);
+        layer_run_destroy(&run);
+        moert_mesh_destroy(mesh);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
+/* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
+static void test_a_bad_token_fails_on_all_replicas_of_nvfp4(void **state) {
+    (void)state;
+    moert_layer_options options = form(64, 32);
+    options.precision = MOERT_PRECISION_NVFP4;
+    const float bad = NAN;
+    oracle_layer oracle;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    const float right = (float)oracle.x[0];
+    for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
+        moert_mesh *mesh;
+        layer_run run;
+        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        moert_status wrote =
+            test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
+        moert_status status = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+        ASSERT_ON_ALL(wrote == MOERT_OK && status == MOERT_ERROR_NUMERIC);
+        wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
+        ASSERT_ON_ALL(wrote == MOERT_OK);
+        ASSERT_OK(layer_run_step(&run, 0, 1));
+        layer_run_destroy(&run);
+        moert_mesh_destroy(mesh);
+    }
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_an_unknown_precision_is_refused(void **state) {
+    (void)state;
+    moert_mesh *mesh;
+    moert_layer *layer;
+    moert_layer_options options = form(64, 32);
+    options.precision = (moert_precision)4;
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "precision");
+    options.precision = MOERT_PRECISION_F32;
+    options.dense = MOERT_PRECISION_MXFP8;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dense");
+    moert_mesh_destroy(mesh);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipes_stay_near_float32),
+        cmocka_unit_test(test_recipes_take_odd_sizes_and_biases),
+        cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
+        cmocka_unit_test(test_a_shared_expert_in_bf16_stays_near_float32_alone),
+        cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
+        cmocka_unit_test(test_a_failure_between_gathers_is_that_of_all_ranks),
+        cmocka_unit_test(test_a_bad_token_fails_on_all_replicas_of_nvfp4),
+        cmocka_unit_test(test_an_unknown_precision_is_refused),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("precision", tests, open_test_context, close_test_context));
+}

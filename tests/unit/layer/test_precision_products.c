@@ -1,0 +1,294 @@
+// run: np=1,2,4 sanitize=2
+/* What the low-precision recipes of the layer multiply: the bits of the products, and weights that
+ * change. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "layer/precision.h"
+#include "moert/quantize.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+enum { TOKENS = 16 * LAYER_TOKENS };
+
+static moert_layer_options form(size_t hidden, size_t intermediate) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = hidden;
+    options.intermediate = intermediate;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+/* ---- weights that change ---- */
+
+/* y of a run, of this rank's tokens; to be freed. */
+static float *forward(layer_run *run, size_t bytes) {
+    float *y = test_alloc(bytes);
+    ASSERT_OK(moert_layer_forward(run->layer, &run->batch, run->x, run->y));
+    ASSERT_OK(moert_buffer_read(run->y, 0, y, bytes));
+    return y;
+}
+
+/* In every precision by the third forward of a weight: what is packed by the second one is in use.
+ */
+static void follow_weights(moert_precision precision) {
+    oracle_layer oracle;
+    moert_mesh *mesh;
+    layer_run run;
+    moert_layer_options options = form(64, 32);
+    options.precision = precision;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
+    moert_buffer *weight = moert_layer_weight(run.layer, MOERT_LAYER_W2);
+    float *y[5];
+    for (size_t i = 0; i < 5; i++) {
+        if (i == 3) {
+            ASSERT_OK_ON_ALL(moert_buffer_clear(weight, 0, moert_buffer_bytes(weight)));
+            moert_layer_weights_changed(run.layer);
+        }
+        y[i] = forward(&run, bytes);
+    }
+    bool same = true, zero = true;
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
+        zero &= y[3][i] == 0.0f && y[4][i] == 0.0f;
+    for (size_t i = 0; i < 5; i++) {
+        same &= i > 2 || memcmp(y[i], y[0], bytes) == 0;
+        if (i > 0)
+            free(y[i]);
+    }
+    free(y[0]);
+    ASSERT_ON_ALL(same && zero);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_weights_in_use_follow_when_told(void **state) {
+    (void)state;
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
+        follow_weights((moert_precision)p);
+}
+
+/* ---- what lies between the products ---- */
+
+/* Types of v, and of dv at once and deferred, of a layer. */
+static void check_types(const moert_layer_options *options, moert_number v, moert_number dv) {
+    for (int deferred = 0; deferred < 2; deferred++) {
+        moert_layer_options changed = *options;
+        moert_mesh *mesh;
+        moert_layer *layer;
+        changed.deferred_wgrad = deferred == 1;
+        ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+        ASSERT_OK(moert_layer_create(mesh, &changed, &layer));
+        const bool right = moert_precision_v_type(layer) == v &&
+                           moert_precision_dv_type(layer) == (deferred == 1 ? v : dv);
+        moert_layer_destroy(layer);
+        moert_mesh_destroy(mesh);
+        ASSERT_ON_ALL(right);
+    }
+}
+
+static void test_v_is_kept_as_codes_where_both_products_round(void **state) {
+    (void)state;
+    const moert_device *device = moert_context_device(test_context);
+    const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
+    const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        const moert_number factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
+        moert_layer_options options = form(64, 32), odd = form(64, 36);
+        options.precision = odd.precision = (moert_precision)p;
+        check_types(&options, rounds ? factor : f32, factor);
+        check_types(&odd, f32, factor);
+        options.expert_biases = true;
+        check_types(&options, f32, f32);
+    }
+}
+
+/* ---- the products against float32 ones of rounded operands ---- */
+
+enum { ROWS = 70 };
+
+/* source[groups.rows, columns] rounded, as float32; NVFP4: by the amax of the groups, or of all. */
+static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_groups groups,
+                             size_t columns, moert_buffer *source, bool group_scales) {
+    const size_t n = groups.rows * columns, bytes = n * sizeof(float);
+    const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
+    moert_device *device = moert_context_device(test_context);
+    moert_buffer *target, *codes, *scale, *global, *amax;
+    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &target));
+    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &codes));
+    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &scale));
+    ASSERT_OK_ON_ALL(moert_buffer_create(device, groups.count * sizeof(float), &global));
+    ASSERT_OK_ON_ALL(moert_buffer_create(device, groups.count * sizeof(float), &amax));
+    if (precision == MOERT_PRECISION_BF16) {
+        const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
+        ASSERT_OK_ON_ALL(
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), f32, bf16, n, source, codes}));
+        ASSERT_OK_ON_ALL(
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), bf16, f32, n, codes, target}));
+    } else {
+        moert_quantize op = {.size = sizeof op,
+                             .how = MOERT_QUANTIZER_INIT,
+                             .groups = groups,
+                             .columns = columns,
+                             .x = source,
+                             .q = codes,
+                             .scale = scale,
+                             .global = global,
+                             .amax = nvfp4 ? amax : NULL};
+        op.how.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
+        op.how.axis = axis;
+        op.how.group_scales = nvfp4 && group_scales;
+        if (nvfp4)
+            ASSERT_OK_ON_ALL(moert_quantize_amax(&op));
+        ASSERT_OK_ON_ALL(moert_quantize_run(&op));
+        op.x = target;
+        ASSERT_OK_ON_ALL(moert_dequantize_run(&op));
+    }
+    moert_buffer *const others[] = {codes, scale, global, amax};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        moert_buffer_destroy(others[i]);
+    return target;
+}
+
+/* What a layer makes of dv: codes in bf16, else the floats. */
+static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer *source) {
+    const moert_number type = moert_precision_dv_type(layer);
+    moert_buffer *target;
+    ASSERT_OK_ON_ALL(
+        moert_buffer_create(moert_context_device(test_context), n * sizeof(float), &target));
+    if (type == MOERT_NUMBER_F32)
+        ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
+    else
+        ASSERT_OK_ON_ALL(moert_cast_run(
+            &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, source, target}));
+    return target;
+}
+
+static moert_buffer *upload_on_all(const void *values, size_t bytes) {
+    moert_buffer *buffer;
+    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), bytes, &buffer));
+    ASSERT_OK_ON_ALL(moert_buffer_write(buffer, 0, values, bytes));
+    return buffer;
+}
+
+static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t bytes) {
+    void *left = test_alloc(bytes), *right = test_alloc(bytes);
+    const moert_status status = moert_buffer_read(a, 0, left, bytes);
+    const bool same = status == MOERT_OK && moert_buffer_read(b, 0, right, bytes) == MOERT_OK &&
+                      memcmp(left, right, bytes) == 0;
+    free(left);
+    free(right);
+    ASSERT_ON_ALL(same);
+}
+
+/* The three products of the first projection, forward with its GLU, over the same rows x and dv on
+ * every rank. */
+static void check_products(layer_run *run, moert_precision precision) {
+    moert_layer *layer = run->layer;
+    const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
+                 experts = layer->local_experts;
+    float *values = random_floats(ROWS * (h + n), 2.0f, 5);
+    uint32_t ends[8], weight_ends[8];
+    for (size_t e = 0; e < experts; e++) {
+        ends[e] = (uint32_t)(experts > 1 ? e * (ROWS - 3) / (experts - 1) : ROWS - 3);
+        weight_ends[e] = (uint32_t)((e + 1) * n);
+    }
+    moert_buffer *x = upload_on_all(values, ROWS * h * sizeof *values),
+                 *y = upload_on_all(values + ROWS * h, ROWS * n * sizeof *values),
+                 *got_x = upload_on_all(values, ROWS * h * sizeof *values),
+                 *got_y = upload_on_all(values, ROWS * n * sizeof *values),
+                 *got_h = upload_on_all(values, ROWS * n / 2 * sizeof *values),
+                 *want_x = upload_on_all(values, ROWS * h * sizeof *values),
+                 *want_y = upload_on_all(values, ROWS * n * sizeof *values),
+                 *dv = made(layer, ROWS * n, y),
+                 *row_ends = upload_on_all(ends, experts * sizeof *ends),
+                 *line_ends = upload_on_all(weight_ends, experts * sizeof *ends);
+    moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
+                 *dw = moert_layer_gradient(layer, MOERT_LAYER_W1), *want_dw;
+    ASSERT_OK_ON_ALL(
+        moert_buffer_create(moert_context_device(test_context), moert_buffer_bytes(dw), &want_dw));
+    const moert_groups rows = {row_ends, experts, ROWS}, lines = {line_ends, experts, experts * n};
+    const moert_axis along = MOERT_AXIS_ROW, across = MOERT_AXIS_COLUMN;
+    moert_buffer *all[] = {rounded(precision, along, rows, h, x, false),
+                           rounded(precision, along, rows, n, y, false),
+                           rounded(precision, across, rows, h, x, false),
+                           rounded(precision, across, rows, n, y, false),
+                           rounded(precision, along, lines, h, weight, true),
+                           rounded(precision, across, lines, h, weight, true),
+                           x,
+                           y,
+                           got_x,
+                           got_y,
+                           got_h,
+                           want_x,
+                           want_y,
+                           dv,
+                           row_ends,
+                           line_ends,
+                           want_dw};
+    const moert_gemm plain = {.groups = rows, .n = n, .k = h};
+    moert_gemm gemm = plain;
+#define PRODUCT(call, a, w, b, ...)                                                                \
+    (gemm = plain, gemm.x = (a), gemm.weight = (w), gemm.y = (b), call(__VA_ARGS__ & gemm))
+    ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
+    for (size_t i = 0; i < 2; i++) {
+        moert_precision_begin(layer);
+        const moert_gemm_glu first = {
+            .gemm = {.groups = rows, .n = n, .k = h, .x = x, .weight = weight, .y = got_y},
+            .glu = {.form = layer->options.glu, .h = got_h}};
+        ASSERT_OK_ON_ALL(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN, &first));
+        moert_precision_begin(layer);
+        ASSERT_OK_ON_ALL(
+            PRODUCT(moert_precision_dgrad, got_x, weight, dv, layer, BLOCK_EXPERT_IN, ));
+        ASSERT_OK_ON_ALL(PRODUCT(moert_precision_wgrad, x, dw, dv, layer, BLOCK_EXPERT_IN, ));
+        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_forward, all[0], all[4], want_y));
+        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_dgrad, want_x, all[5], all[1]));
+        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_wgrad, all[2], want_dw, all[3]));
+        expect_same(got_y, want_y, ROWS * n * sizeof(float));
+        expect_same(got_x, want_x, ROWS * h * sizeof(float));
+        expect_same(dw, want_dw, moert_buffer_bytes(dw));
+    }
+#undef PRODUCT
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+    free(values);
+}
+
+static void test_products_have_the_bits_of_float32_ones_of_rounded_operands(void **state) {
+    (void)state;
+    const moert_layer_options options = form(52, 36);
+    oracle_layer oracle;
+    if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
+        set_variable("MOERT_BF16", "widened"); /* AMX sums in another order */
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
+        oracle_layer changed = oracle;
+        moert_mesh *mesh;
+        layer_run run;
+        changed.options.precision = (moert_precision)p;
+        ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
+        ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
+        check_products(&run, (moert_precision)p);
+        layer_run_destroy(&run);
+        moert_mesh_destroy(mesh);
+    }
+    oracle_layer_destroy(&oracle);
+    set_variable("MOERT_BF16", NULL);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_weights_in_use_follow_when_told),
+        cmocka_unit_test(test_v_is_kept_as_codes_where_both_products_round),
+        cmocka_unit_test(test_products_have_the_bits_of_float32_ones_of_rounded_operands),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("precision products", tests, open_test_context,
+                                                     close_test_context));
+}

@@ -1,0 +1,314 @@
+// run: np=1,2,3,4 sanitize=2
+/*
+ * Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
+ * in every precision; what rounding before the experts' own rounding changes; bytes that travel;
+ * results of bf16; skewed routing.
+ * test_layer holds their values against float64.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "context/context.h"
+#include "layer/mesh.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 }; /* no block, no word divides a row */
+
+static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = HIDDEN;
+    options.intermediate = 36;
+    options.router.experts = 5;
+    options.router.topk = TOPK;
+    options.precision = precision;
+    options.dispatch = dispatch;
+    return options;
+}
+
+/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its dispatches.
+ */
+static void compute(const oracle_layer *oracle, moert_context *context, const char *engine,
+                    bool deferred, layer_results *results, uint64_t *bytes) {
+    moert_mesh *mesh;
+    layer_run run;
+    set_variable("MOERT_EXCHANGE", engine);
+    set_variable("MOERT_NODE_RANKS", strcmp(engine, "node") != 0 ? NULL
+                                     : test_ranks > 2            ? "2"
+                                                                 : "1");
+    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
+    ASSERT_OK(layer_run_create(context, mesh, oracle, deferred, &run));
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    ASSERT_OK(layer_run_collect(&run, results));
+    assert_string_equal(moert_mesh_engine(mesh), engine);
+    *bytes = moert_exchange_dispatched_bytes(mesh->exchange);
+    layer_run_destroy(&run);
+    moert_mesh_destroy(mesh);
+}
+
+static bool same_rows(const layer_results *a, const layer_results *b) {
+    const size_t bytes = TOKENS * HIDDEN * sizeof(float);
+    return memcmp(a->y, b->y, bytes) == 0 && memcmp(a->dx, b->dx, bytes) == 0;
+}
+
+static bool same_gradients(const oracle_layer *oracle, const layer_results *a,
+                           const layer_results *b) {
+    bool same = true;
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (a->gradient[i] != NULL)
+            same &=
+                memcmp(a->gradient[i], b->gradient[i], oracle->elements[i] * sizeof(float)) == 0;
+    return same;
+}
+
+/* The engines for the ranks and devices of this job. */
+static const char *const engines[] = {"local", "window", "node", "staged"};
+enum { LOCAL, WINDOW, NODE, STAGED, ENGINES };
+
+static bool works(size_t engine) {
+    const moert_device *device = moert_context_device(test_context);
+    return engine == LOCAL    ? test_ranks == 1
+           : engine != STAGED ? test_ranks > 1 && moert_device_describe(device)->is_cpu
+                              : true;
+}
+
+/* How the tokens are drawn to experts: the router's biases, or NULL for the oracle's own. */
+typedef struct skew {
+    const double *bias;
+    size_t busy; /* experts with tokens, or 0 = any number */
+} skew;
+
+static size_t busy_experts(const oracle_layer *oracle, const layer_results *results) {
+    const size_t experts = oracle->options.router.experts;
+    const size_t n = oracle->elements[MOERT_LAYER_W1] / experts;
+    size_t busy = 0;
+    for (size_t e = 0; e < experts; e++) {
+        size_t i = e * n;
+        while (i < (e + 1) * n && results->gradient[MOERT_LAYER_W1][i] == 0.0f)
+            i++;
+        busy += i < (e + 1) * n;
+    }
+    return busy;
+}
+
+/* `alone` gives what all ranks and engines must. */
+static void check_engines(moert_context *alone, const moert_layer_options *options, skew s) {
+    oracle_layer oracle;
+    layer_results want, got;
+    uint64_t bytes;
+    oracle_layer_create(options, TOKENS, &oracle);
+    for (size_t e = 0; s.bias != NULL && e < options->router.experts; e++)
+        oracle.tensor[MOERT_LAYER_ROUTER_BIAS][e] = s.bias[e];
+    compute(&oracle, alone, "local", false, &want, &bytes);
+    ASSERT_ON_ALL(s.busy == 0 || busy_experts(&oracle, &want) == s.busy);
+    for (size_t e = 0; e < ENGINES; e++) {
+        if (!works(e))
+            continue;
+        compute(&oracle, test_context, engines[e], e == STAGED, &got, &bytes);
+        const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
+        layer_results_free(&got);
+        ASSERT_ON_ALL(same);
+    }
+    layer_results_free(&want);
+    oracle_layer_destroy(&oracle);
+}
+
+static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **state) {
+    (void)state;
+    moert_context *alone;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
+    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+        moert_layer_options options = form((moert_precision)p, MOERT_DISPATCH_BF16);
+        check_engines(alone, &options, (skew){NULL, 0});
+        options.shared_intermediate = 7;
+        options.expert_biases = options.router_bias = true;
+        check_engines(alone, &options, (skew){NULL, 0});
+        options.dispatch = MOERT_DISPATCH_MXFP8;
+        check_engines(alone, &options, (skew){NULL, 0});
+        options.dispatch = MOERT_DISPATCH_BF16;
+        options.combine = MOERT_COMBINE_BF16;
+        check_engines(alone, &options, (skew){NULL, 0});
+    }
+    moert_context_destroy(alone);
+}
+
+/* By Zipf's law, one expert for most tokens, one for all. */
+static void test_skewed_routing_gives_the_same_bits(void **state) {
+    (void)state;
+    static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
+                        all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
+    static const struct {
+        skew s;
+        size_t topk;
+    } cases[] = {{{zipf, 0}, 2}, {{one, 4}, 2}, {{all, 1}, 1}};
+    moert_context *alone;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
+        options.router_bias = true;
+        options.router.topk = cases[i].topk;
+        check_engines(alone, &options, cases[i].s);
+    }
+    moert_context_destroy(alone);
+}
+
+/* A layer that dispatches float32 and one that does otherwise, of the same values. */
+static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_results results[2]) {
+    uint64_t bytes;
+    size_t first = LOCAL;
+    while (!works(first))
+        first++;
+    for (size_t i = 0; i < 2; i++) {
+        oracle->options.dispatch = i == 0 ? MOERT_DISPATCH_F32 : other;
+        compute(oracle, test_context, engines[first], false, &results[i], &bytes);
+    }
+}
+
+static void test_rows_that_are_rounded_already_lose_nothing(void **state) {
+    (void)state;
+    for (int i = 0; i <= 2 * MOERT_PRECISION_NVFP4 + 1; i++) {
+        const moert_dispatch dispatch = i % 2 == 0 ? MOERT_DISPATCH_MXFP8 : MOERT_DISPATCH_BF16;
+        const moert_layer_options options = form((moert_precision)(i / 2), dispatch);
+        oracle_layer oracle;
+        layer_results results[2];
+        oracle_layer_create(&options, TOKENS, &oracle);
+        memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
+        memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
+        compute_both(&oracle, dispatch, results);
+        const bool same = same_rows(&results[0], &results[1]) &&
+                          same_gradients(&oracle, &results[0], &results[1]);
+        for (size_t d = 0; d < 2; d++)
+            layer_results_free(&results[d]);
+        oracle_layer_destroy(&oracle);
+        ASSERT_ON_ALL(same);
+    }
+}
+
+/* No element is tiny beside its neighbours. */
+static void lift(double *rows) {
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
+}
+
+/* Whether rows and gradients are the same in float32 and otherwise, with x[:,0] times `scale`. */
+static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool *rows,
+                         bool *gradients) {
+    const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
+    oracle_layer oracle;
+    layer_results results[2];
+    oracle_layer_create(&options, TOKENS, &oracle);
+    lift(oracle.x);
+    lift(oracle.dy);
+    for (size_t t = 0; t < TOKENS; t++)
+        oracle.x[t * HIDDEN] *= scale;
+    compute_both(&oracle, other, results);
+    *rows = same_rows(&results[0], &results[1]);
+    *gradients = same_gradients(&oracle, &results[0], &results[1]);
+    for (size_t d = 0; d < 2; d++)
+        layer_results_free(&results[d]);
+    oracle_layer_destroy(&oracle);
+}
+
+/*
+ * Forward and dgrad round the rows along the same blocks anyhow. wgrad rounds along others; but
+ * E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever the block.
+ */
+static void test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only(void **state) {
+    (void)state;
+    bool rows, gradients;
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(rows && gradients);
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, &rows, &gradients);
+    ASSERT_ON_ALL(rows && !gradients);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(!rows && !gradients);
+}
+
+/* A row's rounding is its own, whoever does it. */
+static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
+    (void)state;
+    bool rows, gradients;
+    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, &rows, &gradients);
+    ASSERT_ON_ALL(rows && gradients);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, &rows, &gradients);
+    ASSERT_ON_ALL(!rows && !gradients);
+}
+
+/* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
+ * part as well, and no gradient of a weight hears of it. */
+static void test_results_of_bf16_are_rounded_once(void **state) {
+    (void)state;
+    oracle_layer oracle;
+    layer_results results[2];
+    size_t wrong = 0, rounded = 0, engine = LOCAL;
+    moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
+    float largest = 0.0f;
+    uint64_t bytes;
+    while (!works(engine))
+        engine++;
+    options.router.topk = 1;
+    oracle_layer_create(&options, TOKENS, &oracle);
+    for (int c = MOERT_COMBINE_F32; c <= MOERT_COMBINE_BF16; c++) {
+        oracle.options.combine = (moert_combine)c;
+        compute(&oracle, test_context, engines[engine], false, &results[c], &bytes);
+    }
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        largest = fmaxf(largest, fabsf(results[0].dx[i]));
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
+        const float y = results[0].y[i], dx = results[0].dx[i];
+        const uint32_t code = moert_number_encode(MOERT_NUMBER_BF16, y);
+        wrong += results[1].y[i] != moert_number_decode(MOERT_NUMBER_BF16, code);
+        wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
+        rounded += results[1].y[i] != y && results[1].dx[i] != dx;
+    }
+    const bool same = same_gradients(&oracle, &results[0], &results[1]);
+    for (size_t c = 0; c < 2; c++)
+        layer_results_free(&results[c]);
+    oracle_layer_destroy(&oracle);
+    ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
+}
+
+/* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
+static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
+    (void)state;
+    const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
+    const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float)),
+                          HIDDEN * sizeof(uint16_t)};
+    for (size_t e = 0; e < ENGINES; e++) {
+        for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16 && works(e); d++) {
+            const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
+            const size_t unit = e == STAGED ? sizeof(float) : 64;
+            oracle_layer oracle;
+            layer_results results;
+            uint64_t mine, all[64] = {0}, sum = 0;
+            oracle_layer_create(&options, TOKENS, &oracle);
+            compute(&oracle, test_context, engines[e], false, &results, &mine);
+            ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
+            for (size_t r = 0; r < test_ranks; r++)
+                sum += all[r];
+            layer_results_free(&results);
+            oracle_layer_destroy(&oracle);
+            ASSERT_ON_ALL(sum ==
+                          TOKENS * TOPK *
+                              (2 * moert_round_up(row[d], unit) + moert_round_up(slot, unit)));
+        }
+    }
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_and_engines_give_the_same_bits_in_every_precision),
+        cmocka_unit_test(test_skewed_routing_gives_the_same_bits),
+        cmocka_unit_test(test_rows_that_are_rounded_already_lose_nothing),
+        cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
+        cmocka_unit_test(test_precision_bf16_sees_no_dispatch_of_bf16),
+        cmocka_unit_test(test_results_of_bf16_are_rounded_once),
+        cmocka_unit_test(test_dispatches_move_what_a_row_is_on_its_way),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(
+        cmocka_run_group_tests_name("wire", tests, open_test_context, close_test_context));
+}

@@ -1,0 +1,144 @@
+// run: np=1 gpu=1 sanitize=1
+/* The scaled bias of the experts and its gradients, against float64. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "nn/bias.h"
+#include "support/test.h"
+
+enum { MOST_GROUPS = 5 };
+
+/* Groups that end at `ends`, and rows of n columns that lie ldy apart. */
+typedef struct bias_case {
+    size_t groups, n, ldy, prob_stride;
+    uint32_t ends[MOST_GROUPS];
+} bias_case;
+
+static const bias_case cases[] = {
+    {1, 1, 1, 1, {1}},
+    {3, 20, 20, 1, {0, 7, 7}},
+    {2, 37, 41, 3, {5, 12}},
+    {5, 128, 128, 1, {1, 1, 90, 91, 250}},
+    {4, 300, 304, 16, {16, 33, 33, 150}},
+    {2, 513, 513, 1, {0, 0}},
+};
+#define CASES (sizeof cases / sizeof *cases)
+
+static size_t rows_of(const bias_case *c) {
+    return c->ends[c->groups - 1];
+}
+
+static size_t group_of(const bias_case *c, size_t row) {
+    size_t g = 0;
+    while (row >= c->ends[g])
+        g++;
+    return g;
+}
+
+/* The case on the device, and its inputs; two rows more than the groups have stay as they are. */
+typedef struct problem {
+    const bias_case *shape;
+    size_t rows, y_floats, probs;
+    double *y, *prob, *bias, *dprob, *dbias;
+    moert_buffer *ends;
+    moert_scaled_bias op;
+} problem;
+
+static problem problem_create(const bias_case *c, bool accumulate) {
+    problem p = {.shape = c, .rows = rows_of(c) + 2};
+    p.y_floats = p.rows * c->ldy;
+    p.probs = p.rows * c->prob_stride;
+    p.y = random_doubles("y", p.y_floats);
+    p.prob = random_doubles("prob", p.probs);
+    p.bias = random_doubles("bias", c->groups * c->n);
+    p.dprob = random_doubles("dprob", p.probs);
+    p.dbias = random_doubles("dbias", c->groups * c->n);
+    p.ends = upload(c->ends, c->groups * sizeof *c->ends);
+    p.op = (moert_scaled_bias){
+        .groups = {.rows = p.rows, .count = c->groups, .ends = p.ends},
+        .n = c->n,
+        .ldy = c->ldy,
+        .prob = upload_doubles(p.prob, p.probs),
+        .prob_stride = c->prob_stride,
+        .bias = upload_doubles(p.bias, c->groups * c->n),
+        .y = upload_doubles(p.y, p.y_floats),
+        .dprob = upload_doubles(p.dprob, p.probs),
+        .dbias =
+            accumulate ? upload_doubles(p.dbias, c->groups * c->n) : unset_floats(c->groups * c->n),
+        .accumulate = accumulate,
+    };
+    return p;
+}
+
+static void problem_destroy(problem *p) {
+    double *arrays[] = {p->y, p->prob, p->bias, p->dprob, p->dbias};
+    moert_buffer *buffers[] = {
+        p->ends,    (moert_buffer *)p->op.prob, (moert_buffer *)p->op.bias, p->op.y, p->op.dprob,
+        p->op.dbias};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        free(arrays[i]);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        moert_buffer_destroy(buffers[i]);
+}
+
+static void check(const char *what, const moert_buffer *buffer, const double *want, size_t n) {
+    float *got = download(buffer, n * sizeof *got);
+    assert_near(what, got, want, n, 3e-6);
+    free(got);
+}
+
+static void test_forward_adds_the_bias_of_each_rows_group(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const bias_case *c = &cases[i];
+        problem p = problem_create(c, false);
+        ASSERT_OK(moert_scaled_bias_forward(&p.op));
+        for (size_t r = 0; r < rows_of(c); r++)
+            for (size_t j = 0; j < c->n; j++)
+                p.y[r * c->ldy + j] +=
+                    p.prob[r * c->prob_stride] * p.bias[group_of(c, r) * c->n + j];
+        check("y", p.op.y, p.y, p.y_floats);
+        problem_destroy(&p);
+    }
+}
+
+static void test_dprob_gains_the_product_of_row_and_bias(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const bias_case *c = &cases[i];
+        problem p = problem_create(c, false);
+        ASSERT_OK(moert_scaled_bias_dprob(&p.op));
+        for (size_t r = 0; r < rows_of(c); r++)
+            for (size_t j = 0; j < c->n; j++)
+                p.dprob[r * c->prob_stride] +=
+                    p.y[r * c->ldy + j] * p.bias[group_of(c, r) * c->n + j];
+        check("dprob", p.op.dprob, p.dprob, p.probs);
+        problem_destroy(&p);
+    }
+}
+
+static void test_gradient_sums_the_scaled_rows_of_each_group(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        const bias_case *c = &cases[i / 2];
+        problem p = problem_create(c, i % 2 == 0);
+        ASSERT_OK(moert_scaled_bias_gradient(&p.op));
+        for (size_t j = 0; i % 2 != 0 && j < c->groups * c->n; j++)
+            p.dbias[j] = 0.0;
+        for (size_t r = 0; r < rows_of(c); r++)
+            for (size_t j = 0; j < c->n; j++)
+                p.dbias[group_of(c, r) * c->n + j] +=
+                    p.prob[r * c->prob_stride] * p.y[r * c->ldy + j];
+        check("dbias", p.op.dbias, p.dbias, c->groups * c->n);
+        problem_destroy(&p);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward_adds_the_bias_of_each_rows_group),
+        cmocka_unit_test(test_dprob_gains_the_product_of_row_and_bias),
+        cmocka_unit_test(test_gradient_sums_the_scaled_rows_of_each_group),
+    };
+    return cmocka_run_group_tests_name("bias", tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,206 @@
+// run: np=1 gpu=1 sanitize=1
+/* Embedding: rows are copied, gradients are summed per sequence in token order. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+#include "nn/nn.h"
+#include "support/test.h"
+
+static int32_t *random_tokens(size_t n, size_t vocabulary, uint64_t stream) {
+    int32_t *token = test_alloc(n * sizeof *token);
+    for (size_t i = 0; i < n; i++)
+        token[i] = (int32_t)(moert_rng_uniform(5, stream, i) * (double)vocabulary);
+    return token;
+}
+
+static void check_forward(size_t tokens, size_t hidden, size_t vocabulary) {
+    float *table = random_floats(vocabulary * hidden, 1.0f, 1);
+    int32_t *token = random_tokens(tokens, vocabulary, 2);
+    moert_buffer *table_buffer = upload(table, vocabulary * hidden * sizeof *table);
+    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
+    moert_buffer *x = unset_floats(tokens * hidden);
+    ASSERT_OK(moert_embedding_forward(tokens, hidden, table_buffer, token_buffer, x));
+    float *got = download(x, tokens * hidden * sizeof *got);
+    for (size_t t = 0; t < tokens; t++)
+        assert_same_bits("x", got + t * hidden, table + (size_t)token[t] * hidden, hidden);
+    moert_buffer_destroy(table_buffer);
+    moert_buffer_destroy(token_buffer);
+    moert_buffer_destroy(x);
+    free(table);
+    free(token);
+    free(got);
+}
+
+static void test_forward_copies_the_rows_of_the_tokens(void **state) {
+    (void)state;
+    check_forward(0, 8, 3);
+    check_forward(1, 1, 1);
+    check_forward(15, 17, 5);
+    check_forward(17, 64, 256);
+    check_forward(100, 4097, 7);
+}
+
+/* The sum of dx over a sequence's tokens equal to `row`, in float32, in token order. */
+static void host_gradient(const int32_t *token, const float *dx, size_t length, size_t hidden,
+                          size_t row, float *sum) {
+    for (size_t h = 0; h < hidden; h++)
+        sum[h] = 0.0f;
+    for (size_t t = 0; t < length; t++)
+        for (size_t h = 0; (size_t)token[t] == row && h < hidden; h++)
+            sum[h] += dx[t * hidden + h];
+}
+
+static void check_backward(size_t sequences, size_t length, size_t hidden, size_t vocabulary,
+                           size_t first_row, size_t rows) {
+    size_t tokens = sequences * length;
+    float *dx = random_floats(tokens * hidden, 1.0f, 3);
+    int32_t *token = random_tokens(tokens, vocabulary, 4);
+    float *want = test_alloc(hidden * sizeof *want);
+    moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
+    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
+    moert_buffer *partial = unset_floats(sequences * rows * hidden);
+    ASSERT_OK(moert_embedding_backward(sequences, length, hidden, token_buffer, dx_buffer,
+                                       first_row, rows, partial));
+    float *got = download(partial, sequences * rows * hidden * sizeof *got);
+    for (size_t s = 0; s < sequences; s++)
+        for (size_t r = 0; r < rows; r++) {
+            host_gradient(token + s * length, dx + s * length * hidden, length, hidden,
+                          first_row + r, want);
+            assert_same_bits("x", got + (s * rows + r) * hidden, want, hidden);
+        }
+    moert_buffer_destroy(dx_buffer);
+    moert_buffer_destroy(token_buffer);
+    moert_buffer_destroy(partial);
+    free(dx);
+    free(token);
+    free(want);
+    free(got);
+}
+
+static void test_backward_sums_each_row_in_token_order(void **state) {
+    (void)state;
+    check_backward(1, 64, 16, 4, 0, 4);
+    check_backward(3, 33, 17, 5, 0, 5);
+    check_backward(2, 20, 257, 3, 0, 3);
+    check_backward(2, 7, 4097, 2, 0, 2);
+}
+
+static void test_backward_takes_only_the_asked_rows(void **state) {
+    (void)state;
+    check_backward(2, 50, 19, 10, 3, 4);
+    check_backward(2, 50, 19, 10, 9, 1);
+    check_backward(2, 5, 16, 10, 0, 0);
+    check_backward(2, 1300, 12, 3000, 100, 70); /* rare among many tokens */
+}
+
+static void test_backward_of_nothing_is_zero(void **state) {
+    (void)state;
+    check_backward(0, 8, 16, 4, 0, 4);
+    check_backward(2, 0, 17, 4, 0, 4); /* sequences without a token still own a partial */
+}
+
+/* f(table) = sum of x * dx is linear: its float64 difference quotient is the gradient itself. */
+static void test_backward_is_the_derivative_of_forward(void **state) {
+    (void)state;
+    enum { LENGTH = 40, HIDDEN = 18, VOCABULARY = 6 };
+    float *dx = random_floats(LENGTH * HIDDEN, 1.0f, 6);
+    int32_t *token = random_tokens(LENGTH, VOCABULARY, 7);
+    double want[VOCABULARY * HIDDEN];
+    const double step = 1e-3;
+    for (size_t i = 0; i < VOCABULARY * HIDDEN; i++) {
+        double value[2] = {0.0, 0.0};
+        for (int side = 0; side < 2; side++)
+            for (size_t t = 0; t < LENGTH; t++)
+                for (size_t h = 0; h < HIDDEN; h++)
+                    if ((size_t)token[t] * HIDDEN + h == i)
+                        value[side] += (side ? step : -step) * (double)dx[t * HIDDEN + h];
+        want[i] = (value[1] - value[0]) / (2.0 * step);
+    }
+    moert_buffer *dx_buffer = upload(dx, LENGTH * HIDDEN * sizeof *dx);
+    moert_buffer *token_buffer = upload(token, LENGTH * sizeof *token);
+    moert_buffer *partial = unset_floats(VOCABULARY * HIDDEN);
+    ASSERT_OK(moert_embedding_backward(1, LENGTH, HIDDEN, token_buffer, dx_buffer, 0, VOCABULARY,
+                                       partial));
+    float *got = download(partial, sizeof(float) * VOCABULARY * HIDDEN);
+    assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
+    moert_buffer_destroy(dx_buffer);
+    moert_buffer_destroy(token_buffer);
+    moert_buffer_destroy(partial);
+    free(dx);
+    free(token);
+    free(got);
+}
+
+/* The nodes of a span by links, and by partials and the tree. */
+static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
+                           bool accumulate) {
+    enum { OFFSET = 4 };
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    const size_t tokens = span.count * length, n = rows * hidden, stride = n + 8;
+    const size_t size = moert_tree_nodes(span, nodes) * stride + OFFSET;
+    float *dx = random_floats(tokens * hidden, 1.0f, 8), *old = random_floats(size, 1.0f, 9);
+    int32_t *token = random_tokens(tokens, rows, 10);
+    int32_t *links = test_alloc(2 * tokens * sizeof *links);
+    ASSERT_OK(moert_embedding_links(span, length, rows, token, links));
+    moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
+    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
+    moert_buffer *link = upload(links, 2 * tokens * sizeof *links);
+    moert_buffer *partial = unset_floats(span.count * n);
+    moert_buffer *target[2] = {upload(old, size * sizeof *old), upload(old, size * sizeof *old)};
+    ASSERT_OK(moert_embedding_backward(span.count, length, hidden, token_buffer, dx_buffer, 0, rows,
+                                       partial));
+    ASSERT_OK(moert_tree_reduce(&(moert_tree_nodes_at){span, target[0], stride, OFFSET, accumulate},
+                                n, partial));
+    ASSERT_OK(moert_embedding_gradient(
+        &(moert_embedding_sum){.length = length,
+                               .hidden = hidden,
+                               .rows = rows,
+                               .token = token_buffer,
+                               .link = link,
+                               .dx = dx_buffer,
+                               .at = {span, target[1], stride, OFFSET, accumulate}}));
+    float *want = download(target[0], size * sizeof *want);
+    float *got = download(target[1], size * sizeof *got);
+    assert_same_bits("nodes", got, want, size);
+    moert_buffer *const all[] = {dx_buffer, token_buffer, link, partial, target[0], target[1]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+    free(dx);
+    free(old);
+    free(token);
+    free(links);
+    free(want);
+    free(got);
+}
+
+static void test_gradient_has_the_bits_of_the_tree_over_sequences(void **state) {
+    (void)state;
+    for (size_t total = 1; total <= 9; total++)
+        for (size_t first = 0; first < total; first++)
+            for (size_t count = 0; count <= total - first; count++) {
+                const moert_span span = {first, count, total};
+                check_gradient(span, 6, 5, 3 + 20 * (count % 2), (first + count) % 2 == 0);
+            }
+}
+
+static void test_gradient_takes_any_width_and_rows_of_many_tokens(void **state) {
+    (void)state;
+    check_gradient((moert_span){0, 40, 40}, 1, 129, 2, false);
+    check_gradient((moert_span){0, 4, 4}, 300, 260, 1, true);
+    check_gradient((moert_span){3, 30, 70}, 9, 64, 40, false);
+    check_gradient((moert_span){0, 2, 2}, 0, 16, 4, false);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward_copies_the_rows_of_the_tokens),
+        cmocka_unit_test(test_backward_sums_each_row_in_token_order),
+        cmocka_unit_test(test_backward_takes_only_the_asked_rows),
+        cmocka_unit_test(test_backward_of_nothing_is_zero),
+        cmocka_unit_test(test_backward_is_the_derivative_of_forward),
+        cmocka_unit_test(test_gradient_has_the_bits_of_the_tree_over_sequences),
+        cmocka_unit_test(test_gradient_takes_any_width_and_rows_of_many_tokens),
+    };
+    return cmocka_run_group_tests_name("embedding", tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,232 @@
+// run: np=1 gpu=1 sanitize=1
+/* Cross-entropy against float64, its gradient against float64 differences. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "nn/nn.h"
+#include "support/test.h"
+
+/* -log softmax(logits)[target] in float64. */
+static double reference_loss(const double *logits, size_t vocabulary, size_t target) {
+    double most = logits[0], sum = 0.0;
+    for (size_t v = 1; v < vocabulary; v++)
+        most = logits[v] > most ? logits[v] : most;
+    for (size_t v = 0; v < vocabulary; v++)
+        sum += exp(logits[v] - most);
+    return log(sum) - (logits[target] - most);
+}
+
+typedef struct outcome {
+    float *loss, *gradient; /* [T], [T,V] */
+} outcome;
+
+static outcome run_as(moert_number type, size_t tokens, size_t vocabulary, const int32_t *target,
+                      const float *logits, float factor) {
+    moert_buffer *target_buffer = upload(target, tokens * sizeof *target);
+    moert_buffer *logits_buffer = upload(logits, tokens * vocabulary * sizeof *logits);
+    moert_buffer *loss = unset_floats(tokens);
+    ASSERT_OK(moert_cross_entropy(&(moert_prediction){.tokens = tokens,
+                                                      .vocabulary = vocabulary,
+                                                      .target = target_buffer,
+                                                      .factor = factor,
+                                                      .type = type,
+                                                      .logits = logits_buffer,
+                                                      .loss = loss}));
+    outcome result = {download(loss, tokens * sizeof(float)),
+                      download(logits_buffer, tokens * vocabulary * sizeof(float))};
+    moert_buffer_destroy(target_buffer);
+    moert_buffer_destroy(logits_buffer);
+    moert_buffer_destroy(loss);
+    return result;
+}
+
+static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,
+                   float factor) {
+    return run_as(MOERT_NUMBER_F32, tokens, vocabulary, target, logits, factor);
+}
+
+static void release(outcome result) {
+    free(result.loss);
+    free(result.gradient);
+}
+
+static void check(size_t tokens, size_t vocabulary, float scale) {
+    const float factor = 0.125f;
+    float *logits = random_floats(tokens * vocabulary, scale, vocabulary);
+    int32_t *target = test_alloc(tokens * sizeof *target);
+    for (size_t t = 0; t < tokens; t++)
+        target[t] = (int32_t)((t * 7919 + vocabulary - 1) % vocabulary);
+    outcome got = run(tokens, vocabulary, target, logits, factor);
+    double *row = test_alloc(vocabulary * sizeof *row),
+           *want = test_alloc(vocabulary * sizeof *row);
+    for (size_t t = 0; t < tokens; t++) {
+        size_t chosen = (size_t)target[t];
+        for (size_t v = 0; v < vocabulary; v++)
+            row[v] = (double)logits[t * vocabulary + v];
+        double loss = reference_loss(row, vocabulary, chosen);
+        assert_close("loss", &got.loss[t], &loss, 1, 2e-6 * (1.0 + (double)scale), 1e-6);
+        for (size_t v = 0; v < vocabulary; v++)
+            want[v] = (exp(row[v] - row[chosen] - loss) - (v == chosen)) * (double)factor;
+        assert_close("gradient", got.gradient + t * vocabulary, want, vocabulary, 1e-7, 1e-5);
+    }
+    free(row);
+    free(want);
+    free(target);
+    free(logits);
+    release(got);
+}
+
+static void test_loss_and_gradient_match_float64(void **state) {
+    (void)state;
+    check(0, 16, 1.0f);
+    check(3, 1, 5.0f);
+    check(5, 15, 5.0f);
+    check(5, 16, 5.0f);
+    check(5, 17, 5.0f);
+    check(3, 1024, 20.0f);
+    check(3, 1041, 20.0f);
+    check(2, 50000, 10.0f);
+    check(2, 50257, 80.0f);
+}
+
+static void test_gradient_matches_differences(void **state) {
+    (void)state;
+    enum { VOCABULARY = 37, TARGET = 36 };
+    const int32_t target = TARGET;
+    const double step = 1e-4;
+    float *logits = random_floats(VOCABULARY, 3.0f, 9);
+    double row[VOCABULARY], want[VOCABULARY];
+    for (size_t v = 0; v < VOCABULARY; v++)
+        row[v] = (double)logits[v];
+    for (size_t v = 0; v < VOCABULARY; v++) {
+        double middle = row[v];
+        row[v] = middle + step;
+        double above = reference_loss(row, VOCABULARY, TARGET);
+        row[v] = middle - step;
+        want[v] = (above - reference_loss(row, VOCABULARY, TARGET)) / (2.0 * step);
+        row[v] = middle;
+    }
+    outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+    assert_close("gradient", got.gradient, want, VOCABULARY, 1e-6, 1e-5);
+    free(logits);
+    release(got);
+}
+
+static void test_factor_zero_leaves_the_logits_alone(void **state) {
+    (void)state;
+    enum { TOKENS = 3, VOCABULARY = 50 };
+    const int32_t target[TOKENS] = {0, -1, 49};
+    float *logits = random_floats(TOKENS * VOCABULARY, 3.0f, 10);
+    outcome read_only = run(TOKENS, VOCABULARY, target, logits, 0.0f);
+    outcome full = run(TOKENS, VOCABULARY, target, logits, 1.0f);
+    assert_same_bits("gradient", read_only.gradient, logits, TOKENS * VOCABULARY);
+    assert_same_bits("loss", read_only.loss, full.loss, TOKENS);
+    free(logits);
+    release(read_only);
+    release(full);
+}
+
+static void test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row(void **state) {
+    (void)state;
+    enum { TOKENS = 4 };
+    static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
+    for (size_t i = 0; i < sizeof vocabularies / sizeof *vocabularies; i++) {
+        const size_t v = vocabularies[i];
+        const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
+        float *logits = random_floats(TOKENS * v, 8.0f, 13);
+        outcome full = run(TOKENS, v, target, logits, 0.37f);
+        outcome coded = run_as(MOERT_NUMBER_BF16, TOKENS, v, target, logits, 0.37f);
+        const uint16_t *code = (const uint16_t *)coded.gradient;
+        assert_same_bits("loss", coded.loss, full.loss, TOKENS);
+        for (size_t t = 0; t < TOKENS; t++)
+            for (size_t c = 0; c < v; c++)
+                assert_int_equal(code[t * 2 * v + c],
+                                 moert_number_encode(MOERT_NUMBER_BF16, full.gradient[t * v + c]));
+        free(logits);
+        release(full);
+        release(coded);
+    }
+}
+
+static void test_ignored_target_has_no_loss_and_no_gradient(void **state) {
+    (void)state;
+    enum { VOCABULARY = 19 };
+    const int32_t target[2] = {-1, 3};
+    float *logits = random_floats(2 * VOCABULARY, 3.0f, 11), zero[VOCABULARY] = {0};
+    outcome got = run(2, VOCABULARY, target, logits, 1.0f);
+    assert_same_bits("loss", got.loss, zero, 1);
+    assert_same_bits("gradient", got.gradient, zero, VOCABULARY);
+    assert_true(got.loss[1] > 0.0f);
+    free(logits);
+    release(got);
+}
+
+static void test_bits_do_not_depend_on_the_place_of_the_row(void **state) {
+    (void)state;
+    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows begin at all kinds of alignment */
+    float *row = random_floats(VOCABULARY, 8.0f, 12);
+    float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
+    int32_t target[TOKENS];
+    for (size_t t = 0; t < TOKENS; t++) {
+        memcpy(logits + t * VOCABULARY, row, VOCABULARY * sizeof *row);
+        target[t] = 1001;
+    }
+    outcome got = run(TOKENS, VOCABULARY, target, logits, 0.37f);
+    for (size_t t = 1; t < TOKENS; t++) {
+        assert_same_bits("loss", got.loss, got.loss + t, 1);
+        assert_same_bits("gradient", got.gradient, got.gradient + t * VOCABULARY, VOCABULARY);
+    }
+    free(row);
+    free(logits);
+    release(got);
+}
+
+static void test_equal_logits_have_equal_gradients_in_every_lane(void **state) {
+    (void)state;
+    enum { VOCABULARY = 45 };
+    float logits[VOCABULARY];
+    const int32_t target = 44;
+    for (size_t v = 0; v < VOCABULARY; v++)
+        logits[v] = 0.3f;
+    outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+    for (size_t v = 1; v < VOCABULARY - 1; v++)
+        assert_same_bits("gradient", got.gradient, got.gradient + v, 1);
+    release(got);
+}
+
+static void test_extreme_logits_stay_finite_and_bad_ones_show(void **state) {
+    (void)state;
+    enum { VOCABULARY = 18 };
+    const int32_t target = 17, outside = VOCABULARY;
+    const struct {
+        float value;
+        bool finite;
+    } cases[] = {{1e30f, true}, {-1e30f, true}, {-INFINITY, true}, {INFINITY, false}, {NAN, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float logits[VOCABULARY] = {0};
+        logits[2] = cases[i].value;
+        outcome got = run(1, VOCABULARY, &target, logits, 1.0f);
+        assert_int_equal(isfinite(got.loss[0]) != 0, cases[i].finite);
+        release(got);
+    }
+    const float logits[VOCABULARY] = {0};
+    outcome got = run(1, VOCABULARY, &outside, logits, 0.0f);
+    assert_true(isnan(got.loss[0]));
+    release(got);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loss_and_gradient_match_float64),
+        cmocka_unit_test(test_gradient_matches_differences),
+        cmocka_unit_test(test_factor_zero_leaves_the_logits_alone),
+        cmocka_unit_test(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row),
+        cmocka_unit_test(test_ignored_target_has_no_loss_and_no_gradient),
+        cmocka_unit_test(test_bits_do_not_depend_on_the_place_of_the_row),
+        cmocka_unit_test(test_equal_logits_have_equal_gradients_in_every_lane),
+        cmocka_unit_test(test_extreme_logits_stay_finite_and_bad_ones_show),
+    };
+    return cmocka_run_group_tests_name("loss", tests, open_test_device, close_test_device);
+}

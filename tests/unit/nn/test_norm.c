@@ -1,0 +1,359 @@
+// run: np=1 gpu=1 sanitize=1
+/* RMSNorm against a float64 forward and its central differences. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "nn/nn.h"
+#include "support/test.h"
+
+static const float epsilon = 1e-5f;
+
+typedef struct norm_case {
+    size_t sequences, rows, width;
+} norm_case;
+
+static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 20},
+                                  {3, 51, 20},  {2, 6, 64}, {5, 5, 17},  {2, 34, 100},
+                                  {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
+#define CASES (sizeof cases / sizeof *cases)
+
+/* The oracle over all rows; the loss is sum(dy * y), so its gradients are what backward gives. */
+typedef struct oracle {
+    norm_case shape;
+    double *x, *weight, *dy, *y, *rstd;
+    size_t first, end; /* rows that count in the loss */
+} oracle;
+
+static double oracle_forward(void *context) {
+    oracle *o = context;
+    double loss = 0;
+    const size_t width = o->shape.width;
+    for (size_t r = o->first; r < o->end; r++) {
+        double squares = 0;
+        for (size_t c = 0; c < width; c++)
+            squares += o->x[r * width + c] * o->x[r * width + c];
+        o->rstd[r] = 1 / sqrt(squares / (double)width + (double)epsilon);
+        for (size_t c = 0; c < width; c++) {
+            o->y[r * width + c] = o->x[r * width + c] * o->rstd[r] * o->weight[c];
+            loss += o->y[r * width + c] * o->dy[r * width + c];
+        }
+    }
+    return loss;
+}
+
+static oracle oracle_create(norm_case shape) {
+    const size_t n = shape.rows * shape.width;
+    oracle o = {.shape = shape, .end = shape.rows};
+    o.x = random_doubles("x", n);
+    o.weight = random_doubles("weight", shape.width);
+    o.dy = random_doubles("dy", n);
+    o.y = random_doubles("y", n);
+    o.rstd = random_doubles("rstd", shape.rows);
+    oracle_forward(&o);
+    return o;
+}
+
+static void oracle_destroy(oracle *o) {
+    double *all[] = {o->x, o->weight, o->dy, o->y, o->rstd};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static void test_norm_forward_agrees_with_float64_and_may_work_in_place(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const norm_case shape = cases[i];
+        const size_t n = shape.rows * shape.width;
+        oracle o = oracle_create(shape);
+        moert_buffer *x = upload_doubles(o.x, n);
+        moert_buffer *weight = upload_doubles(o.weight, shape.width);
+        moert_buffer *y = unset_floats(n);
+        moert_buffer *rstd = unset_floats(shape.rows);
+        ASSERT_OK(moert_norm_forward(shape.rows, shape.width, epsilon, x, weight, y, rstd));
+        ASSERT_OK(moert_norm_forward(shape.rows, shape.width, epsilon, x, weight, x, rstd));
+        float *got = download(y, n * sizeof(float)), *in_place = download(x, n * sizeof(float));
+        float *scale = download(rstd, shape.rows * sizeof(float));
+        assert_near("y", got, o.y, n, 2e-6);
+        assert_same_bits("y in place", in_place, got, n);
+        assert_near("rstd", scale, o.rstd, shape.rows, 2e-6);
+        free(got);
+        free(in_place);
+        free(scale);
+        moert_buffer_destroy(x);
+        moert_buffer_destroy(weight);
+        moert_buffer_destroy(y);
+        moert_buffer_destroy(rstd);
+        oracle_destroy(&o);
+    }
+}
+
+/* Gradients of the rows [first, first + rows) of the oracle's inputs; dx and partial to be freed.
+ */
+typedef struct gradients {
+    float *dx, *partial;
+} gradients;
+
+static gradients device_backward(const oracle *o, size_t first, size_t rows, size_t sequences,
+                                 bool in_place, const double *accumulated) {
+    const size_t width = o->shape.width, n = rows * width;
+    moert_buffer *x = upload_doubles(o->x + first * width, n);
+    moert_buffer *weight = upload_doubles(o->weight, width);
+    moert_buffer *y = unset_floats(n);
+    moert_buffer *rstd = unset_floats(rows);
+    moert_buffer *dy = upload_doubles(o->dy + first * width, n);
+    moert_buffer *dx = in_place              ? dy
+                       : accumulated != NULL ? upload_doubles(accumulated, n)
+                                             : unset_floats(n);
+    moert_buffer *partial = unset_floats(sequences * width);
+    moert_buffer *scratch = NULL;
+    ASSERT_OK(moert_norm_forward(rows, width, epsilon, x, weight, y, rstd));
+    const moert_norm_gradient norm = {.sequences = sequences,
+                                      .rows = rows,
+                                      .width = width,
+                                      .x = x,
+                                      .weight = weight,
+                                      .rstd = rstd,
+                                      .dy = dy,
+                                      .dx = dx,
+                                      .accumulate = accumulated != NULL,
+                                      .partial = partial,
+                                      .scratch = &scratch};
+    ASSERT_OK(moert_norm_backward(&norm));
+    const gradients got = {download(dx, n * sizeof(float)),
+                           download(partial, sequences * width * sizeof(float))};
+    moert_buffer *all[] = {x, weight, y, rstd, dy, in_place ? NULL : dx, partial, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        moert_buffer_destroy(all[i]);
+    return got;
+}
+
+static void gradients_destroy(gradients *got) {
+    free(got->dx);
+    free(got->partial);
+}
+
+static void test_norm_backward_agrees_with_central_differences(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const norm_case shape = cases[i];
+        oracle o = oracle_create(shape);
+        gradients got = device_backward(&o, 0, shape.rows, shape.sequences, i % 2 != 0, NULL);
+        for (size_t s = 0; s < shape.sequences; s++) {
+            const size_t rows = shape.rows / shape.sequences, at = s * rows * shape.width;
+            o.first = s * rows;
+            o.end = o.first + rows;
+            assert_gradient("dx", got.dx + at, o.x + at, rows * shape.width, 7, oracle_forward, &o);
+            assert_gradient("partial", got.partial + s * shape.width, o.weight, shape.width, 3,
+                            oracle_forward, &o);
+        }
+        gradients_destroy(&got);
+        oracle_destroy(&o);
+    }
+}
+
+/* dx[rows,width] and partial[width] of all rows, by the formulas. */
+static void differentiate(const oracle *o, double *dx, double *partial) {
+    const size_t width = o->shape.width;
+    for (size_t r = 0; r < o->shape.rows; r++) {
+        const double *x = o->x + r * width, *dy = o->dy + r * width, rstd = o->rstd[r];
+        double sum = 0;
+        for (size_t c = 0; c < width; c++)
+            sum += dy[c] * o->weight[c] * x[c];
+        for (size_t c = 0; c < width; c++) {
+            dx[r * width + c] =
+                rstd * dy[c] * o->weight[c] - x[c] * rstd * rstd * rstd / (double)width * sum;
+            partial[c] += dy[c] * x[c] * rstd;
+        }
+    }
+}
+
+static void test_norm_of_wide_rows_agrees_with_float64(void **state) {
+    (void)state;
+    const size_t rows = 70, widths[] = {2048, 2100, 4200, 16388};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        const size_t width = widths[i], n = rows * width;
+        oracle o = oracle_create((norm_case){1, rows, width});
+        double *dx = test_alloc(n * sizeof *dx), *partial = test_alloc(width * sizeof *partial);
+        differentiate(&o, dx, partial);
+        gradients got = device_backward(&o, 0, rows, 1, false, NULL);
+        assert_near("dx", got.dx, dx, n, 1e-5);
+        assert_near("partial", got.partial, partial, width, 1e-5);
+        gradients_destroy(&got);
+        free(dx);
+        free(partial);
+        oracle_destroy(&o);
+    }
+}
+
+static void test_norm_backward_accumulates(void **state) {
+    (void)state;
+    oracle o = oracle_create((norm_case){3, 51, 20});
+    double *before = random_doubles("before", 51 * 20);
+    gradients alone = device_backward(&o, 0, 51, 3, false, NULL);
+    gradients added = device_backward(&o, 0, 51, 3, false, before);
+    for (size_t i = 0; i < 51 * 20; i++)
+        before[i] += alone.dx[i];
+    assert_near("dx", added.dx, before, 51 * 20, 1e-6);
+    assert_same_bits("partial", added.partial, alone.partial, 3 * 20);
+    gradients_destroy(&alone);
+    gradients_destroy(&added);
+    free(before);
+    oracle_destroy(&o);
+}
+
+static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
+    (void)state;
+    const size_t rows = 137, widths[] = {20, 64, 100};
+    for (size_t i = 0; i < 3; i++) {
+        const size_t width = widths[i];
+        oracle o = oracle_create((norm_case){3, 3 * rows, width});
+        gradients batch = device_backward(&o, 0, 3 * rows, 3, false, NULL);
+        gradients alone = device_backward(&o, rows, rows, 1, false, NULL);
+        assert_same_bits("dx", alone.dx, batch.dx + rows * width, rows * width);
+        assert_same_bits("partial", alone.partial, batch.partial + width, width);
+        gradients_destroy(&batch);
+        gradients_destroy(&alone);
+        oracle_destroy(&o);
+    }
+}
+
+static void test_norm_gives_codes_of_its_results_alone_or_as_well(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const norm_case shape = cases[i];
+        const size_t n = shape.rows * shape.width;
+        oracle o = oracle_create(shape);
+        moert_buffer *codes = unset_codes(n), *alone = unset_codes(n);
+        moert_norm norm = {.rows = shape.rows,
+                           .width = shape.width,
+                           .epsilon = epsilon,
+                           .x = upload_doubles(o.x, n),
+                           .weight = upload_doubles(o.weight, shape.width),
+                           .y = unset_floats(n),
+                           .codes = codes,
+                           .rstd = unset_floats(shape.rows)};
+        ASSERT_OK(moert_norm_run(&norm));
+        float *y = download(norm.y, n * sizeof *y);
+        moert_buffer_destroy(norm.y);
+        norm.y = NULL;
+        norm.codes = alone;
+        ASSERT_OK(moert_norm_run(&norm));
+        assert_near("y", y, o.y, n, 2e-6);
+        assert_codes("code beside y", codes, y, n);
+        assert_codes("code", alone, y, n);
+        free(y);
+        moert_buffer_destroy(codes);
+        moert_buffer_destroy(alone);
+        moert_buffer_destroy((moert_buffer *)norm.x);
+        moert_buffer_destroy((moert_buffer *)norm.weight);
+        moert_buffer_destroy(norm.rstd);
+        oracle_destroy(&o);
+    }
+}
+
+/* Heads of a token and their rotation. */
+enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
+
+/* Norm and rotation of heads one after the other, and at once; then their gradients, of which the
+ * second run gives codes. */
+static void compare_rotated(size_t width) {
+    const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
+    oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
+    moert_buffer *x = upload_doubles(o.x, n), *weight = upload_doubles(o.weight, width), *table;
+    moert_buffer *y[2], *rstd = unset_floats(ROWS), *partial[2], *scratch = NULL;
+    moert_buffer *dx = upload_doubles(o.dy, n), *dy = upload_doubles(o.dy, n),
+                 *codes = unset_codes(n);
+    for (size_t i = 0; i < 2; i++) {
+        y[i] = unset_floats(n);
+        partial[i] = unset_floats(SEQUENCES * width);
+    }
+    ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
+    const moert_rotation rotation = {table, HEADS, LENGTH};
+    ASSERT_OK(moert_norm_forward(ROWS, width, epsilon, x, weight, y[0], rstd));
+    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, false, y[0]));
+    ASSERT_OK(moert_norm_run(&(moert_norm){.rows = ROWS,
+                                           .width = width,
+                                           .epsilon = epsilon,
+                                           .x = x,
+                                           .weight = weight,
+                                           .y = y[1],
+                                           .rstd = rstd,
+                                           .rotation = rotation}));
+    moert_norm_gradient norm = {.sequences = SEQUENCES,
+                                .rows = ROWS,
+                                .width = width,
+                                .x = x,
+                                .weight = weight,
+                                .rstd = rstd,
+                                .dy = dx,
+                                .dx = dx,
+                                .partial = partial[0],
+                                .scratch = &scratch};
+    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, true, dx));
+    ASSERT_OK(moert_norm_backward(&norm));
+    norm.dy = dy;
+    norm.dx = NULL;
+    norm.codes = codes;
+    norm.partial = partial[1];
+    norm.rotation = rotation;
+    ASSERT_OK(moert_norm_backward(&norm));
+    float *got[] = {download(y[0], n * 4), download(y[1], n * 4), download(dx, n * 4),
+                    download(partial[0], SEQUENCES * width * 4),
+                    download(partial[1], SEQUENCES * width * 4)};
+    assert_same_bits("rotated y", got[1], got[0], n);
+    assert_same_bits("gradient of the weight", got[4], got[3], SEQUENCES * width);
+    assert_codes("dx", codes, got[2], n);
+    for (size_t i = 0; i < 5; i++)
+        free(got[i]);
+    moert_buffer *all[] = {x,          weight,     table, y[0], y[1],    rstd,
+                           partial[0], partial[1], dx,    dy,   scratch, codes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        moert_buffer_destroy(all[i]);
+    oracle_destroy(&o);
+}
+
+static void test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation(void **state) {
+    (void)state;
+    const size_t widths[] = {2, 20, 24, 128, 256};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        compare_rotated(widths[i]);
+}
+
+static void test_norm_refuses_rows_that_do_not_divide(void **state) {
+    (void)state;
+    moert_buffer *x = unset_floats(16);
+    const moert_norm_gradient norm = {.sequences = 3,
+                                      .rows = 4,
+                                      .width = 4,
+                                      .x = x,
+                                      .weight = x,
+                                      .rstd = x,
+                                      .dy = x,
+                                      .dx = x,
+                                      .partial = x};
+    assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_norm_forward(4, 0, epsilon, x, x, x, x), MOERT_ERROR_USAGE);
+    moert_norm none = {.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a place");
+    none.y = x;
+    none.rotation = (moert_rotation){x, 3, 1};
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "no tokens of 3 heads");
+    none.rotation = (moert_rotation){x, 1, 40};
+    none.rows = 40;
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "exceed the rotary table");
+    moert_buffer_destroy(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norm_forward_agrees_with_float64_and_may_work_in_place),
+        cmocka_unit_test(test_norm_backward_agrees_with_central_differences),
+        cmocka_unit_test(test_norm_of_wide_rows_agrees_with_float64),
+        cmocka_unit_test(test_norm_backward_accumulates),
+        cmocka_unit_test(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
+        cmocka_unit_test(test_norm_gives_codes_of_its_results_alone_or_as_well),
+        cmocka_unit_test(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation),
+        cmocka_unit_test(test_norm_refuses_rows_that_do_not_divide),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

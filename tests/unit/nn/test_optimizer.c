@@ -1,0 +1,225 @@
+// run: np=1 gpu=1 sanitize=1
+/* AdamW against float64 over several steps. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "moert/quantize.h"
+#include "nn/nn.h"
+#include "support/test.h"
+
+enum { STEPS = 5 };
+
+static const moert_adamw settings = {
+    .rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .decay = 0.1f, .scale = 0.5f};
+
+/* One step of one parameter in float64. */
+static void reference_step(const moert_adamw *adamw, double gradient, double *p, double *m,
+                           double *v) {
+    double g = gradient * (double)adamw->scale, rate = adamw->rate, t = (double)adamw->step;
+    double beta1 = adamw->beta1, beta2 = adamw->beta2;
+    *p *= 1.0 - rate * (double)adamw->decay;
+    *m = beta1 * *m + (1.0 - beta1) * g;
+    *v = beta2 * *v + (1.0 - beta2) * g * g;
+    *p -= rate / (1.0 - pow(beta1, t)) * *m /
+          (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
+}
+
+/* p, m, v after STEPS steps with gradient[STEPS,n], each a new array. */
+static void run(size_t n, const float *parameter, const float *gradient, float **result) {
+    float *zero = test_alloc(n * sizeof *zero);
+    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                upload(zero, n * sizeof *zero), upload(zero, n * sizeof *zero)};
+    for (size_t s = 0; s < STEPS; s++) {
+        moert_buffer *g = upload(gradient + s * n, n * sizeof *gradient);
+        moert_adamw adamw = settings;
+        adamw.step = s + 1;
+        ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+        moert_buffer_destroy(g);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        result[i] = download(buffers[i], n * sizeof(float));
+        moert_buffer_destroy(buffers[i]);
+    }
+    free(zero);
+}
+
+static void test_steps_match_float64(void **state) {
+    (void)state;
+    const size_t lengths[] = {0, 1, 15, 17, 4097};
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        size_t n = lengths[l];
+        float *parameter = random_floats(n, 1.0f, 500 + l), *got[3];
+        float *gradient = random_floats(STEPS * n, 0.1f, 600 + l);
+        double *want[3];
+        for (size_t k = 0; k < 3; k++)
+            want[k] = test_alloc(n * sizeof *want[k]);
+        for (size_t i = 0; i < n; i++) {
+            want[0][i] = (double)parameter[i];
+            for (size_t s = 0; s < STEPS; s++) {
+                moert_adamw adamw = settings;
+                adamw.step = s + 1;
+                reference_step(&adamw, (double)gradient[s * n + i], &want[0][i], &want[1][i],
+                               &want[2][i]);
+            }
+        }
+        run(n, parameter, gradient, got);
+        assert_close("state", got[0], want[0], n, 1e-6, 1e-6);
+        assert_close("state", got[1], want[1], n, 1e-8, 1e-6);
+        assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
+        for (size_t k = 0; k < 3; k++) {
+            free(want[k]);
+            free(got[k]);
+        }
+        free(parameter);
+        free(gradient);
+    }
+}
+
+static void test_bits_do_not_depend_on_the_place(void **state) {
+    (void)state;
+    enum { N = 1003, SHIFT = 21, LONG = N + SHIFT };
+    float *parameter = random_floats(LONG, 1.0f, 700),
+          *gradient = random_floats(STEPS * LONG, 1, 8);
+    float *part = test_alloc(STEPS * N * sizeof *part), *whole[3], *shifted[3];
+    for (size_t s = 0; s < STEPS; s++)
+        memcpy(part + s * N, gradient + s * LONG + SHIFT, N * sizeof *part);
+    run(LONG, parameter, gradient, whole);
+    run(N, parameter + SHIFT, part, shifted);
+    for (size_t k = 0; k < 3; k++) {
+        assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
+        free(whole[k]);
+        free(shifted[k]);
+    }
+    free(parameter);
+    free(gradient);
+    free(part);
+}
+
+/* A slice of the parameters, whose moments lie in buffers of their own. */
+static void check_slice(size_t n, size_t at, size_t count, size_t state_at, const float *parameter,
+                        const float *gradient, float *const *whole) {
+    float *zero = test_alloc((state_at + count) * sizeof *zero), *got[3];
+    moert_buffer *g = upload(gradient, n * sizeof *gradient);
+    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                upload(zero, (state_at + count) * sizeof *zero),
+                                upload(zero, (state_at + count) * sizeof *zero)};
+    for (size_t s = 0; s < STEPS; s++) {
+        moert_adamw adamw = settings;
+        adamw.step = s + 1;
+        adamw.at = at;
+        adamw.state_at = state_at;
+        ASSERT_OK(moert_buffer_write(g, 0, gradient + s * n, n * sizeof *gradient));
+        ASSERT_OK(moert_adamw_step(&adamw, count, buffers[0], g, buffers[1], buffers[2]));
+    }
+    for (size_t i = 0; i < 3; i++)
+        got[i] = download(buffers[i], (i == 0 ? n : state_at + count) * sizeof(float));
+    assert_same_bits("before", got[0], parameter, at);
+    assert_same_bits("slice", got[0] + at, whole[0] + at, count);
+    assert_same_bits("behind", got[0] + at + count, parameter + at + count, n - at - count);
+    for (size_t i = 1; i < 3; i++) {
+        assert_same_bits("moment before", got[i], zero, state_at);
+        assert_same_bits("moment", got[i] + state_at, whole[i] + at, count);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        moert_buffer_destroy(buffers[i]);
+        free(got[i]);
+    }
+    moert_buffer_destroy(g);
+    free(zero);
+}
+
+static void test_a_slice_has_the_bits_of_the_whole(void **state) {
+    (void)state;
+    enum { N = 9001 };
+    const size_t slices[][3] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
+                                {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
+    float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
+    float *whole[3];
+    run(N, parameter, gradient, whole);
+    for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
+        check_slice(N, slices[i][0], slices[i][1], slices[i][2], parameter, gradient, whole);
+    for (size_t i = 0; i < 3; i++)
+        free(whole[i]);
+    free(parameter);
+    free(gradient);
+}
+
+static void test_zero_padding_stays_zero(void **state) {
+    (void)state;
+    enum { N = 33 };
+    const float zero[STEPS * N] = {0};
+    float *got[3];
+    run(N, zero, zero, got);
+    for (size_t k = 0; k < 3; k++) {
+        assert_same_bits("state", got[k], zero, N);
+        free(got[k]);
+    }
+}
+
+static void test_rounded_parameters_are_the_cast_ones(void **state) {
+    (void)state;
+    const size_t lengths[] = {1, 15, 33, 4096, 4097, 9000};
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        const size_t n = lengths[l];
+        float *parameter = random_floats(n, 1.0f, 800 + l), *gradient = random_floats(n, 1.0f, 900);
+        float *zero = test_alloc(n * sizeof *zero), *got[2][3];
+        gradient[n / 2] = NAN;
+        moert_buffer *g = upload(gradient, n * sizeof *gradient);
+        moert_buffer *rounded = upload(zero, n * sizeof(uint16_t)),
+                     *cast = upload(zero, n * sizeof(uint16_t));
+        for (size_t with = 0; with < 2; with++) {
+            moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
+                                        upload(zero, n * sizeof *zero),
+                                        upload(zero, n * sizeof *zero)};
+            moert_adamw adamw = settings;
+            adamw.step = 1;
+            adamw.rounded = with > 0 ? rounded : NULL;
+            ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+            if (with > 0)
+                ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
+                                                       MOERT_NUMBER_BF16, n, buffers[0], cast}));
+            for (size_t k = 0; k < 3; k++) {
+                got[with][k] = download(buffers[k], n * sizeof(float));
+                moert_buffer_destroy(buffers[k]);
+            }
+        }
+        uint16_t *want = download(cast, n * sizeof *want);
+        uint16_t *codes = download(rounded, n * sizeof *codes);
+        assert_memory_equal(codes, want, n * sizeof *codes);
+        for (size_t k = 0; k < 3; k++) {
+            assert_same_bits("state", got[1][k], got[0][k], n);
+            free(got[0][k]);
+            free(got[1][k]);
+        }
+        moert_buffer_destroy(g);
+        moert_buffer_destroy(rounded);
+        moert_buffer_destroy(cast);
+        free(parameter);
+        free(gradient);
+        free(zero);
+        free(want);
+        free(codes);
+    }
+}
+
+static void test_step_zero_is_refused(void **state) {
+    (void)state;
+    const float one = 1.0f;
+    moert_buffer *buffer = upload(&one, sizeof one);
+    assert_int_equal(moert_adamw_step(&settings, 1, buffer, buffer, buffer, buffer),
+                     MOERT_ERROR_USAGE);
+    moert_buffer_destroy(buffer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_match_float64),
+        cmocka_unit_test(test_bits_do_not_depend_on_the_place),
+        cmocka_unit_test(test_a_slice_has_the_bits_of_the_whole),
+        cmocka_unit_test(test_zero_padding_stays_zero),
+        cmocka_unit_test(test_rounded_parameters_are_the_cast_ones),
+        cmocka_unit_test(test_step_zero_is_refused),
+    };
+    return cmocka_run_group_tests_name("optimizer", tests, open_test_device, close_test_device);
+}

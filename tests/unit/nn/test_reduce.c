@@ -1,0 +1,267 @@
+// run: np=1 gpu=1 sanitize=1
+/* The tree over sequences against the host's tree, sums of squares, add and scale. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nn/nn.h"
+#include "support/test.h"
+
+/* The tree by its definition: node (first, width) = left half + right half, if there is one. */
+static float tree_value(const float *leaf, size_t stride, size_t total, size_t first,
+                        size_t width) {
+    if (width == 1)
+        return leaf[first * stride];
+    float left = tree_value(leaf, stride, total, first, width / 2);
+    if (first + width / 2 >= total)
+        return left;
+    return left + tree_value(leaf, stride, total, first + width / 2, width / 2);
+}
+
+/* leaf[total,n]: reduces the span's leaves and compares each node with the definition. */
+static void check_span(moert_span span, size_t n, const float *leaf, bool accumulate) {
+    enum { OFFSET = 3 };
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
+    size_t count = moert_tree_nodes(span, nodes), stride = n + 5, size = count * stride + OFFSET;
+    float *target = random_floats(size, 1.0f, 77), *want = test_alloc(size * sizeof *want);
+    memcpy(want, target, size * sizeof *want);
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < n; j++) {
+            float *at = want + i * stride + OFFSET + j;
+            *at = (accumulate ? *at : 0.0f) +
+                  tree_value(leaf + j, n, span.total, nodes[i].first, nodes[i].width);
+        }
+    moert_buffer *target_buffer = upload(target, size * sizeof *target);
+    moert_buffer *partial = upload(leaf + span.first * n, span.count * n * sizeof *leaf);
+    const moert_tree_nodes_at at = {span, target_buffer, stride, OFFSET, accumulate};
+    ASSERT_OK(moert_tree_reduce(&at, n, partial));
+    float *got = download(target_buffer, size * sizeof *got);
+    assert_same_bits("target", got, want, size);
+    free(got);
+    free(target);
+    free(want);
+    moert_buffer_destroy(target_buffer);
+    moert_buffer_destroy(partial);
+}
+
+static void test_tree_reduce_adds_exactly_as_the_tree_says(void **state) {
+    (void)state;
+    enum { N = 17 };
+    for (size_t total = 1; total <= 13; total++) {
+        float *leaf = random_floats(total * N, 1.0f, total);
+        for (size_t first = 0; first <= total; first++)
+            for (size_t count = 0; count <= total - first; count++)
+                check_span((moert_span){first, count, total}, N, leaf, (first + count) % 2 == 0);
+        free(leaf);
+    }
+}
+
+/* More leaves than are read side by side, whole nodes and parts of them. */
+static void test_tree_reduce_takes_any_number_of_sequences(void **state) {
+    (void)state;
+    enum { N = 5 };
+    const size_t totals[] = {16, 24, 41, 100, 257};
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        float *leaf = random_floats(totals[i] * N, 1.0f, 500 + i);
+        check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
+        check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
+        check_span((moert_span){0, totals[i] - 1, totals[i]}, N, leaf, false);
+        free(leaf);
+    }
+}
+
+static void test_tree_reduce_takes_any_width(void **state) {
+    (void)state;
+    const size_t widths[] = {0, 1, 15, 16, 1023, 1024, 1025, 4097};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        float *leaf = random_floats(7 * widths[i], 1.0f, 100 + i);
+        check_span((moert_span){0, 7, 7}, widths[i], leaf, false);
+        check_span((moert_span){1, 5, 7}, widths[i], leaf, true);
+        free(leaf);
+    }
+}
+
+/* Any split into ranks, joined on the host, has the bits of one rank. */
+static void test_tree_of_any_split_has_the_same_bits(void **state) {
+    (void)state;
+    enum { TOTAL = 11, N = 19 };
+    float *leaf = random_floats(TOTAL * N, 1.0f, 200);
+    float whole[N];
+    for (size_t j = 0; j < N; j++)
+        whole[j] = tree_value(leaf + j, N, TOTAL, 0, 16);
+    for (size_t ranks = 1; ranks <= TOTAL + 2; ranks++) {
+        moert_tree_node nodes[TOTAL];
+        float *rows[TOTAL], values[TOTAL * N];
+        size_t at = 0;
+        for (size_t r = 0; r < ranks; r++) {
+            size_t first = TOTAL * r / ranks, count = TOTAL * (r + 1) / ranks - first;
+            moert_span span = {first, count, TOTAL};
+            moert_tree_node own[MOERT_TREE_MAX_NODES];
+            size_t own_count = moert_tree_nodes(span, own);
+            moert_buffer *partial = upload(leaf + first * N, count * N * sizeof *leaf);
+            moert_buffer *target = unset_floats(own_count * N);
+            ASSERT_OK(
+                moert_tree_reduce(&(moert_tree_nodes_at){span, target, N, 0, false}, N, partial));
+            float *got = download(target, own_count * N * sizeof *got);
+            memcpy(values + at * N, got, own_count * N * sizeof *got);
+            for (size_t i = 0; i < own_count; i++, at++) {
+                nodes[at] = own[i];
+                rows[at] = values + at * N;
+            }
+            free(got);
+            moert_buffer_destroy(partial);
+            moert_buffer_destroy(target);
+        }
+        float sum[N];
+        moert_tree_join(TOTAL, nodes, rows, at, sum, N);
+        assert_same_bits("sum", sum, whole, N);
+    }
+    free(leaf);
+}
+
+/* sum[count] of spans of one buffer. */
+static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
+                        const size_t *length, double *sum) {
+    moert_square_span *span = test_alloc(count * sizeof *span);
+    moert_squares *squares;
+    for (size_t i = 0; i < count; i++)
+        span[i] = (moert_square_span){buffer, offset[i], length[i]};
+    ASSERT_OK(moert_squares_create(test_device, span, count, &squares));
+    ASSERT_OK(moert_squares_sum(squares, sum));
+    moert_squares_destroy(squares);
+    free(span);
+}
+
+static void test_sum_squares_matches_float64(void **state) {
+    (void)state;
+    enum { COUNT = 8 };
+    const size_t length[COUNT] = {1, 0, 15, 17, 4096, 4097, 0, 100003};
+    size_t offset[COUNT], size = 0;
+    double sum[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        offset[i] = size + i; /* a gap before each */
+        size = offset[i] + length[i];
+    }
+    float *x = random_floats(size, 3.0f, 300);
+    moert_buffer *buffer = upload(x, size * sizeof *x);
+    sum_squares(buffer, COUNT, offset, length, sum);
+    for (size_t i = 0; i < COUNT; i++) {
+        double want = 0.0;
+        for (size_t j = 0; j < length[i]; j++)
+            want += (double)x[offset[i] + j] * (double)x[offset[i] + j];
+        assert_true(fabs(sum[i] - want) <= 1e-6 * want);
+    }
+    sum_squares(buffer, 0, NULL, NULL, NULL);
+    moert_buffer_destroy(buffer);
+    free(x);
+}
+
+static void test_sum_squares_does_not_depend_on_the_place(void **state) {
+    (void)state;
+    enum { LENGTH = 9001, PLACES = 20 };
+    float *tensor = random_floats(LENGTH, 3.0f, 301);
+    float *x = test_alloc((LENGTH + PLACES) * PLACES * sizeof *x);
+    size_t offset[PLACES], length[PLACES];
+    double sum[PLACES];
+    for (size_t i = 0; i < PLACES; i++) {
+        offset[i] = i * (LENGTH + 1);
+        length[i] = LENGTH;
+        memcpy(x + offset[i], tensor, LENGTH * sizeof *x);
+    }
+    moert_buffer *buffer = upload(x, (LENGTH + PLACES) * PLACES * sizeof *x);
+    sum_squares(buffer, PLACES, offset, length, sum);
+    for (size_t i = 1; i < PLACES; i++)
+        assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
+    moert_buffer_destroy(buffer);
+    free(tensor);
+    free(x);
+}
+
+static void test_sum_squares_shows_what_is_not_finite(void **state) {
+    (void)state;
+    enum { LENGTH = 5000 };
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    const size_t offset[2] = {0, LENGTH}, length[2] = {LENGTH, LENGTH};
+    for (size_t i = 0; i < 3; i++) {
+        float *x = random_floats(2 * LENGTH, 1.0f, 302);
+        double sum[2];
+        x[LENGTH - 1] = bad[i];
+        moert_buffer *buffer = upload(x, 2 * LENGTH * sizeof *x);
+        sum_squares(buffer, 2, offset, length, sum);
+        assert_false(isfinite(sum[0]));
+        assert_true(isfinite(sum[1]));
+        moert_buffer_destroy(buffer);
+        free(x);
+    }
+}
+
+/* More blocks than items that join them; the second sums follow the buffers. */
+static void test_squares_of_several_buffers_follow_their_values(void **state) {
+    (void)state;
+    enum { BUFFERS = 3, SPANS = 2 };
+    const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};
+    moert_square_span span[BUFFERS * SPANS];
+    moert_buffer *buffer[BUFFERS];
+    moert_squares *squares;
+    double want[BUFFERS * SPANS], sum[BUFFERS * SPANS];
+    for (size_t b = 0; b < BUFFERS; b++) {
+        const size_t size = length[b][0] + length[b][1];
+        float *x = random_floats(size, 3.0f, 303 + b);
+        buffer[b] = upload(x, size * sizeof *x);
+        for (size_t s = 0, at = 0; s < SPANS; at += length[b][s++]) {
+            const size_t i = b * SPANS + s;
+            span[i] = (moert_square_span){buffer[b], at, length[b][s]};
+            want[i] = 0.0;
+            for (size_t j = 0; j < length[b][s]; j++)
+                want[i] += (double)x[at + j] * (double)x[at + j];
+        }
+        free(x);
+    }
+    ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
+    for (int round = 0; round < 2; round++) {
+        ASSERT_OK(moert_squares_sum(squares, sum));
+        for (size_t i = 0; i < BUFFERS * SPANS; i++) {
+            const double expected = round > 0 && span[i].buffer == buffer[1] ? 0.0 : want[i];
+            assert_true(fabs(sum[i] - expected) <= 1e-6 * expected);
+        }
+        ASSERT_OK(moert_buffer_clear(buffer[1], 0, moert_buffer_bytes(buffer[1])));
+    }
+    moert_squares_destroy(squares);
+    for (size_t b = 0; b < BUFFERS; b++)
+        moert_buffer_destroy(buffer[b]);
+}
+
+static void test_add_takes_any_length(void **state) {
+    (void)state;
+    const size_t lengths[] = {0, 1, 15, 16, 17, 4096, 4097, 20000};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        size_t n = lengths[i];
+        float *x = random_floats(n, 2.0f, 400), *y = random_floats(n, 2.0f, 401);
+        moert_buffer *x_buffer = upload(x, n * sizeof *x), *y_buffer = upload(y, n * sizeof *y);
+        ASSERT_OK(moert_add(n, x_buffer, y_buffer));
+        float *got = download(y_buffer, n * sizeof *got);
+        for (size_t j = 0; j < n; j++)
+            y[j] += x[j];
+        assert_same_bits("target", got, y, n);
+        moert_buffer_destroy(x_buffer);
+        moert_buffer_destroy(y_buffer);
+        free(x);
+        free(y);
+        free(got);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tree_reduce_adds_exactly_as_the_tree_says),
+        cmocka_unit_test(test_tree_reduce_takes_any_number_of_sequences),
+        cmocka_unit_test(test_tree_reduce_takes_any_width),
+        cmocka_unit_test(test_tree_of_any_split_has_the_same_bits),
+        cmocka_unit_test(test_sum_squares_matches_float64),
+        cmocka_unit_test(test_sum_squares_does_not_depend_on_the_place),
+        cmocka_unit_test(test_sum_squares_shows_what_is_not_finite),
+        cmocka_unit_test(test_squares_of_several_buffers_follow_their_values),
+        cmocka_unit_test(test_add_takes_any_length),
+    };
+    return cmocka_run_group_tests_name("reduce", tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,120 @@
+// run: np=1 gpu=1 sanitize=1
+/* Rotary positions against float64. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "nn/nn.h"
+#include "support/test.h"
+
+typedef struct rope_case {
+    size_t sequences, length, heads, head_size;
+} rope_case;
+
+static const rope_case cases[] = {{0, 5, 2, 20},  {2, 0, 2, 16},  {1, 1, 1, 2},  {3, 17, 3, 20},
+                                  {2, 33, 1, 24}, {1, 40, 4, 64}, {2, 9, 2, 128}};
+#define CASES (sizeof cases / sizeof *cases)
+static const float theta = 10000.0f;
+
+static double *rotate(rope_case shape, const double *x) {
+    const size_t half = shape.head_size / 2, size = shape.head_size;
+    double *y = test_alloc(shape.sequences * shape.length * shape.heads * size * sizeof *y);
+    for (size_t row = 0; row < shape.sequences * shape.length * shape.heads; row++)
+        for (size_t i = 0; i < half; i++) {
+            const size_t t = row / shape.heads % shape.length, at = row * size + i;
+            const double angle = (double)t * pow(theta, -2.0 * (double)i / (double)size);
+            y[at] = x[at] * cos(angle) - x[at + half] * sin(angle);
+            y[at + half] = x[at + half] * cos(angle) + x[at] * sin(angle);
+        }
+    return y;
+}
+
+static void test_rope_agrees_with_float64_and_its_inverse_restores(void **state) {
+    (void)state;
+    for (size_t i = 0; i < CASES; i++) {
+        const rope_case shape = cases[i];
+        const size_t tokens = shape.sequences * shape.length,
+                     n = tokens * shape.heads * shape.head_size;
+        double *values = random_doubles("x", n), *want = rotate(shape, values);
+        moert_buffer *x = upload_doubles(values, n), *table;
+        ASSERT_OK(
+            moert_rope_table_create(test_device, shape.length + i, shape.head_size, theta, &table));
+        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, false, x));
+        float *got = download(x, n * sizeof(float));
+        assert_near("x", got, want, n, 1e-5);
+        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, true, x));
+        float *restored = download(x, n * sizeof(float));
+        assert_near("restored x", restored, values, n, 1e-6);
+        free(values);
+        free(want);
+        free(got);
+        free(restored);
+        moert_buffer_destroy(x);
+        moert_buffer_destroy(table);
+    }
+}
+
+static void test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
+    (void)state;
+    const size_t length = 19, n = length * 2 * 20;
+    double *values = random_doubles("x", 3 * n);
+    moert_buffer *batch = upload_doubles(values, 3 * n), *table;
+    moert_buffer *alone = upload_doubles(values + n, n);
+    ASSERT_OK(moert_rope_table_create(test_device, length, 20, theta, &table));
+    ASSERT_OK(moert_rope(3 * length, length, 2, 20, table, false, batch));
+    ASSERT_OK(moert_rope(length, length, 2, 20, table, false, alone));
+    float *all = download(batch, 3 * n * sizeof(float)), *one = download(alone, n * sizeof(float));
+    assert_same_bits("x", one, all + n, n);
+    free(values);
+    free(all);
+    free(one);
+    moert_buffer_destroy(batch);
+    moert_buffer_destroy(alone);
+    moert_buffer_destroy(table);
+}
+
+/* Far positions differ visibly when the angle is not rounded to float32 first. */
+static void test_rope_table_rounds_the_angle_to_float32(void **state) {
+    (void)state;
+    static const struct {
+        size_t t, i;
+        float cosine, sine;
+    } known[] = {
+        {1, 15, 1.0f, 0.00017782794f},          {4096, 0, 0.803990602f, -0.594641984f},
+        {4999, 1, -0.835838556f, 0.548975348f}, {4999, 5, -0.0580993593f, -0.998310804f},
+        {3001, 7, -0.99916333f, 0.0408985391f},
+    };
+    const size_t length = 5000, half = 16;
+    moert_buffer *table;
+    ASSERT_OK(moert_rope_table_create(test_device, length, 2 * half, theta, &table));
+    float *values = test_alloc(length * 2 * half * sizeof *values);
+    ASSERT_OK(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
+    for (size_t n = 0; n < sizeof known / sizeof *known; n++) {
+        const float *row = values + known[n].t * 2 * half + known[n].i;
+        assert_same_bits("cos", row, &known[n].cosine, 1);
+        assert_same_bits("sin", row + half, &known[n].sine, 1);
+    }
+    free(values);
+    moert_buffer_destroy(table);
+}
+
+static void test_rope_refuses_odd_heads_and_short_tables(void **state) {
+    (void)state;
+    moert_buffer *table, *x = unset_floats(64);
+    assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
+    ASSERT_OK(moert_rope_table_create(test_device, 4, 8, theta, &table));
+    assert_int_equal(moert_rope(8, 8, 1, 8, table, false, x), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_rope(4, 0, 1, 8, table, false, x), MOERT_ERROR_USAGE);
+    moert_buffer_destroy(table);
+    moert_buffer_destroy(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rope_agrees_with_float64_and_its_inverse_restores),
+        cmocka_unit_test(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
+        cmocka_unit_test(test_rope_table_rounds_the_angle_to_float32),
+        cmocka_unit_test(test_rope_refuses_odd_heads_and_short_tables),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

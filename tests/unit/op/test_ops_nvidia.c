@@ -1,0 +1,328 @@
+// run: np=1
+/* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, where there is one: exact results of small
+ * integers, whatever the groups and whatever follows the product, and the same bits in every run
+ * and company. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/op/glu.h"
+
+enum { MOST_GROUPS = 40, KINDS = 3 };
+#define F32  MOERT_NUMBER_F32
+#define F16  MOERT_NUMBER_F16
+#define BF16 MOERT_NUMBER_BF16
+
+typedef struct shape {
+    size_t n, k, rows, groups, padding; /* padding: numbers between rows */
+    uint32_t ends[MOST_GROUPS];
+} shape;
+
+/* one number of a tile; all empty; tiles that are whole, and by one too long or short; blocks of
+ * terms that end early; many tiles and rows past the end; groups of a few rows; strides; more tiles
+ * than compute units */
+static const shape shapes[] = {
+    {8, 8, 1, 1, 0, {1}},
+    {16, 24, 0, 2, 0, {0, 0}},
+    {256, 64, 128, 1, 0, {128}},
+    {264, 72, 130, 2, 0, {129, 130}},
+    {248, 56, 127, 3, 0, {0, 127, 127}},
+    {512, 320, 900, 5, 0, {0, 300, 301, 301, 813}},
+    {136, 1048, 700, 4, 8, {64, 128, 427, 690}},
+    {1032, 520, 640, 3, 24, {5, 5, 640}},
+    {40, 48, 60, 36, 0, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
+                         19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
+    {136, 152, 200, 4, 8, {64, 128, 128, 190}},
+    {8, 72, 17100, 3, 0, {5, 17090, 17095}},
+    {8520, 8, 20, 2, 0, {13, 19}},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0], MUCH = 8000000 }; /* terms for the host */
+
+static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number type) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = s->groups;
+    o.rows = s->rows;
+    o.n = s->n;
+    o.k = s->k;
+    o.x = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->k + s->padding)};
+    o.y = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->n + s->padding)};
+    o.weight.type = type;
+    return o;
+}
+
+static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **state) {
+    (void)state;
+    if (!has_tensor_cores("skipped"))
+        return;
+    for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
+        const shape *s = &shapes[i / 2 / KINDS];
+        const moert_op_options o = describe(s, (moert_op_kind)(i / 2 % KINDS),
+                                            i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
+        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
+        char title[96];
+        ops_expect_gemm(&want);
+        ops_execute("nvidia", &got, 1);
+        snprintf(title, sizeof title, "%s %s, %zu groups, %zu rows, n %zu, k %zu",
+                 moert_op_kind_name(o.kind), moert_number_name(o.x.type), o.groups, o.rows, o.n,
+                 o.k);
+        ops_compare(title, &got, &want);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
+/* ---- what follows the product ---- */
+
+enum {
+    ALPHA = 1,
+    BETA = 2,
+    ACCUMULATE = 4,
+    BIAS = 8,
+    BIAS_SCALE = 16,
+    PROB = 32,
+    AMAX = 64,
+    ROWS_ONLY = PROB | AMAX,
+    FORWARD_ONLY = BIAS | BIAS_SCALE,
+};
+
+static const struct variant {
+    moert_number result;
+    unsigned switches;
+    moert_number bias;
+} variants[] = {
+    {F32, 0, F32},
+    {F32, ACCUMULATE, F32},
+    {BF16, ACCUMULATE | ALPHA, F32},
+    {F16, ALPHA | BETA, F32},
+    {F32, ALPHA | BETA | AMAX, F32},
+    {F16, PROB | AMAX, F32},
+    {BF16, ALPHA | PROB, F32},
+    {F32, BIAS, F32},
+    {BF16, BIAS | BIAS_SCALE | AMAX, BF16},
+    {F32, ALPHA | BETA | BIAS | BIAS_SCALE, F16},
+};
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+/* False if the kind has not all of the variant's switches. */
+static bool add_variant(moert_op_options *o, const struct variant *v) {
+    const unsigned s = v->switches;
+    if ((o->kind != MOERT_OP_GEMM_FORWARD && (s & FORWARD_ONLY) != 0) ||
+        (o->kind == MOERT_OP_GEMM_WGRAD && (s & ROWS_ONLY) != 0) ||
+        (o->rows == 0 && (s & BETA) != 0))
+        return false;
+    *(o->kind == MOERT_OP_GEMM_FORWARD ? &o->y.type
+      : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x.type
+                                       : &o->weight.type) = v->result;
+    o->alpha = (s & ALPHA) != 0;
+    o->beta = (s & BETA) != 0;
+    o->accumulate = (s & ACCUMULATE) != 0;
+    o->bias = (s & BIAS) != 0;
+    o->bias_scale = (s & BIAS_SCALE) != 0;
+    o->bias_type = v->bias;
+    o->prob = (s & PROB) != 0;
+    o->amax = (s & AMAX) != 0;
+    return true;
+}
+
+static void test_what_follows_a_product_is_exact(void **state) {
+    (void)state;
+    if (!has_tensor_cores("skipped"))
+        return;
+    for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
+        const shape *s = &shapes[i / VARIANTS / KINDS];
+        moert_op_options o = describe(s, (moert_op_kind)(i / VARIANTS % KINDS),
+                                      i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
+        if (s->rows * s->n * s->k > MUCH || !add_variant(&o, &variants[i % VARIANTS]))
+            continue;
+        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
+        char title[96];
+        ops_expect_gemm(&want);
+        ops_execute("nvidia", &got, 1);
+        snprintf(title, sizeof title, "%s, shape %zu, variant %zu", moert_op_kind_name(o.kind),
+                 i / VARIANTS / KINDS, i % VARIANTS);
+        ops_compare(title, &got, &want);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
+/* ---- GLU ---- */
+
+/* I, and the shape that gives the rows and K */
+static const struct layout {
+    size_t width, shape;
+} layouts[] = {{8, 0}, {32, 9}, {96, 3}, {128, 2}, {136, 9}, {264, 3}, {1056, 4}, {520, 8}};
+static const struct recipe {
+    size_t run; /* of columns of gate or up; 0: halves */
+    bool linear_first;
+    unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
+    moert_number factors, d, bias;
+    bool save_c;
+    moert_number c;
+    moert_glu_form form;
+} recipes[] = {
+    {0, false, PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
+    {0, true, BIAS | PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f}},
+    {0, false, ALPHA | BIAS | AMAX, BF16, BF16, BF16, true, BF16, {false, 7.0f, 1.702f, 1.0f}},
+    {1, false, BIAS | PROB | AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
+    {1, true, 0, BF16, BF16, F32, false, F32, MOERT_GLU_SWIGLU},
+    {8, true, ALPHA | BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f}},
+    {32, false, PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
+};
+enum {
+    LAYOUTS = sizeof layouts / sizeof layouts[0],
+    GLU_CASES = LAYOUTS * sizeof recipes / sizeof recipes[0],
+};
+
+static moert_op_options glu_case(size_t i) {
+    const struct layout *at = &layouts[i % LAYOUTS];
+    const struct recipe *r = &recipes[i / LAYOUTS];
+    shape s = shapes[at->shape];
+    s.n = 2 * at->width;
+    moert_op_options o = describe(&s, MOERT_OP_GLU, r->factors);
+    o.y = (moert_operand){.type = MOERT_NUMBER_F32};
+    o.glu = r->form;
+    o.interleave = r->run;
+    o.linear_first = r->linear_first;
+    o.d = (moert_operand){.type = r->d, .stride = (ptrdiff_t)(at->width + s.padding)};
+    o.c = (moert_operand){.type = r->c, .stride = (ptrdiff_t)(s.n + s.padding)};
+    o.save_c = r->save_c;
+    o.alpha = (r->switches & ALPHA) != 0;
+    o.bias = (r->switches & BIAS) != 0;
+    o.bias_type = r->bias;
+    o.prob = (r->switches & PROB) != 0;
+    o.amax = (r->switches & AMAX) != 0;
+    return o;
+}
+
+/* Against the float32 results of the reference backend. */
+static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
+    const moert_number type = got->shape.options.d.type;
+    const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
+    for (size_t i = 0; i < got->count[MOERT_OP_BUFFER_d]; i++)
+        if (isnan(exact[i]) || isnan(d[i])) /* not written */
+            assert_true(isnan(exact[i]) && isnan(d[i]));
+        else
+            assert_rounded(title, type, (double)d[i], (double)exact[i], 0.01);
+    assert_same_bits(title, got->at[MOERT_OP_BUFFER_c], want->at[MOERT_OP_BUFFER_c],
+                     got->count[MOERT_OP_BUFFER_c]);
+    for (size_t g = 0; g < got->count[MOERT_OP_BUFFER_amax]; g++) {
+        const float peak = want->at[MOERT_OP_BUFFER_amax][g];
+        if (isinf(peak))
+            assert_true(got->at[MOERT_OP_BUFFER_amax][g] == peak);
+        else
+            assert_rounded(title, MOERT_NUMBER_F32, (double)got->at[MOERT_OP_BUFFER_amax][g],
+                           (double)peak, 0.0);
+    }
+}
+
+static void test_a_glu_follows_its_product_in_every_layout(void **state) {
+    (void)state;
+    if (!has_tensor_cores("skipped"))
+        return;
+    for (size_t i = 0; i < GLU_CASES; i++) {
+        moert_op_options o = glu_case(i);
+        if (o.interleave > 0 && o.n % (2 * o.interleave) != 0)
+            continue;
+        const uint32_t *ends = shapes[layouts[i % LAYOUTS].shape].ends;
+        ops_data got = ops_make(&o, ends, true);
+        o.d.type = MOERT_NUMBER_F32;
+        ops_data want = ops_make(&o, ends, true);
+        char title[64];
+        snprintf(title, sizeof title, "glu case %zu", i);
+        ops_execute("nvidia", &got, 1);
+        ops_execute("reference", &want, 1);
+        check_glu(title, &got, &want);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
+/* ---- bits ---- */
+
+/* Rows from `first` on, alone and as one group. */
+static void check_company(const moert_op_options *options, const ops_data *whole, size_t first,
+                          uint32_t rows) {
+    moert_op_options o = *options;
+    o.rows = rows;
+    ops_data alone = ops_make(&o, &rows, false);
+    const moert_op_buffer inputs[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_prob};
+    for (size_t i = 0; i < 3; i++) {
+        const size_t width = alone.count[inputs[i]] / rows;
+        memcpy(alone.at[inputs[i]], whole->at[inputs[i]] + first * width,
+               alone.count[inputs[i]] * sizeof(float));
+    }
+    ops_execute("nvidia", &alone, 1);
+    const moert_op_buffer result = o.kind == MOERT_OP_GLU          ? MOERT_OP_BUFFER_d
+                                   : o.kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_BUFFER_x
+                                                                   : MOERT_OP_BUFFER_y;
+    const size_t width = alone.count[result] / rows;
+    assert_same_bits("rows alone", alone.at[result], whole->at[result] + first * width,
+                     alone.count[result]);
+    ops_free(&alone);
+}
+
+static void test_a_row_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    if (!has_tensor_cores("skipped"))
+        return;
+    static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
+    for (size_t i = 0; i < 3; i++) {
+        const shape s = {272, 1048, 300, 1, 0, {300}};
+        moert_op_options o = describe(&s, kinds[i], MOERT_NUMBER_BF16);
+        *(kinds[i] == MOERT_OP_GEMM_DGRAD ? &o.x : &o.y) = (moert_operand){.stride = 0};
+        o.prob = true;
+        ops_data whole = ops_make(&o, s.ends, false);
+        ops_execute("nvidia", &whole, 1);
+        check_company(&o, &whole, 0, 1);
+        check_company(&o, &whole, 7, 65);
+        check_company(&o, &whole, 127, 173);
+        check_company(&o, &whole, 299, 1);
+        ops_free(&whole);
+    }
+}
+
+static void test_results_repeat_bit_for_bit(void **state) {
+    (void)state;
+    if (!has_tensor_cores("skipped"))
+        return;
+    for (size_t kind = 0; kind < KINDS; kind++) {
+        const shape *s = &shapes[5];
+        const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_NUMBER_BF16);
+        ops_data start = ops_make(&o, s->ends, false), first = ops_copy(&start);
+        ops_execute("nvidia", &first, 1);
+        for (size_t i = 0; i < 20; i++) {
+            ops_data again = ops_copy(&start);
+            ops_execute("nvidia", &again, 1 + i % 3);
+            ops_compare("again", &again, &first);
+            ops_free(&again);
+        }
+        ops_free(&first);
+        ops_free(&start);
+    }
+}
+
+static void test_what_the_kernel_cannot_do_is_refused_and_left_to_others(void **state) {
+    (void)state;
+    moert_op_options o = describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32);
+    moert_op *op;
+    o.backend = "nvidia";
+    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, "takes");
+    o.fallback = true;
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    assert_string_equal(moert_op_backend_name(op), "portable");
+    moert_op_destroy(op);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_orientation_is_exact_for_every_split_of_the_rows),
+        cmocka_unit_test(test_what_follows_a_product_is_exact),
+        cmocka_unit_test(test_a_glu_follows_its_product_in_every_layout),
+        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(test_results_repeat_bit_for_bit),
+        cmocka_unit_test(test_what_the_kernel_cannot_do_is_refused_and_left_to_others),
+    };
+    return RUN_TENSOR_FORMS(tests);
+}

@@ -1,0 +1,336 @@
+// run: np=1 sanitize=1
+/* Grouped GEMM ops on FP8 factors on the tensor cores of an NVIDIA GPU, where there is one: exact
+ * results of small integers, random ones near float64, whatever the groups. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "support/op/quantized.h"
+#include "support/op/run.h"
+
+enum { MOST_GROUPS = 36, BLOCK = 128 };
+/* What is multiplied: the kinds of a GEMM, and a dgrad by weights that are stored transposed. */
+enum { DGRAD_TURNED = MOERT_OP_GEMM_WGRAD + 1, CASES };
+static const moert_op_buffer results[CASES] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
+                                               MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_x};
+typedef struct shape {
+    size_t n, k, rows, groups, padding; /* padding: numbers between plain rows */
+    unsigned cases;                     /* a bit of each that it is for */
+    uint32_t ends[MOST_GROUPS];
+} shape;
+
+static bool is_of(const shape *s, size_t which) {
+    return (s->cases >> which & 1) != 0;
+}
+
+enum {
+    ALL = (1 << CASES) - 1,
+    FORWARD = 1 << MOERT_OP_GEMM_FORWARD,
+    DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TURNED,
+    WGRAD = 1 << MOERT_OP_GEMM_WGRAD,
+};
+/* the least; all empty; tiles that are whole, and by one too long or short; blocks that end early,
+ * empty groups and rows past the end; strides; groups of a few rows; more tiles than work-groups */
+static const shape shapes[] = {
+    {16, 16, 1, 1, 0, ALL, {1}},
+    {16, 32, 0, 2, 0, ALL, {0, 0}},
+    {256, 128, 128, 1, 0, ALL, {128}},
+    {272, 144, 130, 2, 0, ALL, {129, 130}},
+    {240, 112, 127, 3, 0, ALL, {0, 127, 127}},
+    {272, 320, 500, 5, 0, ALL, {0, 200, 201, 201, 413}},
+    {144, 528, 400, 4, 16, ALL, {64, 128, 297, 390}},
+    {528, 144, 200, 3, 32, ALL, {5, 5, 200}},
+    {48, 64, 60, 36, 0, ALL, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                              13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+                              25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
+    {3328, 16, 1300, 3, 0, FORWARD, {600, 601, 1299}},
+    {16, 3328, 1300, 3, 0, DGRAD, {600, 601, 1299}},
+    {640, 1296, 160, 6, 0, WGRAD, {16, 16, 48, 64, 80, 160}},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0], RANDOM_SHAPE = 6 };
+
+static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number result) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = s->groups;
+    o.rows = s->rows;
+    o.n = s->n;
+    o.k = s->k;
+    o.x.type = o.y.type = result;
+    return o;
+}
+
+/* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
+static moert_op_options describe_blocks(const shape *s, size_t which, moert_number result) {
+    const bool turned = which == DGRAD_TURNED;
+    const moert_op_kind kind = turned ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
+    moert_op_options o = describe(s, kind, result);
+    if (kind == MOERT_OP_GEMM_WGRAD) {
+        o.x = o.y = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_COLUMN, 0);
+        o.x.how.transposed = o.y.how.transposed = true;
+        o.weight.type = result;
+        o.rows = moert_ceil_div(s->rows, 16) * 16;
+        o.row_multiple = 16;
+        return o;
+    }
+    *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
+    o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
+    o.weight.how.transposed = turned;
+    return o;
+}
+
+/* The ends of the groups, which a wgrad wants at multiples of 16. */
+static const uint32_t *ends_of(const shape *s, const moert_op_options *o) {
+    static uint32_t ends[MOST_GROUPS];
+    const uint32_t multiple = o->row_multiple > 0 ? (uint32_t)o->row_multiple : 1;
+    for (size_t g = 0; g < s->groups; g++)
+        ends[g] = (s->ends[g] + multiple - 1) / multiple * multiple;
+    return ends;
+}
+
+static void title_of(const moert_op_options *o, char title[128]) {
+    snprintf(title, 128, "%s, %zu groups, %zu rows, n %zu, k %zu", moert_op_kind_name(o->kind),
+             o->groups, o->rows, o->n, o->k);
+}
+
+static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **state) {
+    (void)state;
+    if (!has_hopper("skipped"))
+        return;
+    for (size_t i = 0; i < SHAPES * CASES; i++) {
+        const shape *s = &shapes[i / CASES];
+        if (!is_of(s, i % CASES))
+            continue;
+        const bool floats = (i / CASES + i) % 2; /* each case with either result */
+        const moert_op_options o =
+            describe_blocks(s, i % CASES, floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+        char title[128];
+        title_of(&o, title);
+        ops_bytes_check_by(title, &o, ends_of(s, &o), "reference", "nvidia");
+    }
+}
+
+static void test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows(void **state) {
+    (void)state;
+    if (!has_hopper("skipped"))
+        return;
+    for (size_t i = 0; i < SHAPES * 4; i++) {
+        const shape *s = &shapes[i / 4];
+        const bool dgrad = i % 2, e5m2 = i / 2 % 2, floats = (i / 4 + i / 2) % 2;
+        if (!is_of(s, dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD))
+            continue;
+        moert_op_options o = describe(s, dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD,
+                                      floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+        o.weight.type = ops_first_factor(&o)->type = e5m2 ? MOERT_NUMBER_E5M2 : MOERT_NUMBER_E4M3;
+        o.x.stride = (ptrdiff_t)(s->k + s->padding);
+        o.y.stride = (ptrdiff_t)(s->n + s->padding);
+        o.alpha = i % 3 != 0;
+        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
+        char title[128];
+        title_of(&o, title);
+        ops_expect_gemm(&want);
+        ops_execute("nvidia", &got, 1);
+        ops_compare(title, &got, &want);
+        ops_free(&got);
+        ops_free(&want);
+    }
+}
+
+/* An element (line, j) of a result, line within group g. */
+typedef struct element {
+    size_t g, line, j, terms, at; /* at: in the result */
+} element;
+
+static const uint32_t *ends_in(const ops_bytes *data) {
+    return (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];
+}
+
+static element draw_element(const ops_bytes *plain, size_t number) {
+    const moert_op_options *o = &plain->shape.options;
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    const uint32_t *ends = ends_in(plain);
+    const size_t g = number % o->groups, first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
+    const size_t columns = forward ? o->n : o->k;
+    element e = {.g = g, .terms = wgrad ? rows : forward ? o->k : o->n};
+    e.line = (size_t)(moert_rng_uniform(1, 0, number) * (double)(wgrad ? o->n : rows));
+    e.j = (size_t)(moert_rng_uniform(1, 1, number) * (double)columns);
+    e.at = ((wgrad ? g * o->n : first) + e.line) * columns + e.j;
+    return e;
+}
+
+/* The factors of term i of an element. */
+static void factors_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
+    const moert_op_options *o = &plain->shape.options;
+    const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
+                *y = ops_floats(plain, MOERT_OP_BUFFER_y);
+    const float *weight = ops_floats(plain, MOERT_OP_BUFFER_weight) + e->g * o->n * o->k;
+    const size_t first = e->g > 0 ? ends_in(plain)[e->g - 1] : 0;
+    const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
+    *a = (double)(forward ? x[(first + e->line) * o->k + i]
+                  : wgrad ? y[(first + i) * o->n + e->line]
+                          : y[(first + e->line) * o->n + i]);
+    *b = (double)(forward ? weight[e->j * o->k + i]
+                  : wgrad ? x[(first + i) * o->k + e->j]
+                          : weight[i * o->k + e->j]);
+}
+
+/* Without what is below `unit`, a power of two: towards 0. */
+static double cut(double x, double unit) {
+    return trunc(x / unit) * unit;
+}
+
+/*
+ * What the tensor cores make of the sum so far and STEP more products: all are aligned with the
+ * largest and lose what is below 2^-13 of its power of two; so does the result. *loss grows by what
+ * this is at most: a unit of each addend, or all of it, and a unit of the result.
+ */
+enum { STEP = 32, KEPT = 13 };
+static double add_step(const ops_bytes *plain, const element *e, size_t first, double sum,
+                       double *loss) {
+    const size_t end = moert_min(first + STEP, e->terms);
+    int top = ilogb(sum);
+    double next, a, b;
+    for (size_t i = first; i < end; i++) {
+        factors_of(plain, e, i, &a, &b);
+        if (a * b != 0.0 && ilogb(a * b) > top)
+            top = ilogb(a * b);
+    }
+    if (top == FP_ILOGB0)
+        return 0.0;
+    const double unit = ldexp(1.0, top - KEPT);
+    *loss += fmin(fabs(sum), unit);
+    next = cut(sum, unit);
+    for (size_t i = first; i < end; i++) {
+        factors_of(plain, e, i, &a, &b);
+        *loss += fmin(fabs(a * b), unit);
+        next += cut(a * b, unit);
+    }
+    if (next == 0.0)
+        return 0.0;
+    const double last = ldexp(1.0, ilogb(next) - KEPT);
+    *loss += last;
+    return cut(next, last);
+}
+
+static void test_random_factors_lose_what_the_tensor_cores_cut(void **state) {
+    enum { SAMPLES = 1000 };
+    (void)state;
+    if (!has_hopper("skipped"))
+        return;
+    for (size_t i = 0; i < CASES; i++) {
+        const shape *s = &shapes[RANDOM_SHAPE];
+        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
+        ops_bytes got = ops_bytes_make(&o, ends_of(s, &o));
+        double worst = 0.0;
+        got.spread = true;
+        ops_bytes plain = ops_bytes_fill(&got);
+        ops_bytes_execute("nvidia", &got);
+        for (size_t n = 0; n < SAMPLES; n++) {
+            const element e = draw_element(&plain, n);
+            const double value = (double)ops_floats(&got, results[i])[e.at];
+            double exact = 0.0, size = 0.0, loss = 0.0, a, b;
+            float sum = 0.0f;
+            for (size_t block = 0; block < e.terms; block += BLOCK) {
+                double part = 0.0;
+                for (size_t k = block; k < moert_min(block + BLOCK, e.terms); k += STEP)
+                    part = add_step(&plain, &e, k, part, &loss);
+                sum += (float)part; /* the scales, powers of two, are in the factors */
+                loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
+            }
+            for (size_t k = 0; k < e.terms; k++) {
+                factors_of(&plain, &e, k, &a, &b);
+                exact += a * b;
+                size += fabs(a * b);
+            }
+            assert_true(fabs(value - exact) <= loss);
+            worst = fmax(worst, fabs(value - exact) / size);
+        }
+        print_message("# %s: off by %.2e of the sum of magnitudes\n", moert_op_kind_name(o.kind),
+                      worst);
+        ops_bytes_free(&got);
+        ops_bytes_free(&plain);
+    }
+}
+
+static void test_results_repeat_bit_for_bit(void **state) {
+    (void)state;
+    if (!has_hopper("skipped"))
+        return;
+    for (size_t i = 0; i < CASES; i++) {
+        const shape *s = &shapes[5];
+        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
+        const moert_op_buffer to = results[i];
+        ops_bytes data = ops_bytes_make(&o, ends_of(s, &o));
+        data.spread = true;
+        ops_bytes plain = ops_bytes_fill(&data);
+        ops_bytes_execute("nvidia", &data);
+        unsigned char *first = test_alloc(data.bytes[to]);
+        memcpy(first, data.at[to], data.bytes[to]);
+        for (size_t j = 0; j < 10; j++) {
+            memset(data.at[to], OPS_UNSET, data.bytes[to]);
+            ops_bytes_execute("nvidia", &data);
+            assert_memory_equal(data.at[to], first, data.bytes[to]);
+        }
+        free(first);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+static void test_what_the_kernel_cannot_do_is_refused_or_left_to_others(void **state) {
+    (void)state;
+    const bool hopper = has_hopper("skipped");
+    moert_op_options o = describe_blocks(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
+    const char *const takes = hopper ? "takes rows of fp8-block" : "takes GPUs";
+    moert_op *op;
+    o.backend = "nvidia";
+    o.weight.how.axis = MOERT_AXIS_ROW;
+    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, takes);
+    o.fallback = true;
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    assert_string_equal(moert_op_backend_name(op), "portable");
+    moert_op_destroy(op);
+}
+
+/* One group is left out, having no rows. */
+static void test_weights_of_bytes_are_transposed(void **state) {
+    (void)state;
+    enum { GROUPS = 3, N = 272, K = 144, BYTES = GROUPS * N * K };
+    const uint32_t ends[GROUPS] = {4, 4, 7};
+    unsigned char *from = test_alloc(BYTES), *to = test_alloc(BYTES), *got;
+    for (size_t i = 0; i < BYTES; i++)
+        from[i] = (unsigned char)(256.0 * moert_rng_uniform(1, 0, i));
+    memset(to, 0xCD, BYTES);
+    moert_buffer *source = upload(from, BYTES), *result = upload(to, BYTES);
+    moert_buffer *groups = upload(ends, sizeof ends);
+    ASSERT_OK(MOERT_RUN(test_device, "op/turn", "turn_bytes", ((moert_grid){2, 3, GROUPS}),
+                        MOERT_ARG(source), MOERT_ARG(result), MOERT_ARG((unsigned)N),
+                        MOERT_ARG((unsigned)K), MOERT_ARG(groups)));
+    for (size_t i = 0; i < BYTES; i++)
+        if (i / (N * K) != 1)
+            to[i / (N * K) * N * K + i % K * N + i / K % N] = from[i];
+    got = download(result, BYTES);
+    assert_memory_equal(got, to, BYTES);
+    moert_buffer_destroy(source);
+    moert_buffer_destroy(result);
+    moert_buffer_destroy(groups);
+    free(from);
+    free(to);
+    free(got);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_scaled_blocks_are_exact_for_every_split_of_the_rows),
+        cmocka_unit_test(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows),
+        cmocka_unit_test(test_random_factors_lose_what_the_tensor_cores_cut),
+        cmocka_unit_test(test_results_repeat_bit_for_bit),
+        cmocka_unit_test(test_what_the_kernel_cannot_do_is_refused_or_left_to_others),
+        cmocka_unit_test(test_weights_of_bytes_are_transposed),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

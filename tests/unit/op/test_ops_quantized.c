@@ -1,0 +1,294 @@
+// run: np=1 sanitize=1
+/* Ops with quantised factors: bit for bit the float32 op on their values, on both backends, for any
+ * split of the rows. */
+#include <malloc.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/op/quantized.h"
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2, FORMATS = 5, AXES = 3, LAYOUTS = 3 };
+
+/* ---- factors ---- */
+
+static bool is_wgrad(const moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_WGRAD;
+}
+
+static moert_operand *second_factor(moert_op_options *o) {
+    return is_wgrad(o) ? &o->y : &o->weight;
+}
+
+static void add_globals(moert_operand *operand, bool by_groups) {
+    operand->global = operand->how.format == MOERT_FORMAT_NVFP4;
+    operand->how.group_scales = operand->global && by_groups;
+}
+
+/* Every kind, format and axis of the first factor; the others go along with the variant. */
+static moert_op_options factor_case(size_t i) {
+    const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
+    const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
+    moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
+    moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+    *first = ops_scaled((moert_format)format, (moert_axis)axis, variant + format);
+    *second = ops_scaled((moert_format)((format + variant) % FORMATS),
+                         (moert_axis)((axis + variant / 2) % AXES), variant + axis + 1);
+    first->how.transposed = variant % 2 == 1 && axis == MOERT_AXIS_COLUMN;
+    second->how.transposed =
+        variant % 2 == 1 && (is_wgrad(&o) ? second->how.axis == MOERT_AXIS_COLUMN
+                                          : second->how.axis != MOERT_AXIS_TILE ||
+                                                second->how.format == MOERT_FORMAT_FP8_BLOCK);
+    if (second == &o.weight && second->how.transposed && second->scales != MOERT_SCALES_LINEAR)
+        second->scales = MOERT_SCALES_TILED;
+    o.weight.discrete = variant / 2 % 2 == 1;
+    if (variant % 3 != 2) {
+        add_globals(first, variant == 0);
+        add_globals(second, variant == 3);
+    }
+    o.alpha = variant != 1;
+    if (o.kind == MOERT_OP_DGLU && variant == 3)
+        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f}; /* alpha does not count */
+    o.dprob = o.dbias = o.kind == MOERT_OP_DGLU;
+    return o;
+}
+
+static void test_quantised_factors_multiply_as_their_values(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
+        char title[64];
+        const moert_op_options o = factor_case(i);
+        snprintf(title, sizeof title, "case %zu", i);
+        ops_bytes_check(title, &o, ops_usual_ends);
+    }
+}
+
+static void test_one_factor_may_be_plain(void **state) {
+    (void)state;
+    for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
+        moert_op_options o = ops_usual(kind);
+        ops_first_factor(&o)->type = MOERT_NUMBER_BF16;
+        *second_factor(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
+        ops_bytes_check("bf16 and mxfp4", &o, ops_usual_ends);
+        o = ops_usual(kind);
+        *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+        second_factor(&o)->type = MOERT_NUMBER_E4M3;
+        ops_bytes_check("nvfp4 and e4m3", &o, ops_usual_ends);
+    }
+}
+
+static void test_gathered_rows_are_dequantised_as_one_group(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * 2; i++) {
+        moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
+        const moert_axis axis =
+            i / MOERT_OP_KINDS / FORMATS == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_TILE;
+        *ops_first_factor(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
+        o.permute = ops_first_factor(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
+        o.topk = 4;
+        ops_bytes_check("gathered", &o, ops_usual_ends);
+    }
+}
+
+static void test_global_scales_multiply_alpha(void **state) {
+    (void)state;
+    enum { KINDS = 4 };
+    static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                               MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU};
+    for (size_t i = 0; i < (size_t)KINDS * BACKENDS; i++) {
+        moert_op_options o = ops_usual(kinds[i / BACKENDS]);
+        moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+        *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+        *second = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
+        o.alpha = true;
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
+        first->global = second->global = first->how.group_scales = true;
+        ops_bytes with = ops_bytes_make(&o, ops_usual_ends), unused = ops_bytes_fill(&with);
+        float *alpha = ops_floats(&want, MOERT_OP_BUFFER_alpha);
+        float *by_groups =
+            ops_floats(&with, first == &o.x ? MOERT_OP_BUFFER_x_global : MOERT_OP_BUFFER_y_global);
+        float *one = ops_floats(&with, second == &o.y ? MOERT_OP_BUFFER_y_global
+                                                      : MOERT_OP_BUFFER_weight_global);
+        one[0] = 0.3f;
+        for (size_t g = 0; g < OPS_GROUPS; g++) {
+            ops_floats(&with, MOERT_OP_BUFFER_alpha)[g] = 1.7f + 0.1f * (float)g;
+            by_groups[g] = 0.7f - 0.2f * (float)g;
+            alpha[g] = (1.7f + 0.1f * (float)g) * (by_groups[g] * one[0]);
+        }
+        ops_bytes_execute(backends[i % BACKENDS], &want);
+        ops_bytes_execute(backends[i % BACKENDS], &with);
+        ops_bytes_compare("folded", &with, &want);
+        ops_bytes_free(&got);
+        ops_bytes_free(&want);
+        ops_bytes_free(&with);
+        ops_bytes_free(&unused);
+    }
+}
+
+/* Groups 0, 2 and 5 have no rows. */
+static void test_a_global_scale_of_no_rows_does_not_count(void **state) {
+    (void)state;
+    for (size_t i = 0; i < BACKENDS; i++) {
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
+        const size_t elements = o.n * o.k;
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+        add_globals(&o.x, true);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends), unused = ops_bytes_fill(&data);
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[2] = INFINITY;
+        ops_floats(&data, MOERT_OP_BUFFER_x_global)[5] = NAN;
+        ops_bytes_execute(backends[i], &data);
+        for (size_t e = 0; e < elements * sizeof(float); e++) {
+            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][2 * elements * sizeof(float) + e], 0);
+            assert_int_equal(data.at[MOERT_OP_BUFFER_weight][5 * elements * sizeof(float) + e], 0);
+        }
+        ops_bytes_free(&data);
+        ops_bytes_free(&unused);
+    }
+}
+
+/* ---- groups ---- */
+
+static void test_any_split_of_the_rows_is_right(void **state) {
+    (void)state;
+    static const struct split {
+        size_t rows, multiple;
+        uint32_t ends[OPS_GROUPS];
+    } splits[] = {{0, 0, {0}},
+                  {9, 0, {0}},
+                  {6, 0, {1, 2, 3, 4, 5, 6}},
+                  {300, 0, {300, 300, 300, 300, 300, 300}},
+                  {384, 128, {0, 128, 128, 256, 256, 384}},
+                  {512, 128, {0, 256, 256, 256, 384, 384}},
+                  {200, 32, {32, 96, 96, 192, 192, 192}},
+                  {161, 1, {0, 31, 63, 64, 160, 161}}};
+    for (size_t i = 0; i < sizeof splits / sizeof splits[0] * LAYOUTS; i++) {
+        const struct split *s = &splits[i / LAYOUTS];
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
+        o.rows = s->rows;
+        o.row_multiple = s->multiple;
+        o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
+        ops_bytes_check("splits", &o, s->ends);
+        o = ops_usual(MOERT_OP_GEMM_WGRAD);
+        o.rows = s->rows;
+        o.row_multiple = s->multiple;
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
+        o.x.how.transposed = true;
+        ops_bytes_check("splits", &o, s->ends);
+    }
+}
+
+/* The portable backend does what has room; the reference backend sees it before it writes. */
+static void test_a_broken_promise_stays_within_the_buffers(void **state) {
+    (void)state;
+    for (size_t i = 0; i < LAYOUTS; i++) {
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
+        moert_op *op;
+        o.row_multiple = 128;
+        o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
+        o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i);
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes_execute("portable", &data); /* checks the guards */
+        ops_bytes_free(&data);
+        data = ops_bytes_make(&o, ops_usual_ends);
+        moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
+        o.backend = "reference";
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE,
+                     "gemm_forward: group 1 has 33 rows; a multiple of row_multiple, 128");
+        moert_op_destroy(op);
+        ops_bytes_download(&data, &buffers);
+        for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y]; at++)
+            assert_int_equal(data.at[MOERT_OP_BUFFER_y][at], OPS_UNSET);
+        ops_bytes_free(&data);
+    }
+}
+
+/* Every element is 1, so that a weight is the number of its group's rows; of the three blocks of x
+ * two have room, of the three tiles one. */
+static void test_factors_without_room_count_as_zeros(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {20, 40, 64};
+    for (size_t tiled = 0; tiled < 2; tiled++) {
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
+        o.groups = 3;
+        o.rows = 64;
+        o.row_multiple = tiled ? 128 : 32;
+        o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, tiled);
+        ops_bytes data = ops_bytes_make(&o, ends);
+        memset(data.at[MOERT_OP_BUFFER_x], 0x38, data.bytes[MOERT_OP_BUFFER_x]);
+        memset(data.at[MOERT_OP_BUFFER_x_scale], 127, data.bytes[MOERT_OP_BUFFER_x_scale]);
+        for (size_t i = 0; i < o.rows * o.n; i++)
+            ops_floats(&data, MOERT_OP_BUFFER_y)[i] = 1.0f;
+        mallopt(M_PERTURB, 1); /* new memory of the CPU's device is large numbers */
+        ops_bytes_execute("portable", &data);
+        mallopt(M_PERTURB, 0);
+        for (size_t i = 0; i < 3 * o.n * o.k; i++) {
+            const float want = i / (o.n * o.k) < (tiled ? 1 : 2) ? 20.0f : 0.0f;
+            const float got = ops_floats(&data, MOERT_OP_BUFFER_weight)[i];
+            if (!(fabsf(got - want) < 1e-30f)) /* a scale of 0 is 2^-127 */
+                fail_msg("weight[%zu] is %g, not %g", i, (double)got, (double)want);
+        }
+        ops_bytes_free(&data);
+    }
+}
+
+/* ---- recordings ---- */
+
+static void test_a_recording_serves_other_splits_and_values(void **state) {
+    (void)state;
+    const uint32_t none[OPS_GROUPS] = {0};
+    moert_op_options o = ops_usual(MOERT_OP_GLU);
+    moert_buffer *weights[OPS_GROUPS], *scales[OPS_GROUPS];
+    moert_op *op;
+    moert_op_recording *recording;
+    o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    o.x.how.transposed = true;
+    o.weight = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    o.weight.how.transposed = o.weight.discrete = true;
+    o.d = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, MOERT_SCALES_TILED_WHOLE);
+    o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    add_globals(&o.x, false);
+    add_globals(&o.weight, true);
+    ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
+    moert_op_buffers buffers = ops_bytes_upload(&got, weights, scales);
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    ASSERT_OK(moert_buffer_write(buffers.ends, 0, none, sizeof none));
+    const moert_status status = moert_op_record(op, &buffers, &recording);
+    if (status == MOERT_OK) {
+        ASSERT_OK(moert_op_replay(recording));
+        ASSERT_OK(moert_buffer_write(buffers.ends, 0, ops_usual_ends, sizeof ops_usual_ends));
+        ASSERT_OK(moert_op_replay(recording));
+        ASSERT_OK(moert_op_replay(recording));
+        moert_op_recording_destroy(recording);
+    }
+    moert_op_destroy(op);
+    ops_bytes_download(&got, &buffers);
+    ops_bytes_execute("portable", &want);
+    if (status == MOERT_OK)
+        ops_bytes_compare("replayed", &got, &want);
+    ops_bytes_free(&got);
+    ops_bytes_free(&want);
+    if (status == MOERT_ERROR_UNSUPPORTED)
+        skip();
+    assert_int_equal(status, MOERT_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quantised_factors_multiply_as_their_values),
+        cmocka_unit_test(test_one_factor_may_be_plain),
+        cmocka_unit_test(test_gathered_rows_are_dequantised_as_one_group),
+        cmocka_unit_test(test_global_scales_multiply_alpha),
+        cmocka_unit_test(test_a_global_scale_of_no_rows_does_not_count),
+        cmocka_unit_test(test_any_split_of_the_rows_is_right),
+        cmocka_unit_test(test_a_broken_promise_stays_within_the_buffers),
+        cmocka_unit_test(test_factors_without_room_count_as_zeros),
+        cmocka_unit_test(test_a_recording_serves_other_splits_and_values),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,246 @@
+// run: np=1 sanitize=1
+/*
+ * GLU and dGLU ops with quantised operands and results, group by group: alone, discrete and padded
+ * with garbage of prob 0 they have the same bytes, wherever their tiles of scales lie.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "support/op/cases.h"
+
+static const char *const backends[] = {"portable", "reference"};
+static const moert_op_kind kinds[] = {MOERT_OP_GLU, MOERT_OP_DGLU};
+static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
+                                       MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
+enum { FORMATS = 4 };
+
+/* With all that it can have. */
+static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
+                                 size_t rows) {
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160);
+    o.alpha = o.prob = o.amax = true;
+    o.interleave = kind == MOERT_OP_GLU ? 8 : 32;
+    o.save_c = kind == MOERT_OP_GLU;
+    o.dprob = o.dbias = o.beta = kind == MOERT_OP_DGLU;
+    return o;
+}
+
+static uint32_t *ends_of(const ops_bytes *data) {
+    return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_ends];
+}
+
+static const moert_op_buffer by_rows[] = {MOERT_OP_BUFFER_prob, MOERT_OP_BUFFER_dprob};
+static const moert_op_buffer by_groups[] = {MOERT_OP_BUFFER_alpha,         MOERT_OP_BUFFER_beta,
+                                            MOERT_OP_BUFFER_x_global,      MOERT_OP_BUFFER_y_global,
+                                            MOERT_OP_BUFFER_weight_global, MOERT_OP_BUFFER_amax,
+                                            MOERT_OP_BUFFER_dbias};
+static const moert_op_buffer factors[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
+                                          MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_c};
+static const moert_op_buffer results[] = {MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_column,
+                                          MOERT_OP_BUFFER_c};
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* What is done with a byte of one op and the one that it is in another. */
+typedef bool (*deed)(unsigned char *to, const unsigned char *from, unsigned mask);
+
+static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
+    *to = (unsigned char)((*to & ~mask) | (*from & mask));
+    return true;
+}
+
+static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
+    return (*to & mask) == (*from & mask);
+}
+
+/* The first rows of group g in `many` and of group h in `few`, which has no more of them. */
+typedef struct pair {
+    ops_bytes *few;
+    const ops_bytes *many;
+    size_t h, g, rows;
+} pair;
+
+static bool each_plain(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t n,
+                       deed act) {
+    bool all = true;
+    const size_t bytes = p->few->shape.needs[which].stride *
+                         (moert_number_bits(p->few->shape.needs[which].type) / 8);
+    for (size_t i = 0; i < n * bytes; i++)
+        all =
+            act(p->few->at[which] + to * bytes + i, p->many->at[which] + from * bytes + i, 0xFF) &&
+            all;
+    return all;
+}
+
+static bool each_element(const pair *p, moert_op_buffer which, deed act) {
+    const ops_operand a = ops_find(&p->few->shape, ends_of(p->few), which);
+    const ops_operand b = ops_find(&p->many->shape, ends_of(p->many), which);
+    const size_t lines = a.weight ? a.ends[0] : p->rows;
+    bool all = true;
+    for (size_t line = 0; line < lines; line++)
+        for (size_t j = 0; j < a.columns; j++) {
+            const ops_place to = ops_locate(&a, p->h, line, j),
+                            from = ops_locate(&b, p->g, line, j);
+            const bool halves = moert_format_element_bits(a.as.how.format) == 4;
+            assert_int_equal(to.shift, from.shift);
+            all = act(p->few->at[which] + to.byte, p->many->at[which] + from.byte,
+                      halves ? 0xFu << to.shift : 0xFF) &&
+                  act(p->few->at[a.scale] + to.scale, p->many->at[a.scale] + from.scale, 0xFF) &&
+                  all;
+        }
+    return all;
+}
+
+/* Does it to what the two have in `whole`, quantised or rows of plain numbers. */
+static void each_matrix(const char *title, const pair *p, const moert_op_buffer *whole,
+                        size_t count, deed act) {
+    for (size_t i = 0; i < count; i++) {
+        const moert_op_buffer which = whole[i];
+        if (p->few->bytes[which] == 0)
+            continue;
+        const bool plain = which == MOERT_OP_BUFFER_c;
+        const bool fine = plain
+                              ? each_plain(p, which, p->h > 0 ? ends_of(p->few)[p->h - 1] : 0,
+                                           p->g > 0 ? ends_of(p->many)[p->g - 1] : 0, p->rows, act)
+                              : each_element(p, which, act);
+        if (!fine)
+            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(which), p->g);
+    }
+}
+
+/* The numbers of the rows and of the group. */
+static void each_number(const char *title, const pair *p, deed act, bool sums) {
+    const size_t to = p->h > 0 ? ends_of(p->few)[p->h - 1] : 0;
+    const size_t from = p->g > 0 ? ends_of(p->many)[p->g - 1] : 0;
+    for (size_t i = 0; i < COUNT(by_rows); i++)
+        for (size_t r = 0; p->few->bytes[by_rows[i]] > 0 && r < p->rows * sizeof(float); r++)
+            if (!act(p->few->at[by_rows[i]] + to * sizeof(float) + r,
+                     p->many->at[by_rows[i]] + from * sizeof(float) + r, 0xFF))
+                fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(by_rows[i]),
+                         p->g);
+    for (size_t i = 0; sums && i < COUNT(by_groups); i++) {
+        const moert_op_buffer which = by_groups[i];
+        const size_t share = p->few->bytes[which] / p->few->shape.options.groups;
+        for (size_t k = 0; k < share; k++)
+            if (!act(p->few->at[which] + p->h * share + k, p->many->at[which] + p->g * share + k,
+                     0xFF))
+                fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(which), p->g);
+    }
+}
+
+static void begin(const pair *p) {
+    each_matrix("begin", p, factors, COUNT(factors), copy);
+    each_number("begin", p, copy, true);
+}
+
+static void compare(const char *title, const pair *p) {
+    each_matrix(title, p, results, COUNT(results), same);
+    each_number(title, p, same, true);
+}
+
+static void test_a_group_alone_has_the_bytes_that_it_has_among_others(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
+    for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
+        moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], COUNT(ends), 720);
+        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+        ops_bytes start = ops_bytes_make(&o, ends), unused = ops_bytes_fill(&start),
+                  all = ops_bytes_make(&o, ends), as_well = ops_bytes_fill(&all);
+        ops_bytes_execute("portable", &all);
+        o.weight.discrete = true;
+        ops_bytes discrete = ops_bytes_make(&o, ends), too = ops_bytes_fill(&discrete);
+        ops_bytes_execute("portable", &discrete);
+        o.groups = 1;
+        for (size_t g = 0; g < COUNT(ends); g++) {
+            const uint32_t rows = ends[g] - (g > 0 ? ends[g - 1] : 0);
+            compare("discrete", &(pair){&discrete, &all, g, g, rows});
+            o.rows = rows;
+            ops_bytes alone = ops_bytes_make(&o, &rows);
+            begin(&(pair){&alone, &start, 0, g, rows});
+            ops_bytes_execute("portable", &alone);
+            compare("alone", &(pair){&alone, &all, 0, g, rows});
+            ops_bytes_free(&alone);
+        }
+        ops_bytes *const ran[] = {&start, &unused, &all, &as_well, &discrete, &too};
+        for (size_t k = 0; k < COUNT(ran); k++)
+            ops_bytes_free(ran[k]);
+    }
+}
+
+/* ---- padding ---- */
+
+/* Groups filled up to whole blocks by rows of anything finite, of prob 0: they give zeros, and the
+ * others do not notice. */
+static void test_padding_rows_of_prob_0_change_nothing(void **state) {
+    (void)state;
+    static const uint32_t tight[] = {5, 5, 38, 100}, wide[] = {32, 32, 96, 160};
+    for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
+        moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], 4, 160);
+        o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+        ops_bytes few = ops_bytes_make(&o, tight), many = ops_bytes_make(&o, wide);
+        ops_bytes a = ops_bytes_fill(&few), b = ops_bytes_fill(&many);
+        for (size_t g = 0; g < 4; g++) {
+            const size_t first = g > 0 ? wide[g - 1] : 0;
+            const size_t rows = tight[g] - (g > 0 ? tight[g - 1] : 0);
+            begin(&(pair){&few, &many, g, g, rows});
+            for (size_t r = first + rows; r < wide[g]; r++)
+                ops_floats(&many, MOERT_OP_BUFFER_prob)[r] = 0.0f;
+        }
+        ops_bytes_execute(backends[i % 2], &few);
+        ops_bytes_execute(backends[i % 2], &many);
+        for (size_t g = 0; g < 4; g++)
+            compare("padded", &(pair){&few, &many, g, g, tight[g] - (g > 0 ? tight[g - 1] : 0)});
+        ops_bytes *const all[] = {&few, &many, &a, &b};
+        for (size_t k = 0; k < COUNT(all); k++)
+            ops_bytes_free(all[k]);
+    }
+}
+
+/* ---- workspace ---- */
+
+/* The portable backend decodes weights where it multiplies them, unless in GPU form: it needs room
+ * for no more than their scales, out of tiles. */
+static void test_a_quantised_weight_is_not_copied(void **state) {
+    (void)state;
+    enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
+    const bool copies = moert_device_describe(test_device)->gpu_form;
+    for (unsigned i = 0; i < 5 * 3 * 2 * 2 * 2; i++) {
+        const moert_format format = (moert_format)(i % 5);
+        const moert_axis axis = (moert_axis)(i / 5 % 3);
+        const bool tiled = i / 30 % 2 == 1 && format != MOERT_FORMAT_FP8_BLOCK;
+        moert_op_options o = MOERT_OP_OPTIONS_INIT;
+        moert_op *op;
+        o.kind = i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD;
+        o.groups = G, o.rows = 8, o.n = N, o.k = K;
+        o.weight.how = (moert_quantizer){.size = sizeof o.weight.how, .format = format};
+        o.weight.how.axis = axis;
+        o.weight.how.transposed =
+            i / 15 % 2 == 1 && (axis != MOERT_AXIS_TILE || format == MOERT_FORMAT_FP8_BLOCK);
+        o.weight.discrete = i % 7 == 0;
+        o.weight.scales = tiled ? MOERT_SCALES_TILED : MOERT_SCALES_LINEAR;
+        set_variable("MOERT_BACKEND", "portable");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        if (copies)
+            assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
+        else
+            assert_in_range(moert_op_workspace_bytes(op), 0, tiled ? WEIGHT_BYTES / 8 : 0);
+        moert_op_destroy(op);
+        set_variable("MOERT_BACKEND", "reference");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
+        moert_op_destroy(op);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_group_alone_has_the_bytes_that_it_has_among_others),
+        cmocka_unit_test(test_a_quantised_weight_is_not_copied),
+        cmocka_unit_test(test_padding_rows_of_prob_0_change_nothing),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,279 @@
+// run: np=1 sanitize=1
+/* Quantised descriptions and their buffers that are refused, and sizes that are asked for. */
+#include <string.h>
+
+#include "support/op/quantized.h"
+
+static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;
+static const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
+static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
+
+/* Every operand that may be is quantised. */
+static moert_op_options base(moert_op_kind kind) {
+    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    o.kind = kind;
+    o.groups = 2;
+    o.rows = 100;
+    o.n = 64;
+    o.k = 32;
+    o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+    if (kind != MOERT_OP_GEMM_WGRAD)
+        o.weight = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+    return o;
+}
+
+static void refused(const moert_op_options *options, moert_status status, const char *text) {
+    moert_op *op = NULL;
+    ASSERT_FAILS(moert_op_create(test_device, options, &op), status, text);
+    assert_null(op);
+}
+
+/* One wrong field, and the text of its refusal: field, value, what is legal. */
+#define REFUSED(kind, status, member, value, text)                                                 \
+    do {                                                                                           \
+        moert_op_options wrong_ = base(kind);                                                      \
+        wrong_.member = (value);                                                                   \
+        refused(&wrong_, (status), (text));                                                        \
+    } while (0)
+
+static void test_a_wrong_field_of_a_quantised_operand_is_named(void **state) {
+    (void)state;
+    REFUSED(forward, usage, x.how.size, 7, "gemm_forward: x.how.size is 7; 0 for plain");
+    REFUSED(dgrad, usage, y.how.format, (moert_format)9, "y.how.format is 9; 0 to 4");
+    REFUSED(forward, usage, weight.how.axis, (moert_axis)3, "weight.how.axis is 3; row (0)");
+    REFUSED(gated, usage, d.how.scale_rounding, (moert_scale_rounding)2,
+            "d.how.scale_rounding is 2; 0 or 1");
+    REFUSED(wgrad, usage, y.how.nvfp4_rule, (moert_nvfp4_rule)3, "y.how.nvfp4_rule is 3; 0 to 2");
+    REFUSED(forward, usage, x.how.rounding, (moert_rounding)4, "x.how.rounding is 4; 0 to 3");
+    REFUSED(forward, usage, x.scales, (moert_scale_layout)3, "x.scales is 3; linear (0)");
+    REFUSED(forward, usage, x.stride, 40, "x.stride is 40; 0 with");
+    REFUSED(forward, usage, x.stride, -40, "x.stride is -40; 0 with");
+    REFUSED(forward, usage, weight.stride, 32, "weight.stride is 32; 0 with");
+    REFUSED(forward, unsupported, x.discrete, true, "x.discrete is true");
+    REFUSED(forward, usage, x.how.transposed, true, "x.how.transposed is true; false, except");
+    REFUSED(dglu, usage, d.how.transposed, true, "d.how.transposed is true");
+    REFUSED(forward, usage, y.global, true, "y.global is true; false, a result's is in norm");
+    REFUSED(forward, usage, x.how.group_scales, true, "x.how.group_scales is true; false without");
+    REFUSED(forward, usage, x.how.hadamard, true, "x.how.hadamard is true; false, except");
+    REFUSED(gated, usage, d.how.hadamard, true, "d.how.hadamard is true; false, except");
+    REFUSED(forward, unsupported, accumulate, true, "accumulate is true; false with a quantised");
+    REFUSED(dgrad, unsupported, beta, true, "beta is true; false with a quantised");
+    REFUSED(dgrad, unsupported, permute, MOERT_OP_PERMUTE_X, "permute is 1; none (0)");
+    REFUSED(forward, unsupported, permute, MOERT_OP_PERMUTE_Y, "permute is 2; none (0)");
+    REFUSED(forward, unsupported, groups, (size_t)1 << 26, "groups is 67108864; fewer");
+    REFUSED(wgrad, unsupported, weight, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
+            "weight.how.size is 48; 0, the result of gemm_wgrad is plain");
+    REFUSED(dglu, unsupported, c, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
+            "c.how.size is 48; 0, c is plain");
+    REFUSED(forward, usage, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
+            "column.how.axis is 0; column (1)");
+    REFUSED(wgrad, unsupported, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0),
+            "column.how.size is 48; 0 unless the result is quantised");
+    REFUSED(wgrad, usage, norm, true, "norm is true; false unless");
+}
+
+static void test_fields_that_do_not_go_together_are_refused(void **state) {
+    (void)state;
+    moert_op_options o = base(forward);
+    o.x.how.format = MOERT_FORMAT_FP8_BLOCK;
+    o.x.scales = MOERT_SCALES_TILED;
+    refused(&o, usage, "x.scales is 1; linear (0) with fp8-block");
+    o = base(forward);
+    o.x.how.format = MOERT_FORMAT_MXFP4;
+    o.x.global = true;
+    refused(&o, usage, "x.global is true; false, except with nvfp4");
+    o.x.global = false;
+    o.x.how.format = MOERT_FORMAT_MXFP8_E4M3;
+    o.x.how.rounding = MOERT_ROUNDING_STOCHASTIC;
+    refused(&o, usage, "x.how.rounding is 3; 0 or 1, except");
+    o = base(forward);
+    o.weight.how.axis = MOERT_AXIS_TILE;
+    o.weight.how.transposed = true;
+    refused(&o, usage, "weight.how.transposed is true");
+    o.weight.how.axis = MOERT_AXIS_ROW;
+    o.weight.scales = MOERT_SCALES_TILED_WHOLE;
+    refused(&o, unsupported, "weight.scales is 2; linear (0) or tiled (1)");
+    o = base(forward);
+    o.permute = MOERT_OP_PERMUTE_X;
+    o.x.how.axis = MOERT_AXIS_COLUMN;
+    refused(&o, unsupported, "x.how.axis is 1; row (0) or tile (2)");
+    o = base(gated);
+    o.norm = true;
+    o.d.how.format = MOERT_FORMAT_FP8_BLOCK;
+    refused(&o, usage, "norm is true; false with a result of fp8-block");
+    o = base(forward);
+    o.y = (moert_operand){.type = MOERT_NUMBER_F32};
+    o.norm = true;
+    refused(&o, usage, "norm is true; false unless the result is quantised");
+    o.norm = false;
+    o.y.scales = MOERT_SCALES_TILED;
+    refused(&o, usage, "y.scales is 1; linear (0), unless");
+    o = base(forward);
+    o.x = (moert_operand){.global = true};
+    refused(&o, usage, "x.global is true; false, except for quantised factors");
+    o.x.global = false;
+    o.x.type = MOERT_NUMBER_E2M1;
+    refused(&o, unsupported, "x.type is e2m1");
+}
+
+/* A quantiser without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
+static void test_a_quantiser_without_a_size_is_refused(void **state) {
+    (void)state;
+    static const moert_quantizer forgotten[] = {{.format = MOERT_FORMAT_NVFP4},
+                                                {.axis = MOERT_AXIS_TILE},
+                                                {.scale_rounding = 1},
+                                                {.nvfp4_rule = MOERT_NVFP4_TORCHAO},
+                                                {.rounding = MOERT_ROUNDING_NEAREST},
+                                                {.seed = 1},
+                                                {.transposed = true},
+                                                {.hadamard = true},
+                                                {.group_scales = true}};
+    for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten; i++) {
+        const moert_operand wrong = {.how = forgotten[i]};
+        REFUSED(forward, usage, x, wrong, "x.how.size is 0; that of MOERT_QUANTIZER_INIT");
+        REFUSED(dgrad, usage, weight, wrong, "weight.how.size is 0; that of");
+        REFUSED(wgrad, usage, y, wrong, "y.how.size is 0; that of");
+        REFUSED(dglu, usage, c, wrong, "c.how.size is 0; that of");
+        REFUSED(gated, usage, d, wrong, "d.how.size is 0; that of");
+        REFUSED(gated, usage, column, wrong, "column.how.size is 0; that of");
+    }
+}
+
+static void test_column_has_no_stride_and_is_never_discrete(void **state) {
+    (void)state;
+    for (size_t used = 0; used < 2; used++) {
+        moert_op_options o = base(forward);
+        if (used)
+            o.column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+        o.column.discrete = true;
+        refused(&o, unsupported, "column.discrete is true; false; only weight");
+        o.column.discrete = false;
+        o.column.stride = -1;
+        refused(&o, usage, "column.stride is -1; 0 with");
+    }
+}
+
+/* ---- buffers ---- */
+
+static void test_buffers_have_the_bytes_that_the_op_tells(void **state) {
+    (void)state;
+    moert_op *op;
+    moert_op_options o = base(forward);
+    o.row_multiple = 0;
+    o.x.scales = MOERT_SCALES_TILED;
+    o.x.global = o.x.how.group_scales = true;
+    o.weight.discrete = true;
+    o.weight.scales = MOERT_SCALES_TILED;
+    o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0);
+    o.norm = true;
+    for (size_t promise = 0; promise < 2; promise++) {
+        const struct {
+            const char *name;
+            size_t bytes[2];
+        } sizes[] = {{"ends", {8, 8}},
+                     {"x", {100 * 16, 100 * 16}},
+                     {"x_scale", {2 * 512, 512}}, /* two groups, each from a new tile on */
+                     {"x_global", {8, 8}},
+                     {"y", {100 * 32, 100 * 32}},
+                     {"y_scale", {100 * 4, 100 * 4}},
+                     {"weight", {0, 0}},
+                     {"weight_scale", {0, 0}},
+                     {"weights", {64 * 16, 64 * 16}},
+                     {"weight_scales", {512, 512}},
+                     {"column", {5 * 16 * 64, 4 * 16 * 64}},
+                     {"column_scale", {5 * 64, 4 * 64}},
+                     {"norm", {4, 4}},
+                     {"alpha", {0, 0}},
+                     {"nothing", {0, 0}}};
+        o.row_multiple = promise * 128;
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+            if (moert_op_buffer_bytes(op, sizes[i].name) != sizes[i].bytes[promise])
+                fail_msg("%s: %zu bytes, not %zu", sizes[i].name,
+                         moert_op_buffer_bytes(op, sizes[i].name), sizes[i].bytes[promise]);
+        assert_true(moert_op_workspace_bytes(op) >= (100 * (32 + 64) + 2 * 64 * 32) * 4);
+        moert_op_destroy(op);
+    }
+}
+
+static void test_a_missing_or_small_buffer_is_named(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {40, 100};
+    moert_buffer *weights[2], *scales[2], *small, *kept;
+    moert_op *op;
+    moert_op_options o = base(dgrad);
+    o.weight.discrete = true;
+    ops_bytes data = ops_bytes_make(&o, ends);
+    moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
+    ASSERT_OK(moert_buffer_create(test_device, 4, &small));
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    ASSERT_OK(moert_op_execute(op, &buffers));
+    const struct {
+        moert_op_buffer which;
+        moert_buffer *buffer;
+        const char *text;
+    } wrong[] = {{MOERT_OP_BUFFER_y_scale, NULL, "y_scale is NULL"},
+                 {MOERT_OP_BUFFER_y_scale, small, "y_scale has 4 bytes; 100 lines of 4"},
+                 {MOERT_OP_BUFFER_y, small, "y has 4 bytes; 100 lines of 32"},
+                 {MOERT_OP_BUFFER_x_scale, small, "x_scale has 4 bytes"},
+                 {MOERT_OP_BUFFER_y_global, small, "y_global is given"},
+                 {MOERT_OP_BUFFER_weight_scale, small, "weight_scale is given"},
+                 {MOERT_OP_BUFFER_norm, small, "norm is given"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        moert_op_buffers given = buffers;
+        *moert_op_buffer_at(&given, wrong[i].which) = wrong[i].buffer;
+        ASSERT_FAILS(moert_op_execute(op, &given), usage, wrong[i].text);
+    }
+    kept = scales[1];
+    scales[1] = small;
+    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weight_scales[1] has 4 bytes");
+    scales[1] = kept;
+    buffers.weight_scales = NULL;
+    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weight_scales is NULL; 2 buffers");
+    buffers.weight_scales = scales;
+    moert_op_destroy(op);
+    moert_buffer_destroy(small);
+    ops_bytes_download(&data, &buffers);
+    ops_bytes_free(&data);
+}
+
+static void test_the_reference_backend_cannot_be_recorded(void **state) {
+    (void)state;
+    moert_op_options o = base(forward);
+    const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_op_recording *recording;
+    moert_op *op;
+    o.backend = "reference";
+    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    assert_string_equal(moert_op_backend_name(op), "reference");
+    ASSERT_FAILS(moert_op_record(op, &buffers, &recording), unsupported, "reference");
+    moert_op_destroy(op);
+}
+
+static void test_empty_problems_need_no_buffers(void **state) {
+    (void)state;
+    const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
+        moert_op_options o = base(kind);
+        moert_op *op;
+        o.groups = o.rows = 0;
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        ASSERT_OK(moert_op_compile(op));
+        ASSERT_OK(moert_op_execute(op, &buffers));
+        moert_op_destroy(op);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_wrong_field_of_a_quantised_operand_is_named),
+        cmocka_unit_test(test_fields_that_do_not_go_together_are_refused),
+        cmocka_unit_test(test_a_quantiser_without_a_size_is_refused),
+        cmocka_unit_test(test_column_has_no_stride_and_is_never_discrete),
+        cmocka_unit_test(test_buffers_have_the_bytes_that_the_op_tells),
+        cmocka_unit_test(test_a_missing_or_small_buffer_is_named),
+        cmocka_unit_test(test_the_reference_backend_cannot_be_recorded),
+        cmocka_unit_test(test_empty_problems_need_no_buffers),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

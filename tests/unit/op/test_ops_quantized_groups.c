@@ -1,0 +1,217 @@
+// run: np=1 sanitize=1
+/*
+ * Ops with quantised operands against float64: exact sums in groups of which many are empty, groups
+ * of any size; every order and run of a GLU with factors of any sign; every operand at once.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/op/cases.h"
+#include "support/op/exact.h"
+#include "support/suite.h"
+
+static const char *const backends[] = {"portable", "reference"};
+static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                      MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU, MOERT_OP_DGLU};
+static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
+                                       MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
+enum { KINDS = 5, PRODUCTS = 3, FORMATS = 4 };
+
+/* With global scales by group. */
+static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
+                                 size_t rows) {
+    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160); /* off 128 */
+    o.alpha = true;
+    return o;
+}
+
+/* A GLU or dGLU with all that it can have. */
+static moert_op_options describe_glu(moert_op_kind kind, moert_format format, size_t groups,
+                                     size_t rows) {
+    moert_op_options o = describe(kind, format, groups, rows);
+    o.prob = o.amax = true;
+    o.interleave = kind == MOERT_OP_GLU ? 8 : 32;
+    o.save_c = kind == MOERT_OP_GLU;
+    o.dprob = o.dbias = o.beta = kind == MOERT_OP_DGLU;
+    return o;
+}
+
+static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
+                  double tolerance) {
+    for (size_t b = 0; b < 2; b++) {
+        char title[128];
+        ops_bytes data = ops_bytes_make(o, ends);
+        data.spread = tolerance > 0.0; /* or all of a GLU's results are next to boundaries */
+        ops_bytes plain = ops_bytes_fill(&data);
+        ops_exact want = ops_exact_of(&plain, tolerance);
+        snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(o->kind), backends[b]);
+        ops_bytes_execute(backends[b], &data);
+        ops_exact_check(title, &data, &want);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+/* ---- exact sums ---- */
+
+/* CUTLASS's test: elements -1, 0, 1, scales that are powers of two, float32 results. Stacked,
+ * discrete and group by group are then one and the same. */
+static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
+    (void)state;
+    static const struct {
+        size_t groups, rows, block;
+    } cases[] = {{8, 512, 32}, {16, 256, 16}, {36, 400, 4}};
+    size_t empty = 0;
+    for (size_t i = 0; i < 3; i++)
+        for (size_t c = 0; c < (size_t)PRODUCTS * FORMATS; c++) {
+            uint32_t ends[OPS_MOST_GROUPS];
+            if (suite_skips(i > 0 && (c / PRODUCTS + i) % 2 == 1))
+                continue;
+            moert_op_options o = describe(kinds[c % PRODUCTS], formats[c / PRODUCTS],
+                                          cases[i].groups, cases[i].rows + 9);
+            suite_dirichlet(10 * i + c, cases[i].rows, cases[i].block, cases[i].groups, ends);
+            for (size_t g = 1; g < cases[i].groups; g++)
+                empty += ends[g] == ends[g - 1];
+            o.weight.discrete = c % 2 == 1;
+            check("signs", &o, ends, 0.0);
+        }
+    assert_true(empty > 50);
+}
+
+/* ---- groups ---- */
+
+static const struct split {
+    const char *name;
+    size_t groups, rows;
+    uint32_t ends[OPS_MOST_GROUPS];
+} splits[] = {
+    {"scales from tile to tile", 7, 720, {0, 1, 32, 159, 287, 416, 716}},
+    {"all empty", 4, 40, {0}},
+    {"empty in front", 4, 70, {0, 0, 31, 70}},
+    {"empty between", 4, 70, {33, 33, 33, 70}},
+    {"empty behind", 4, 70, {3, 64, 64, 64}},
+    {"one takes all", 4, 100, {0, 100, 100, 100}},
+    {"rows past the end", 3, 200, {1, 2, 65}},
+    {"unaligned", 4, 1792, {64, 384, 960, 1792}},
+    {"single rows", 36, 2000, {1,    2,    3,    4,    5,    6,    7,    8,    9,
+                               10,   11,   12,   13,   14,   15,   16,   17,   18,
+                               127,  255,  383,  483,  515,  643,  718,  924,  1100,
+                               1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000}},
+};
+
+static void test_any_split_of_the_rows_agrees_with_float64(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++)
+        for (size_t k = 0; k < KINDS; k++) {
+            const struct split *s = &splits[i];
+            const moert_format format = formats[(i + k) % FORMATS];
+            const bool glu = k >= PRODUCTS;
+            moert_op_options o = glu ? describe_glu(kinds[k], format, s->groups, s->rows)
+                                     : describe(kinds[k], format, s->groups, s->rows);
+            if (glu) { /* results in both directions */
+                o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+                o.column =
+                    ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+            }
+            if (s->rows > 1000) {
+                o.n = 48;
+                o.k = 64;
+            }
+            o.weight.discrete = i % 2 == 1;
+            check(s->name, &o, s->ends, glu ? OPS_NEAR : 0.0);
+        }
+}
+
+/* ---- GLU ---- */
+
+static void test_every_order_and_run_takes_factors_of_any_sign(void **state) {
+    (void)state;
+    enum { RUNS = 4 };
+    static const size_t runs[RUNS] = {1, 8, 32, 0};
+    static const moert_glu_form forms[] = {
+        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 5.0f, 1.0f, 0.0f}};
+    static const uint32_t ends[] = {3, 3, 40, 70, 97};
+    static const float signs[] = {-1.5f, 0.0f, 2.0f, -1.0f, 0.5f};
+    for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
+        moert_op_options o = describe_glu(kinds[PRODUCTS + i % 2], formats[i / 2 % FORMATS], 5, 99);
+        o.n = i % 2 == 0 ? 192 : 80;
+        o.k = i % 2 == 0 ? 80 : 96;
+        o.interleave = runs[i / 2 % RUNS];
+        o.linear_first = i / 2 / RUNS % 2 == 1;
+        o.glu = forms[i / 4 / RUNS];
+        for (size_t b = 0; b < 2; b++) {
+            ops_bytes data = ops_bytes_make(&o, ends);
+            for (size_t g = 0; g < 5; g++)
+                ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = signs[(g + i) % 5];
+            for (size_t r = 0; r < 99; r++)
+                ops_floats(&data, MOERT_OP_BUFFER_prob)[r] = signs[(r + i / 5) % 5];
+            ops_bytes plain = ops_bytes_fill(&data);
+            ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+            char title[64];
+            snprintf(title, sizeof title, "case %zu, %s", i, backends[b]);
+            ops_bytes_execute(backends[b], &data);
+            ops_exact_check(title, &data, &want);
+            ops_exact_free(&want);
+            ops_bytes_free(&data);
+            ops_bytes_free(&plain);
+        }
+    }
+}
+
+/* ---- most operands ---- */
+
+/* Every buffer that a kind can have, at once. */
+static void test_an_op_takes_all_its_operands_together(void **state) {
+    (void)state;
+    static const uint32_t ends[] = {3, 3, 40, 96};
+    for (size_t k = 0; k < KINDS * 2; k++) {
+        const moert_op_kind kind = kinds[k / 2];
+        const bool glu = k / 2 >= PRODUCTS;
+        moert_op_options o = glu ? describe_glu(kind, MOERT_FORMAT_NVFP4, 4, 96)
+                                 : describe(kind, MOERT_FORMAT_NVFP4, 4, 96);
+        o.beta = kind == MOERT_OP_GEMM_WGRAD || kind == MOERT_OP_DGLU;
+        o.bias = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
+        o.bias_scale = kind == MOERT_OP_GEMM_FORWARD;
+        o.prob = glu || kind == MOERT_OP_GEMM_DGRAD;
+        o.amax = kind != MOERT_OP_GEMM_WGRAD;
+        o.permute = kind == MOERT_OP_DGLU || kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_PERMUTE_Y
+                    : kind == MOERT_OP_GEMM_WGRAD                        ? MOERT_OP_PERMUTE_NONE
+                                                                         : MOERT_OP_PERMUTE_X;
+        if (kind != MOERT_OP_GEMM_WGRAD) {
+            *(glu                           ? &o.d
+              : kind == MOERT_OP_GEMM_DGRAD ? &o.x
+                                            : &o.y) =
+                ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+            o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+            o.norm = true;
+            /* gathered rows are one group */
+            (o.permute == MOERT_OP_PERMUTE_X ? &o.x : &o.y)->how.group_scales = false;
+        }
+        ops_bytes got = ops_bytes_make(&o, ends);
+        for (size_t i = 0; o.beta && kind == MOERT_OP_GEMM_WGRAD && i < 4 * o.n * o.k; i++)
+            ops_floats(&got, MOERT_OP_BUFFER_weight)[i] = 1.0f;
+        ops_bytes want = ops_bytes_fill(&got);
+        if (kind == MOERT_OP_GEMM_WGRAD)
+            memcpy(want.at[MOERT_OP_BUFFER_weight], got.at[MOERT_OP_BUFFER_weight],
+                   got.bytes[MOERT_OP_BUFFER_weight]);
+        ops_bytes_execute(backends[k % 2], &want);
+        ops_bytes_execute(backends[k % 2], &got);
+        ops_bytes_compare("all operands", &got, &want);
+        ops_bytes_free(&got);
+        ops_bytes_free(&want);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_signs_multiply_exactly_in_groups_of_any_size),
+        cmocka_unit_test(test_any_split_of_the_rows_agrees_with_float64),
+        cmocka_unit_test(test_every_order_and_run_takes_factors_of_any_sign),
+        cmocka_unit_test(test_an_op_takes_all_its_operands_together),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,167 @@
+// run: np=1 sanitize=1
+/* Quantised results of ops: those of the quantiser on float32 results, in every layout, on both
+ * backends. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "support/op/exact.h"
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2, FORMATS = 5, AXES = 3 };
+
+static moert_operand *result_of(moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
+           : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
+                                            : &o->d;
+}
+
+static moert_op_options result_case(size_t i) {
+    enum { KINDS = 4 };
+    static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
+                                               MOERT_OP_GLU, MOERT_OP_DGLU};
+    const size_t format = i / KINDS % FORMATS, axis = i / KINDS / FORMATS % AXES;
+    const size_t variant = i / KINDS / FORMATS / AXES;
+    moert_op_options o = ops_usual(kinds[i % KINDS]);
+    moert_operand *result = result_of(&o);
+    *result = ops_scaled((moert_format)format, (moert_axis)axis, variant);
+    result->how.transposed = axis == MOERT_AXIS_COLUMN && variant % 2 == 1;
+    result->how.hadamard =
+        axis == MOERT_AXIS_COLUMN && format == MOERT_FORMAT_NVFP4 && variant == 2;
+    if (variant > 0)
+        o.column = ops_scaled((moert_format)((format + variant) % FORMATS), MOERT_AXIS_COLUMN,
+                              variant + format);
+    o.column.how.transposed = variant == 2;
+    ops_first_factor(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
+    o.alpha = variant == 1;
+    o.save_c = o.kind == MOERT_OP_GLU;
+    o.prob = o.kind == MOERT_OP_GLU;
+    return o;
+}
+
+static void test_quantised_results_are_those_of_the_quantiser(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
+        char title[64];
+        const moert_op_options o = result_case(i);
+        snprintf(title, sizeof title, "result %zu", i);
+        ops_bytes_check(title, &o, ops_usual_ends);
+    }
+}
+
+/* norm has its own rules, whatever the quantiser asks for. */
+static void test_a_norm_scales_quantised_results(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
+        moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
+        moert_operand *result = result_of(&o);
+        char title[64];
+        *result = ops_scaled((moert_format)(i / 4), MOERT_AXIS_ROW, i);
+        o.column = ops_scaled((moert_format)(i / 4), MOERT_AXIS_COLUMN, i + 1);
+        result->how.scale_rounding = o.column.how.scale_rounding = MOERT_SCALE_FLOOR;
+        result->how.nvfp4_rule = o.column.how.nvfp4_rule = MOERT_NVFP4_BRIDGE;
+        o.norm = true;
+        snprintf(title, sizeof title, "norm %zu", i);
+        ops_bytes_check(title, &o, ops_usual_ends);
+    }
+}
+
+/* A norm of 1 is one: of E8M0's least scale the reciprocal is infinite then, and 2^127 without. */
+static void test_a_norm_of_1_is_not_no_norm(void **state) {
+    (void)state;
+    for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
+        o.k = 1;
+        o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, 0);
+        o.norm = i / BACKENDS == 1;
+        ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
+        for (size_t r = 0; r < OPS_ROWS; r++)
+            ops_floats(&data, MOERT_OP_BUFFER_x)[r] = 0x1p-60f * (float)(r % 7);
+        for (size_t j = 0; j < OPS_GROUPS * o.n; j++)
+            ops_floats(&data, MOERT_OP_BUFFER_weight)[j] = 0x1p-61f * (float)(j % 5);
+        if (o.norm)
+            ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 1.0f;
+        ops_bytes plain = ops_bytes_fill(&data);
+        ops_exact want = ops_exact_of(&plain, 0.0);
+        ops_bytes_execute(backends[i % BACKENDS], &data);
+        ops_exact_check(o.norm ? "norm 1" : "no norm", &data, &want);
+        ops_exact_free(&want);
+        ops_bytes_free(&data);
+        ops_bytes_free(&plain);
+    }
+}
+
+static void test_factors_and_results_may_all_be_quantised(void **state) {
+    (void)state;
+    for (size_t i = 0; i < FORMATS; i++) {
+        moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
+        *ops_first_factor(&o) = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.weight = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.weight.discrete = true;
+        o.d = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        o.column = ops_scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+        o.prob = o.alpha = true;
+        ops_bytes_check("all", &o, ops_usual_ends);
+    }
+}
+
+static void test_plain_bytes_are_the_rounded_results(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * BACKENDS; i++) {
+        const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
+        moert_op_options o = ops_usual(MOERT_OP_GLU);
+        o.save_c = true;
+        ops_bytes want = ops_bytes_make(&o, ops_usual_ends);
+        o.x.type = o.weight.type = o.c.type = o.d.type = type;
+        ops_bytes got = ops_bytes_make(&o, ops_usual_ends);
+        ops_bytes_execute(backends[i % BACKENDS], &want);
+        ops_bytes_execute(backends[i % BACKENDS], &got);
+        for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
+            for (size_t at = 0; at < ops_usual_ends[OPS_GROUPS - 1] * (o.n / 2); at++)
+                assert_int_equal(got.at[b][at],
+                                 moert_number_encode(type, ops_floats(&want, b)[at]));
+        ops_bytes_free(&got);
+        ops_bytes_free(&want);
+    }
+}
+
+static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state) {
+    (void)state;
+    const uint32_t ends[] = {256, 768, 1024};
+    static const struct {
+        moert_scale_layout layout;
+        size_t byte;
+    } places[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
+    for (size_t i = 0; i < 2 * BACKENDS; i++) {
+        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
+        o.groups = 3;
+        o.rows = 1024;
+        o.n = 256;
+        o.k = 1;
+        o.row_multiple = 256;
+        o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, places[i / BACKENDS].layout);
+        ops_bytes data = ops_bytes_make(&o, ends);
+        assert_int_equal(data.bytes[MOERT_OP_BUFFER_y_scale], 2 * 8 * 512);
+        memset(data.at[MOERT_OP_BUFFER_x], 0, data.bytes[MOERT_OP_BUFFER_x]);
+        memset(data.at[MOERT_OP_BUFFER_weight], 0, data.bytes[MOERT_OP_BUFFER_weight]);
+        ops_floats(&data, MOERT_OP_BUFFER_x)[300] = 448.0f;
+        ops_floats(&data, MOERT_OP_BUFFER_weight)[256 + 130] = 1.0f;
+        ops_bytes_execute(backends[i % BACKENDS], &data);
+        for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y_scale]; at++)
+            assert_int_equal(data.at[MOERT_OP_BUFFER_y_scale][at],
+                             at == places[i / BACKENDS].byte ? 127 : 0);
+        ops_bytes_free(&data);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
+        cmocka_unit_test(test_a_norm_scales_quantised_results),
+        cmocka_unit_test(test_a_norm_of_1_is_not_no_norm),
+        cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
+        cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
+        cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

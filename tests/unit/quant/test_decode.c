@@ -1,0 +1,96 @@
+// run: np=1 sanitize=1 env=MOERT_FORM=gpu
+/* Decoding of MX and NV formats to bf16 ahead of products: every code and scale as the reference
+ * dequantises them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "moert/formats.h"
+#include "quant/backend.h"
+#include "quant/decode.h"
+#include "quant/quantize.h"
+#include "support/test.h"
+
+enum { FORMATS = 4, GROUPS = 3 };
+static const moert_format formats[FORMATS] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2,
+                                              MOERT_FORMAT_MXFP4, MOERT_FORMAT_NVFP4};
+
+/* one block; more units than a work-group has, not in whole work-groups; many columns */
+static const struct shape {
+    size_t rows, columns; /* of a group */
+} shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* All codes and scales in turn, in an order that mixes them. */
+static unsigned char *any_bytes(size_t count, uint64_t stream) {
+    unsigned char *bytes = test_alloc(count);
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (unsigned char)(256.0 * moert_rng_uniform(9, stream, i));
+    return bytes;
+}
+
+static void check(moert_format format, moert_axis axis, const struct shape *s) {
+    const size_t rows = GROUPS * s->rows, bytes = rows * s->columns * sizeof(uint16_t);
+    const uint32_t ends[GROUPS] = {(uint32_t)s->rows, (uint32_t)(2 * s->rows), (uint32_t)rows};
+    moert_quantize op = {.how = MOERT_QUANTIZER_INIT};
+    op.how.format = format;
+    op.how.axis = axis;
+    op.blocks = rows / moert_format_block(format);
+    const moert_quantized_shape z = moert_quantized_shape_of(&op.how, rows, s->columns, op.blocks);
+    unsigned char *q = any_bytes(z.q_lines * z.q_bytes, 1);
+    unsigned char *scale = any_bytes(z.scale_lines * z.scales, 2);
+    unsigned char *unset = test_alloc(bytes);
+    memset(unset, 0xCD, bytes);
+    moert_buffer *results[2] = {upload(unset, bytes), upload(unset, bytes)};
+    op.groups = (moert_groups){upload(ends, sizeof ends), GROUPS, rows};
+    op.columns = s->columns;
+    op.x_type = MOERT_NUMBER_BF16;
+    op.q = upload(q, z.q_lines * z.q_bytes);
+    op.scale = upload(scale, z.scale_lines * z.scales);
+    op.x = results[0];
+    assert_true(moert_decode_suits(&op, true));
+    ASSERT_OK(moert_decode(&op));
+    op.x = results[1];
+    ASSERT_OK(moert_reference_dequantize(&op));
+    void *got = download(results[0], bytes), *want = download(results[1], bytes);
+    assert_memory_equal(got, want, bytes);
+    moert_buffer *const buffers[] = {op.q, op.scale, (moert_buffer *)op.groups.ends, results[0],
+                                     results[1]};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    void *const all[] = {got, want, q, scale, unset};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
+static void test_every_code_and_scale_becomes_its_bf16_number(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES * FORMATS * 3; i++)
+        check(formats[i / 3 % FORMATS], (moert_axis)(i % 3), &shapes[i / 3 / FORMATS]);
+}
+
+static void test_blocks_that_are_not_whole_are_left_to_the_quantisers(void **state) {
+    (void)state;
+    unsigned char byte = 0;
+    moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_NUMBER_BF16, .columns = 40};
+    op.x = upload(&byte, 1);
+    op.groups = (moert_groups){NULL, 2, 64};
+    assert_false(moert_decode_suits(&op, true));
+    op.how.axis = MOERT_AXIS_COLUMN;
+    assert_true(moert_decode_suits(&op, true));
+    assert_false(moert_decode_suits(&op, false));
+    op.groups.rows = 80;
+    assert_false(moert_decode_suits(&op, true));
+    op.groups.rows = 64;
+    op.columns = 36;
+    assert_false(moert_decode_suits(&op, true));
+    moert_buffer_destroy(op.x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_code_and_scale_becomes_its_bf16_number),
+        cmocka_unit_test(test_blocks_that_are_not_whole_are_left_to_the_quantisers),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,331 @@
+// run: np=1 gpu=1 sanitize=1
+/* Quantisers: published byte vectors, values, the options of NVFP4, refusals. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "support/quant/quantized.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2 };
+
+/* ---- published vectors ---- */
+
+static void check_row(const moert_quantizer *how, const float *x, size_t n,
+                      const unsigned char *scale, const unsigned char *q) {
+    const matrix m = {.x = x, .rows = 1, .columns = n};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], how, &m);
+        assert_memory_equal(z.scale, scale, z.scale_bytes);
+        assert_memory_equal(z.q, q, z.q_bytes);
+        free_quantized(&z);
+    }
+}
+
+static void test_blocks_of_one_value_give_the_published_bytes(void **state) {
+    (void)state;
+    const struct {
+        uint32_t bits;
+        unsigned char ceil_scale, ceil_q, floor_scale, floor_q;
+    } cases[] = {
+        {0x43E00000, 127, 0x7E, 127, 0x7E}, /* 448 */
+        {0x43F00000, 128, 0x77, 127, 0x7E}, /* 480 */
+        {0x7F7FFFFF, 247, 0x78, 246, 0x7E}, /* the largest float32 */
+        {0x00800000, 0, 0x40, 0, 0x40},     /* 2^-126 */
+        {0x40600001, 121, 0x76, 120, 0x7E}, /* just above 3.5 */
+        {0x43FFFFFF, 128, 0x78, 127, 0x7E}, /* just below 512 */
+        {0x40600000, 120, 0x7E, 120, 0x7E}, /* 3.5 */
+        {0x43E10000, 128, 0x76, 127, 0x7E}, /* 450 */
+        {0x00000000, 0, 0x00, 0, 0x00},     {0x7FC00000, 255, 0x7F, 255, 0x7F}, /* NaN */
+        {0xFFC00000, 255, 0x7F, 255, 0x7F}, {0x7F800000, 254, 0x7E, 247, 0x7E}, /* infinity */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float x[32];
+        unsigned char up[32], down[32];
+        for (size_t k = 0; k < 32; k++)
+            x[k] = moert_number_of_bits(cases[i].bits);
+        memset(up, cases[i].ceil_q, sizeof up);
+        memset(down, cases[i].floor_q, sizeof down);
+        check_row(&HOW(.scale_rounding = MOERT_SCALE_RCEIL), x, 32, &cases[i].ceil_scale, up);
+        check_row(&HOW(.scale_rounding = MOERT_SCALE_FLOOR), x, 32, &cases[i].floor_scale, down);
+    }
+}
+
+static void test_mxfp8_of_a_ramp_gives_the_published_bytes(void **state) {
+    (void)state;
+    const unsigned char scale = 121;
+    const unsigned char q[] = {0xec, 0xeb, 0xea, 0xea, 0xe9, 0xe8, 0xe6, 0xe5, 0xe3, 0xe2, 0xe0,
+                               0xdd, 0xda, 0xd5, 0xcd, 0x00, 0x4d, 0x55, 0x5a, 0x5d, 0x60, 0x62,
+                               0x63, 0x65, 0x66, 0x68, 0x69, 0x6a, 0x6a, 0x6b, 0x6c, 0x77};
+    float x[32];
+    for (int i = 0; i < 32; i++)
+        x[i] = i < 31 ? 0.1f * (float)(i - 15) : 3.75f;
+    check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 32, &scale, q);
+}
+
+static void test_nvfp4_gives_the_published_bytes_of_each_rule(void **state) {
+    (void)state;
+    const unsigned char scale[] = {0x7E, 0x54};
+    const unsigned char nearest[] = {0x10, 0x29, 0x3a, 0xc4, 0x55, 0x6e, 0xf7, 0xf7,
+                                     0x11, 0x32, 0x44, 0x55, 0x65, 0x66, 0x76, 0x77};
+    const unsigned char bridge[] = {0x10, 0x29, 0x3a, 0xc4, 0x54, 0x6d, 0xe6, 0xf7,
+                                    0x11, 0x32, 0x44, 0x54, 0x55, 0x66, 0x66, 0x77};
+    float x[32] = {0, .5f, -.5f, 1, -1, 1.5f, 2, -2, 2.6f, 3, -3.6f, 4, 5.1f, -5.1f, 6, -6};
+    for (int i = 16; i < 32; i++)
+        x[i] = (float)(i - 15) / 100.0f;
+    const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
+    check_row(&HOW(.format = nvfp4), x, 32, scale, nearest);
+    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_TORCHAO), x, 32, scale, nearest);
+    check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_BRIDGE), x, 32, scale, bridge);
+}
+
+static void test_nvfp4_treats_tiny_blocks_by_each_rule(void **state) {
+    (void)state;
+    const float x[32] = {[0] = 2688, [16] = 0.010f, [17] = -0.004f};
+    const struct {
+        moert_nvfp4_rule rule;
+        unsigned char scale[2], q[16];
+    } cases[] = {
+        {MOERT_NVFP4_TE, {0x7E, 0x01}, {[0] = 0x07, [8] = 0xc7}},
+        {MOERT_NVFP4_TORCHAO, {0x7E, 0x08}, {[0] = 0x07, [8] = 0x91}},
+        {MOERT_NVFP4_BRIDGE, {0x7E, 0x00}, {[0] = 0x07}},
+    };
+    for (size_t i = 0; i < 3; i++)
+        check_row(&HOW(.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = cases[i].rule), x, 32,
+                  cases[i].scale, cases[i].q);
+}
+
+static void test_zeros_and_what_becomes_zero_keep_their_sign(void **state) {
+    (void)state;
+    const float x[128] = {448.0f, -0.0f, 0.0f, -0x1p-30f, 0x1p-30f, -1.0f};
+    unsigned char mx_scale[] = {127, 0, 0, 0}, q[128] = {0x7E, 0x80, 0x00, 0x80, 0x00, 0xB8};
+    const float scale = 1.0f;
+    check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 128, mx_scale, q);
+    check_row(&HOW(.format = MOERT_FORMAT_FP8_BLOCK), x, 128, (const unsigned char *)&scale, q);
+}
+
+/* ---- values ---- */
+
+static void test_values_come_back_within_half_a_step(void **state) {
+    (void)state;
+    enum { M = 64, N = 256 };
+    /* relative to the block's amax: half a step of the largest binade, and the scale's rounding */
+    const double tolerance[] = {1 / 16.0, 1 / 8.0, 1 / 3.0, 0.25, 1 / 16.0};
+    float *x = random_floats(M * N, 5.0f, 3);
+    const matrix m = {x, M, N, NULL, 0};
+    for (size_t f = 0; f <= MOERT_FORMAT_FP8_BLOCK; f++)
+        for (size_t b = 0; b < BACKENDS; b++) {
+            quantized z = quantize(backends[b], &HOW(.format = f), &m);
+            for (size_t i = 0; i < M * N; i++)
+                assert_within((double)z.back[i], (double)x[i], 5.0 * tolerance[f]);
+            free_quantized(&z);
+        }
+    free(x);
+}
+
+static void test_fp8_blocks_are_scaled_to_448(void **state) {
+    (void)state;
+    enum { M = 130, N = 129 };
+    float *x = random_floats(M * N, 5.0f, 4);
+    x[0] = -896.0f;
+    const matrix m = {x, M, N, NULL, 0};
+    quantized z =
+        quantize("portable", &HOW(.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE), &m);
+    float scale[4];
+    assert_int_equal(z.scale_bytes, sizeof scale);
+    memcpy(scale, z.scale, sizeof scale);
+    assert_true(scale[0] == 2.0f && z.q[0] == 0xFE);
+    float amax = 0;
+    for (size_t r = 0; r < 128; r++)
+        amax = fmaxf(amax, fabsf(x[r * N + 128]));
+    assert_true(scale[1] == amax / 448.0f);
+    free_quantized(&z);
+    free(x);
+}
+
+static void test_gpt_oss_blocks_are_mxfp4_along_rows(void **state) {
+    (void)state;
+    /* blocks[1,1,1,16], scales[1,1,1]: low halves first, value * 2^(scale - 127) */
+    unsigned char blocks[16], scale = 125;
+    float want[32];
+    for (unsigned i = 0; i < 16; i++) {
+        blocks[i] = (unsigned char)(i | (15 - i) << 4);
+        want[2 * i] = moert_number_decode(MOERT_NUMBER_E2M1, i) / 4;
+        want[2 * i + 1] = moert_number_decode(MOERT_NUMBER_E2M1, 15 - i) / 4;
+    }
+    for (size_t b = 0; b < BACKENDS; b++) {
+        set_variable("MOERT_BACKEND", backends[b]);
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = HOW(.format = MOERT_FORMAT_MXFP4),
+                             .groups = {.rows = 1},
+                             .columns = 32,
+                             .x = unset_floats(32),
+                             .q = upload(blocks, sizeof blocks),
+                             .scale = upload(&scale, 1)};
+        ASSERT_OK(moert_dequantize_run(&op));
+        float *got = download(op.x, sizeof want);
+        assert_same_bits("x", got, want, 32);
+        free(got);
+        moert_buffer_destroy(op.x);
+        moert_buffer_destroy(op.q);
+        moert_buffer_destroy(op.scale);
+    }
+}
+
+/* ---- NVFP4's options ---- */
+
+static void test_global_scales_are_of_tensor_or_group_and_may_be_given(void **state) {
+    (void)state;
+    enum { M = 6, N = 16 };
+    const uint32_t ends[] = {2, 2, 5};
+    float x[M * N] = {[0] = 6.0f, [2 * N] = -12.0f, [5 * N] = 100.0f};
+    const matrix m = {x, M, N, ends, 3};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized one = quantize(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4), &m);
+        assert_true(one.amax[0] == 12.0f && one.global[0] == 12.0f / 2688.0f);
+        quantized each =
+            quantize(backends[b],
+                     &HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true, .nvfp4_rule = 1), &m);
+        const float want[] = {6.0f / 2688.0f, 0, 12.0f / 2688.0f};
+        assert_same_bits("global", each.global, want, 3);
+        free_quantized(&one);
+        free_quantized(&each);
+
+        /* given instead of made */
+        const float given = 12.0f / 2688.0f;
+        moert_buffer *source = upload(x, sizeof x), *global = upload(&given, sizeof given);
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = HOW(.format = MOERT_FORMAT_NVFP4),
+                             .groups = {.rows = M},
+                             .columns = N,
+                             .x = source,
+                             .q = upload(x, M * N / 2),
+                             .scale = upload(x, M),
+                             .global = global};
+        unsigned char scale[M];
+        ASSERT_OK(moert_quantize_run(&op));
+        download_into(op.scale, scale, sizeof scale);
+        assert_int_equal(scale[2], 0x7E); /* 12 / 6 / given = 448 */
+        assert_int_equal(scale[0], 0x76); /* half of it */
+        assert_int_equal(scale[5], 0x7E); /* saturated */
+        moert_buffer_destroy(source);
+        moert_buffer_destroy(global);
+        moert_buffer_destroy(op.q);
+        moert_buffer_destroy(op.scale);
+    }
+}
+
+static void test_a_rotation_keeps_products_of_whole_and_of_partial_blocks(void **state) {
+    (void)state;
+    enum { M = 20, N = 16 };
+    float x[M * N] = {0};
+    x[3 * N] = 8.0f;  /* row 3 changes sign and spreads evenly: all magnitudes are 2 */
+    x[17 * N] = 1.0f; /* in the partial block: as it is */
+    const matrix m = {x, M, N, NULL, 0};
+    const moert_quantizer how =
+        HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true);
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], &how, &m);
+        assert_true(z.amax[0] == 2.0f);
+        for (size_t r = 0; r < 16; r++) {
+            const int sign = __builtin_popcount((unsigned)r & 3) % 2 == 0 ? -1 : 1;
+            assert_within((double)z.back[r * N], 2.0 * sign, 1e-6);
+        }
+        assert_within((double)z.back[17 * N], 1.0, 1e-6);
+        free_quantized(&z);
+    }
+}
+
+static void test_stochastic_rounding_follows_the_seed_and_is_unbiased(void **state) {
+    (void)state;
+    enum { M = 256, N = 64 };
+    float *x = test_alloc(M * N * sizeof *x);
+    for (size_t i = 0; i < M * N; i++)
+        x[i] = i % 16 == 0 ? 6.0f : 2.25f;
+    const matrix m = {x, M, N, NULL, 0};
+    moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .rounding = MOERT_ROUNDING_STOCHASTIC);
+    quantized first = quantize("portable", &how, &m), again = quantize("portable", &how, &m);
+    how.seed = 1;
+    quantized other = quantize("portable", &how, &m);
+    assert_same_quantized("the same seed", &again, &first);
+    assert_true(memcmp(other.q, first.q, first.q_bytes) != 0);
+    double sum = 0;
+    for (size_t i = 0; i < M * N; i++)
+        sum += i % 16 == 0 ? 0 : (double)first.back[i];
+    assert_within(sum / (M * N * 15 / 16), 2.25, 0.02);
+    free_quantized(&first);
+    free_quantized(&again);
+    free_quantized(&other);
+    free(x);
+}
+
+/* ---- errors ---- */
+
+static void test_wrong_arguments_are_named(void **state) {
+    (void)state;
+    const float x[64] = {0};
+    moert_buffer *buffer = upload(x, sizeof x);
+    const moert_quantize good = {.size = sizeof(moert_quantize),
+                                 .how = HOW(.axis = 0),
+                                 .groups = {.rows = 1},
+                                 .columns = 32,
+                                 .x = buffer,
+                                 .q = buffer,
+                                 .scale = buffer};
+    moert_quantize op = good;
+    op.size = 7;
+    ASSERT_FAILS(moert_quantize_amax(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "description is 7;");
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
+    op = good;
+    op.groups.rows = 1000;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "x has 384 bytes, too few for 1000");
+    op = good;
+    op.q = NULL;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "q[1,32] is missing");
+    op = good;
+    op.how.size = 3;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "size is 3");
+    op = good;
+    op.how.format = 17;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "format of a quantiser is 17");
+    op = good;
+    op.how.hadamard = true;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "hadamard goes with nvfp4");
+    op = good;
+    op.how.transposed = true;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "transposed goes with");
+    op = good;
+    op.how.rounding = MOERT_ROUNDING_STOCHASTIC;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "not with mxfp8-e4m3");
+    op = good;
+    op.x_runs = 5;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "32 columns are no multiple");
+    op = good;
+    op.how.format = MOERT_FORMAT_NVFP4;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "global scale[1,1] is missing");
+    op.columns = (size_t)1 << 31;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of a quantised matrix");
+    moert_buffer_destroy(buffer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_of_one_value_give_the_published_bytes),
+        cmocka_unit_test(test_mxfp8_of_a_ramp_gives_the_published_bytes),
+        cmocka_unit_test(test_nvfp4_gives_the_published_bytes_of_each_rule),
+        cmocka_unit_test(test_zeros_and_what_becomes_zero_keep_their_sign),
+        cmocka_unit_test(test_nvfp4_treats_tiny_blocks_by_each_rule),
+        cmocka_unit_test(test_values_come_back_within_half_a_step),
+        cmocka_unit_test(test_fp8_blocks_are_scaled_to_448),
+        cmocka_unit_test(test_gpt_oss_blocks_are_mxfp4_along_rows),
+        cmocka_unit_test(test_global_scales_are_of_tensor_or_group_and_may_be_given),
+        cmocka_unit_test(test_a_rotation_keeps_products_of_whole_and_of_partial_blocks),
+        cmocka_unit_test(test_stochastic_rounding_follows_the_seed_and_is_unbiased),
+        cmocka_unit_test(test_wrong_arguments_are_named),
+    };
+    return cmocka_run_group_tests_name("quantize", tests, open_test_device, close_test_device);
+}

@@ -1,0 +1,265 @@
+// run: np=1 sanitize=1
+/* Quantisers: both backends on hostile data and shapes; axes, groups, runs of columns. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "support/quant/quantized.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2 };
+
+/* ---- both backends ---- */
+
+static const moert_quantizer hows[] = {
+    {.format = MOERT_FORMAT_MXFP8_E4M3},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN, .transposed = true},
+    {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_TILE, .scale_rounding = 1},
+    {.format = MOERT_FORMAT_MXFP8_E5M2, .scale_rounding = MOERT_SCALE_FLOOR},
+    {.format = MOERT_FORMAT_MXFP8_E5M2, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_MXFP4},
+    {.format = MOERT_FORMAT_MXFP4, .scale_rounding = MOERT_SCALE_FLOOR},
+    {.format = MOERT_FORMAT_MXFP4, .axis = MOERT_AXIS_COLUMN, .rounding = MOERT_ROUNDING_BRIDGE},
+    {.format = MOERT_FORMAT_MXFP4, .axis = MOERT_AXIS_TILE, .rounding = MOERT_ROUNDING_STOCHASTIC},
+    {.format = MOERT_FORMAT_NVFP4},
+    {.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = MOERT_NVFP4_TORCHAO, .group_scales = true},
+    {.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = MOERT_NVFP4_BRIDGE},
+    {.format = MOERT_FORMAT_NVFP4, .rounding = MOERT_ROUNDING_STOCHASTIC, .seed = 1ull << 40},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_TILE},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .group_scales = true},
+    {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true, .transposed = true},
+    {.format = MOERT_FORMAT_NVFP4,
+     .axis = MOERT_AXIS_COLUMN,
+     .hadamard = true,
+     .group_scales = true,
+     .rounding = MOERT_ROUNDING_STOCHASTIC,
+     .seed = 3},
+    {.format = MOERT_FORMAT_FP8_BLOCK},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN, .transposed = true},
+    {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE},
+};
+enum { HOWS = sizeof hows / sizeof hows[0] };
+
+static moert_quantizer how_at(size_t i) {
+    moert_quantizer how = hows[i];
+    how.size = sizeof how;
+    return how;
+}
+
+enum { NORMAL, WIDE, SUBNORMAL, SPECIAL, ZERO, DATA };
+
+/* n values of a kind. */
+static float *make_data(int kind, size_t n) {
+    float *x = random_floats(n, 1.0f, (uint64_t)kind);
+    for (size_t i = 0; i < n; i++) {
+        const int power = (int)(i * 2654435761u >> 7 & 0xFF) - 127;
+        if (kind == WIDE)
+            x[i] = ldexpf(x[i], power); /* up to 2^128, down to subnormal numbers */
+        else if (kind == SUBNORMAL)
+            x[i] = ldexpf(x[i], -127 - (int)(i % 20));
+        else if (kind == ZERO)
+            x[i] = i % 3 == 0 ? -0.0f : 0.0f;
+        else if (kind == SPECIAL && i % 131 == 0)
+            x[i] =
+                (const float[]){
+                    INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0, NAN, -NAN}[i / 131 %
+                                                                          (n % 2 == 0 ? 7 : 4)];
+    }
+    return x;
+}
+
+static void test_backends_give_the_same_bytes_on_hostile_data_and_shapes(void **state) {
+    (void)state;
+    const uint32_t ends[] = {0, 3, 3, 20, 37, 133, 133};
+    const matrix shapes[] = {
+        {.rows = 1, .columns = 1},
+        {.rows = 33, .columns = 31},
+        {.rows = 40, .columns = 96},
+        {.rows = 140, .columns = 147, .ends = ends, .groups = 7},
+        {.rows = 133, .columns = 1040, .ends = ends, .groups = 7},
+        {.rows = 0, .columns = 16},
+    };
+    for (size_t i = 0; i < HOWS * DATA * 6; i++) {
+        const moert_quantizer how = how_at(i % HOWS);
+        const int kind = (int)(i / HOWS % DATA);
+        matrix m = shapes[i / HOWS / DATA];
+        if (m.columns > 1000 && kind != NORMAL)
+            continue; /* more than one strip; once is enough */
+        float *x = make_data(kind, m.rows * m.columns);
+        char what[96];
+        snprintf(what, sizeof what, "quantiser %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows,
+                 m.columns);
+        m.x = x;
+        quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
+        assert_same_quantized(what, &got, &want);
+        free_quantized(&want);
+        free_quantized(&got);
+        free(x);
+    }
+}
+
+/* ---- axes, groups, runs ---- */
+
+static void test_columns_are_the_rows_of_the_transpose_group_by_group(void **state) {
+    (void)state;
+    enum { M = 96 + 40, N = 50 };
+    const uint32_t ends[] = {96, 96, M};
+    float *x = random_floats(M * N, 3.0f, 1), *turned = test_alloc(M * N * sizeof *turned);
+    for (size_t f = 0; f <= MOERT_FORMAT_FP8_BLOCK; f++) {
+        const moert_quantizer columns =
+            HOW(.format = f, .axis = MOERT_AXIS_COLUMN, .transposed = true);
+        const moert_quantizer rows = HOW(.format = f);
+        const bool halves = moert_format_element_bits(f) == 4;
+        const size_t block = moert_format_block(f), bytes = moert_format_scale_bytes(f);
+        const matrix m = {x, M, N, ends, 3};
+        quantized whole = quantize("portable", &columns, &m);
+        for (size_t g = 0, start = 0, first = 0; g < 3; start = ends[g++]) {
+            const size_t own = ends[g] - start;
+            for (size_t r = 0; r < own; r++)
+                for (size_t c = 0; c < N; c++)
+                    turned[c * own + r] = x[(start + r) * N + c];
+            /* one global scale for all */
+            const matrix part = {turned, N, own, NULL, 0};
+            quantized z = quantize("reference", &rows, &part);
+            const bool comparable = f != MOERT_FORMAT_NVFP4 || *z.amax == *whole.amax;
+            for (size_t c = 0; c < N && own > 0 && comparable; c++) {
+                const size_t line = halves ? first * block / 2 : start;
+                assert_memory_equal(whole.q + c * whole.shape.q_bytes + line,
+                                    z.q + c * z.shape.q_bytes, z.shape.q_bytes);
+                assert_memory_equal(whole.scale + (c * whole.shape.scales + first) * bytes,
+                                    z.scale + c * z.shape.scales * bytes, z.shape.scales * bytes);
+            }
+            first += moert_ceil_div(own, block);
+            free_quantized(&z);
+        }
+        free_quantized(&whole);
+    }
+    free(turned);
+    free(x);
+}
+
+static void test_tiles_repeat_one_scale_and_rows_past_the_groups_stay(void **state) {
+    (void)state;
+    enum { M = 70, N = 40 };
+    const uint32_t ends[] = {33, 65};
+    float *x = random_floats(M * N, 3.0f, 2);
+    const matrix m = {x, M, N, ends, 2};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized z = quantize(backends[b], &HOW(.axis = MOERT_AXIS_TILE), &m);
+        for (size_t r = 0; r < M; r++) {
+            const size_t first = r < 32 ? 0 : r < 33 ? 32 : r < 65 ? 33 : r;
+            assert_memory_equal(z.scale + r * 2, z.scale + first * 2, 2);
+        }
+        for (size_t i = 65 * 2; i < M * 2; i++)
+            assert_int_equal(z.scale[i], QUANTIZED_UNSET);
+        for (size_t i = 65 * N; i < M * N; i++)
+            assert_int_equal(z.q[i], QUANTIZED_UNSET);
+        free_quantized(&z);
+    }
+    free(x);
+}
+
+static void test_every_second_run_of_columns_is_quantised(void **state) {
+    (void)state;
+    enum { M = 3, N = 48 };
+    const size_t runs[] = {1, 8, 48};
+    for (size_t i = 0; i < 3; i++)
+        for (size_t b = 0; b < BACKENDS; b++) {
+            float *wide = random_floats(M * 2 * N, 2.0f, 5), x[M * N];
+            for (size_t k = 0; k < M * N; k++)
+                x[k] = wide[k / N * 2 * N + (k % N / runs[i] * 2 + 1) * runs[i] + k % N % runs[i]];
+            const matrix m = {x, M, N, NULL, 0};
+            quantized want = quantize("reference", &HOW(.axis = 0), &m);
+            moert_quantize op = {.size = sizeof(moert_quantize),
+                                 .how = HOW(.axis = 0),
+                                 .groups = {.rows = M},
+                                 .columns = N,
+                                 .x = upload(wide, 2 * sizeof x),
+                                 .q = upload(x, want.q_bytes),
+                                 .scale = upload(x, want.scale_bytes),
+                                 .x_runs = runs[i]};
+            set_variable("MOERT_BACKEND", backends[b]);
+            ASSERT_OK(moert_quantize_run(&op));
+            unsigned char *q = download(op.q, want.q_bytes);
+            assert_memory_equal(q, want.q, want.q_bytes);
+            free(q);
+            free(wide);
+            moert_buffer_destroy(op.x);
+            moert_buffer_destroy(op.q);
+            moert_buffer_destroy(op.scale);
+            free_quantized(&want);
+        }
+}
+
+/* ---- bf16 ---- */
+
+/* The codes of the values that come back: exact ones in MXFP8, rounded ones in NVFP4. */
+static void check_codes(const char *backend, const moert_quantizer *how, const matrix *m) {
+    quantized z = quantize(backend, how, m);
+    const size_t bytes = z.elements * sizeof(uint16_t);
+    uint16_t *unset = test_alloc(bytes);
+    memset(unset, QUANTIZED_UNSET, bytes);
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = *how,
+                         .groups = {.rows = m->rows},
+                         .columns = m->columns,
+                         .x = upload(unset, bytes),
+                         .x_type = MOERT_NUMBER_BF16,
+                         .q = upload(z.q, z.q_bytes),
+                         .scale = upload(z.scale, z.scale_bytes),
+                         .global = upload(z.global, z.globals * sizeof(float))};
+    ASSERT_OK(moert_dequantize_run(&op));
+    uint16_t *codes = download(op.x, bytes);
+    for (size_t i = 0; i < z.elements; i++) {
+        assert_int_equal(codes[i], moert_number_encode(MOERT_NUMBER_BF16, z.back[i]));
+        if (how->format == MOERT_FORMAT_MXFP8_E4M3)
+            assert_true(moert_number_decode(MOERT_NUMBER_BF16, codes[i]) == z.back[i]);
+    }
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "not from bf16");
+    op.x_type = MOERT_NUMBER_F16;
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
+    op.x_type = MOERT_NUMBER_F32;
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "too few");
+    moert_buffer *const buffers[] = {op.x, op.q, op.scale, op.global};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        moert_buffer_destroy(buffers[i]);
+    free(codes);
+    free(unset);
+    free_quantized(&z);
+}
+
+static void test_values_come_back_as_bf16(void **state) {
+    (void)state;
+    enum { M = 37, N = 75 };
+    float *x = random_floats((size_t)M * N, 1.0f, 3);
+    const matrix m = {.x = x, .rows = M, .columns = N};
+    for (size_t i = 0; i < (size_t)M * N; i++)
+        x[i] = ldexpf(x[i], (int)(i / 50 % 200) - 100);
+    for (size_t b = 0; b < BACKENDS; b++)
+        for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++) {
+            check_codes(backends[b], &HOW(.axis = (moert_axis)axis), &m);
+            check_codes(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4, .axis = (moert_axis)axis),
+                        &m);
+        }
+    free(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backends_give_the_same_bytes_on_hostile_data_and_shapes),
+        cmocka_unit_test(test_columns_are_the_rows_of_the_transpose_group_by_group),
+        cmocka_unit_test(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay),
+        cmocka_unit_test(test_values_come_back_as_bf16),
+        cmocka_unit_test(test_every_second_run_of_columns_is_quantised),
+    };
+    return cmocka_run_group_tests_name("quantize_shapes", tests, open_test_device,
+                                       close_test_device);
+}

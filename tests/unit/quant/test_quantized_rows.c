@@ -1,0 +1,163 @@
+// run: np=1 sanitize=1
+/* Rows that hold their payload and their scales, as they travel; and what quantising twice does. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "support/quant/quantized.h"
+
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+static const char *const backends[] = {"reference", "portable"};
+enum { BACKENDS = 2 };
+
+/* ---- payload and scales in one row ---- */
+
+static moert_buffer *unset_bytes(size_t bytes) {
+    unsigned char *memory = test_alloc(bytes);
+    memset(memory, QUANTIZED_UNSET, bytes);
+    moert_buffer *buffer = upload(memory, bytes);
+    free(memory);
+    return buffer;
+}
+
+/* Each row has the bytes of both matrices, its padding stays, and it comes back as they do. */
+static void check_rows(const moert_quantizer *how, const matrix *m, size_t padding) {
+    quantized want = quantize("reference", how, m);
+    const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
+    const size_t row_bytes = payload + scales + padding;
+    for (size_t b = 0; b < BACKENDS; b++) {
+        moert_quantize op = {.size = sizeof(moert_quantize),
+                             .how = *how,
+                             .groups = {.rows = m->rows},
+                             .columns = m->columns,
+                             .x = upload(m->x, want.elements * sizeof(float)),
+                             .q = unset_bytes(m->rows * row_bytes),
+                             .global = upload(want.global, want.globals * sizeof(float)),
+                             .row_bytes = row_bytes};
+        set_variable("MOERT_BACKEND", backends[b]);
+        ASSERT_OK(moert_quantize_run(&op));
+        unsigned char *rows = download(op.q, m->rows * row_bytes);
+        for (size_t r = 0; r < m->rows; r++) {
+            const unsigned char *row = rows + r * row_bytes;
+            assert_memory_equal(row, want.q + r * payload, payload);
+            assert_memory_equal(row + payload, want.scale + r * scales, scales);
+            for (size_t i = payload + scales; i < row_bytes; i++)
+                assert_int_equal(row[i], QUANTIZED_UNSET);
+        }
+        moert_buffer_destroy(op.x);
+        op.x = unset_floats(want.elements);
+        ASSERT_OK(moert_dequantize_run(&op));
+        float *back = download(op.x, want.elements * sizeof *back);
+        assert_same_bits("back", back, want.back, want.elements);
+        free(back);
+        free(rows);
+        moert_buffer_destroy(op.x);
+        moert_buffer_destroy(op.q);
+        moert_buffer_destroy(op.global);
+    }
+    free_quantized(&want);
+}
+
+static void test_rows_of_payload_and_scales_have_the_bytes_of_both(void **state) {
+    (void)state;
+    const size_t columns[] = {1, 31, 32, 100, 1056};
+    const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP4};
+    for (size_t i = 0; i < 5; i++)
+        for (size_t f = 0; f < 2; f++) {
+            float *x = random_floats(7 * columns[i], 3.0f, i);
+            const matrix m = {.x = x, .rows = 7, .columns = columns[i]};
+            check_rows(&HOW(.format = formats[f]), &m, 0);
+            check_rows(&HOW(.format = formats[f]), &m, 61);
+            free(x);
+        }
+}
+
+static void test_rows_that_cannot_hold_their_scales_are_refused(void **state) {
+    (void)state;
+    enum { M = 4, N = 64 };
+    float *x = random_floats(M * N, 1.0f, 0);
+    moert_quantize op = {.size = sizeof(moert_quantize),
+                         .how = HOW(.axis = MOERT_AXIS_ROW),
+                         .groups = {.rows = M},
+                         .columns = N,
+                         .x = upload(x, M * N * sizeof *x),
+                         .row_bytes = N + 1};
+    ASSERT_OK(moert_buffer_create(test_device, M * (N + 2), &op.q));
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "65 elements apart and 66 wide");
+    op.row_bytes = N + 3;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "too few");
+    op.row_bytes = N + 2;
+    ASSERT_OK(moert_quantize_run(&op));
+    op.how.axis = MOERT_AXIS_COLUMN;
+    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "row_bytes goes with");
+    op.how = HOW(.format = MOERT_FORMAT_FP8_BLOCK);
+    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "row_bytes goes with");
+    moert_buffer_destroy(op.x);
+    moert_buffer_destroy(op.q);
+    free(x);
+}
+
+/* ---- twice ---- */
+
+/*
+ * Blocks whose largest element steps through all upper halves of a float's bits, so through every
+ * exponent, every way in which the largest can be rounded, infinity and NaN; the others are of all
+ * sizes below it.
+ */
+enum { TOPS = 1 << 15, INFINITE = 0x7F80, OVERFLOWN = 8, BLOCK = 32 };
+
+static float *all_blocks(void) {
+    float *x = random_floats(TOPS * BLOCK, 1.0f, 8);
+    for (uint32_t i = 0; i < TOPS; i++) {
+        const uint32_t bits = i << 16 | (i * 2654435761u & 0xFFFFu);
+        const float top = i == INFINITE ? INFINITY : moert_number_of_bits(bits);
+        for (int k = 0; k < BLOCK; k++)
+            x[i * BLOCK + (unsigned)k] *= i == INFINITE ? FLT_MAX : ldexpf(top, -k / 2);
+        x[i * BLOCK] = i % 2 == 0 ? top : -top;
+    }
+    return x;
+}
+
+/*
+ * MXFP8 of MXFP8 is the same values: a largest element that was rounded to 224 halves the scale and
+ * doubles the payload, which is exact, any other keeps its scale. Infinities stay infinite. The
+ * exception are blocks whose largest element rounds up to 2^128, and so comes back infinite.
+ */
+static void test_mxfp8_of_its_own_values_changes_nothing(void **state) {
+    (void)state;
+    float *x = all_blocks();
+    const matrix m = {.x = x, .rows = TOPS / 8, .columns = 8 * BLOCK};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        quantized once = quantize(backends[b], &HOW(.axis = MOERT_AXIS_ROW), &m);
+        const matrix rounded = {.x = once.back, .rows = m.rows, .columns = m.columns};
+        quantized twice = quantize(backends[b], &HOW(.axis = MOERT_AXIS_ROW), &rounded);
+        size_t halved = 0, overflown = 0;
+        for (size_t i = 0; i < TOPS; i++) {
+            if (isinf(once.back[i * BLOCK]) && isfinite(x[i * BLOCK])) {
+                overflown++;
+                continue;
+            }
+            assert_same_bits("block", twice.back + i * BLOCK, once.back + i * BLOCK, BLOCK);
+            halved += twice.scale[i] + 1 == once.scale[i];
+        }
+        assert_true(halved > TOPS / 100 && overflown == OVERFLOWN);
+        free_quantized(&once);
+        free_quantized(&twice);
+    }
+    free(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_of_payload_and_scales_have_the_bytes_of_both),
+        cmocka_unit_test(test_rows_that_cannot_hold_their_scales_are_refused),
+        cmocka_unit_test(test_mxfp8_of_its_own_values_changes_nothing),
+    };
+    return cmocka_run_group_tests_name("quantized rows", tests, open_test_device,
+                                       close_test_device);
+}

@@ -1,0 +1,353 @@
+// run: np=1 sanitize=1
+/*
+ * Options and forward of the router, against float64. The backward is in test_router_backward.c,
+ * extreme logits are in test_router_extremes.c.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "support/layer/router_oracle.h"
+#include "support/layer/router_run.h"
+#include "support/test.h"
+
+enum { MOST_FLOATS = 64 * 1024 };
+
+static moert_router_options make(size_t experts, size_t topk, moert_score score) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = experts;
+    options.topk = topk;
+    options.score = score;
+    return options;
+}
+
+static moert_router_options grouped(moert_router_options options, size_t groups, size_t kept) {
+    options.groups = groups;
+    options.kept_groups = kept;
+    return options;
+}
+
+static moert_router_options judged(moert_router_options options, size_t groups, size_t kept,
+                                   size_t best) {
+    options.group_best = best;
+    return grouped(options, groups, kept);
+}
+
+static void compare_token(const moert_router_options *options, const float *logits,
+                          const float *bias, const router_run *run, size_t t) {
+    const size_t experts = options->experts, topk = options->topk;
+    double row[1024] = {0}, scores[1024], weight[1024];
+    int32_t index[1024];
+    for (size_t e = 0; e < experts; e++)
+        row[e] = (double)logits[t * experts + e];
+    oracle_choose(options, row, bias, index);
+    oracle_weights(options, row, index, weight);
+    for (size_t k = 0; k < topk; k++) {
+        assert_int_equal(run->index[t * topk + k], index[k]);
+        assert_within((double)run->weight[t * topk + k], weight[k],
+                      1e-6 * fmax(1.0, (double)options->scale));
+    }
+    assert_within((double)run->lse[t], oracle_softmax(row, experts, scores), 2e-6);
+    oracle_scores(options, row, scores);
+    for (size_t e = 0; e < experts; e++)
+        assert_within((double)run->scores[t * experts + e], scores[e], 1e-6);
+}
+
+/* Random logits (and bias) through the device and the oracle. */
+static void check_forward(moert_router_options options, size_t tokens, bool biased) {
+    static float logits[MOST_FLOATS], bias[1024];
+    /* so wide that neighbours differ, so narrow that sigmoids do */
+    const double deviation = options.score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0;
+    for (size_t e = 0; e < options.experts; e++)
+        bias[e] = (float)(0.1 * moert_rng_normal(1, 1, e));
+    const float *used = biased ? bias : NULL;
+    oracle_logits(&options, tokens, used, deviation, options.experts, logits);
+    router_run run = router_do(&(router_input){options, tokens, logits, used, NULL, NULL, 0, NULL});
+    for (size_t t = 0; t < tokens; t++)
+        compare_token(&options, logits, used, &run, t);
+    router_run_free(&run);
+}
+
+static void test_forward_agrees_with_float64_for_every_score(void **state) {
+    (void)state;
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
+        for (int bits = 0; bits < 8; bits++) {
+            moert_router_options options = make(24, 4, (moert_score)score);
+            options.renormalise = bits & 1;
+            options.scale = bits & 2 ? 2.5f : 1.0f;
+            check_forward(options, 37, bits & 4);
+            check_forward(grouped(options, 4, 2), 37, bits & 4);
+        }
+}
+
+static void test_forward_takes_every_size(void **state) {
+    (void)state;
+    static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
+                                      {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            check_forward(make(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
+    check_forward(grouped(make(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
+    check_forward(grouped(make(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
+    check_forward(grouped(make(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
+    check_forward(judged(make(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
+    check_forward(judged(make(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
+    check_forward(judged(make(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
+}
+
+static void test_forward_of_the_largest_router_chooses_every_expert_once(void **state) {
+    (void)state;
+    static float logits[1024];
+    for (int e = 0; e < 1024; e++)
+        logits[e] = (float)(e * 37 % 1024) * 0.01f;
+    const moert_router_options options = make(1024, 1024, MOERT_SCORE_SOFTMAX_TOPK);
+    router_run run = router_do(&(router_input){options, 1, logits, NULL, NULL, NULL, 0, NULL});
+    for (int k = 0; k < 1024; k++)
+        assert_int_equal(run.index[k] * 37 % 1024, 1023 - k);
+    router_run_free(&run);
+}
+
+static void expect_index(const router_input *input, const int32_t *index) {
+    router_run run = router_do(input);
+    assert_memory_equal(run.index, index, input->tokens * input->options.topk * sizeof *index);
+    router_run_free(&run);
+}
+
+static void test_ties_go_to_the_lower_expert(void **state) {
+    (void)state;
+    float equal[40], pairs[20], zeros[3] = {-0.0f, 0.0f, -0.0f};
+    for (int e = 0; e < 40; e++)
+        equal[e] = 0.5f;
+    for (int e = 0; e < 20; e++)
+        pairs[e] = (float)(e % 2);
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = {.options = make(20, 3, (moert_score)score), .tokens = 2};
+        input.logits = equal;
+        expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
+        for (size_t best = 1; best <= 4; best++) {
+            input.options = judged(input.options, 5, 2, best);
+            expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
+        }
+        input = (router_input){.options = make(20, 12, (moert_score)score), .tokens = 1};
+        input.logits = pairs;
+        expect_index(&input, (int32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2});
+        input = (router_input){.options = make(3, 3, (moert_score)score), .tokens = 1};
+        input.logits = zeros;
+        expect_index(&input, (int32_t[]){0, 1, 2});
+    }
+}
+
+static void test_groups_are_judged_by_the_sum_of_their_best(void **state) {
+    (void)state;
+    const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f};
+    const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
+    for (int best = 1; best <= 3; best++) {
+        router_input input = {.tokens = 1, .logits = logits};
+        input.options = judged(make(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
+        expect_index(&input, (int32_t[]){best == 1 ? 0 : best == 2 ? 3 : 6});
+        input.bias = bias;
+        expect_index(&input, (int32_t[]){best == 1 ? 0 : 3});
+    }
+}
+
+static void test_groups_of_one_expert_judged_by_it_are_no_groups(void **state) {
+    (void)state;
+    enum { T = 9, E = 40, K = 5 };
+    static float logits[T * E];
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = {.options = make(E, K, (moert_score)score), .tokens = T};
+        oracle_logits(&input.options, T, NULL, 1.0, 19, logits);
+        input.logits = logits;
+        router_run plain = router_do(&input);
+        input.options = judged(input.options, E, K, 1);
+        expect_index(&input, plain.index);
+        router_run_free(&plain);
+    }
+}
+
+static void test_softmax_chooses_by_probability_where_logits_still_differ(void **state) {
+    (void)state;
+    /* both small logits give a probability of zero */
+    const float logits[3] = {-200.0f, -150.0f, 10.0f};
+    router_input input = {.options = make(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1};
+    input.logits = logits;
+    expect_index(&input, (int32_t[]){2, 0});
+    input.options.score = MOERT_SCORE_SOFTMAX_TOPK;
+    expect_index(&input, (int32_t[]){2, 1});
+}
+
+static void test_a_bias_selects_but_does_not_weigh(void **state) {
+    (void)state;
+    const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+    moert_router_options options = make(4, 2, MOERT_SCORE_SIGMOID);
+    options.renormalise = false;
+    router_run run = router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL});
+    assert_int_equal(run.index[0], 0);
+    assert_int_equal(run.index[1], 1);
+    assert_within((double)run.weight[0], 0.5, 1e-6);
+    assert_within((double)run.weight[1], 1.0 / (1.0 + exp(-2.0)), 1e-6);
+    router_run_free(&run);
+}
+
+static void test_experts_of_minus_infinite_bias_are_chosen_last(void **state) {
+    (void)state;
+    const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f};
+    const float bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
+    router_input input = {.options = make(5, 5, MOERT_SCORE_SIGMOID), .tokens = 1};
+    input.logits = logits;
+    input.bias = bias;
+    expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
+}
+
+static void test_a_nan_in_the_bias_marks_every_token(void **state) {
+    (void)state;
+    const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
+    router_input input = {.options = make(2, 2, MOERT_SCORE_SOFTMAX), .tokens = 2};
+    input.logits = logits;
+    input.bias = bias;
+    expect_index(&input, (int32_t[]){-2, -1, -2, -1});
+}
+
+static void test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing(void **state) {
+    (void)state;
+    static float logits[4 * 21];
+    const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const moert_router_options options = make(21, 3, (moert_score)score);
+        float dweight[12], aux[21];
+        oracle_logits(&options, 4, NULL, 1.0, 7, logits);
+        for (size_t t = 0; t < 3; t++)
+            logits[t * 21 + t * 9] = bad[t];
+        for (int i = 0; i < 21; i++)
+            aux[i] = dweight[i % 12] = (float)i;
+        router_run run =
+            router_do(&(router_input){options, 4, logits, NULL, dweight, aux, 0.5f, NULL});
+        for (size_t t = 0; t < 3; t++) {
+            for (size_t k = 0; k < 3; k++) {
+                assert_int_equal(run.index[t * 3 + k], k == 0 ? -2 : -1);
+                assert_true(run.weight[t * 3 + k] == 0.0f);
+            }
+            for (size_t e = 0; e < 21; e++)
+                assert_true(run.scores[t * 21 + e] == 0.0f && run.dlogits[t * 21 + e] == 0.0f);
+            assert_true(run.lse[t] == 0.0f);
+        }
+        compare_token(&options, logits, NULL, &run, 3);
+        router_run_free(&run);
+    }
+}
+
+static void test_no_tokens_are_no_work(void **state) {
+    (void)state;
+    const float none[1] = {0.0f};
+    router_run run = router_do(
+        &(router_input){make(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL, 0.0f, NULL});
+    router_run_free(&run);
+}
+
+/* Token t of one batch is token `to` of another, bit for bit. */
+static void same_token(const router_run *a, size_t t, const router_run *b, size_t to,
+                       size_t experts, size_t topk) {
+    assert_memory_equal(a->scores + t * experts, b->scores + to * experts, experts * 4);
+    assert_memory_equal(a->dlogits + t * experts, b->dlogits + to * experts, experts * 4);
+    assert_memory_equal(a->index + t * topk, b->index + to * topk, topk * 4);
+    assert_memory_equal(a->weight + t * topk, b->weight + to * topk, topk * 4);
+    assert_memory_equal(a->lse + t, b->lse + to, 4);
+}
+
+static void test_a_token_has_the_same_bits_at_any_place(void **state) {
+    (void)state;
+    enum { T = 45, E = 27, K = 3 };
+    static float logits[T * E], turned[T * E], dweight[T * K], dturned[T * K], aux[E];
+    for (size_t e = 0; e < E; e++)
+        aux[e] = (float)moert_rng_normal(3, 0, e);
+    for (size_t i = 0; i < T * K; i++)
+        dweight[i] = (float)moert_rng_normal(3, 1, i);
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const moert_router_options options = grouped(make(E, K, (moert_score)score), 9, 4);
+        oracle_logits(&options, T, NULL, 1.5, 5, logits);
+        for (size_t t = 0; t < T; t++) {
+            memcpy(turned + t * E, logits + (T - 1 - t) * E, E * 4);
+            memcpy(dturned + t * K, dweight + (T - 1 - t) * K, K * 4);
+        }
+        router_run all =
+            router_do(&(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL});
+        router_run few =
+            router_do(&(router_input){options, 29, turned, NULL, dturned, aux, 0.25f, NULL});
+        for (size_t t = 0; t < 29; t++)
+            same_token(&few, t, &all, T - 1 - t, E, K);
+        router_run_free(&all);
+        router_run_free(&few);
+    }
+}
+
+static void expect_refusal(moert_router_options options, moert_status status, const char *text) {
+    ASSERT_FAILS(moert_router_check(&options), status, text);
+}
+
+static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
+    (void)state;
+    const moert_router_options good = make(16, 4, MOERT_SCORE_SIGMOID);
+    moert_router_options bad = good;
+    ASSERT_OK(moert_router_check(&good));
+    bad.size = 8;
+    expect_refusal(bad, MOERT_ERROR_USAGE, "MOERT_ROUTER_OPTIONS_INIT");
+    expect_refusal(make(0, 1, good.score), MOERT_ERROR_USAGE, "at least one expert");
+    expect_refusal(make(1025, 1, good.score), MOERT_ERROR_UNSUPPORTED, "exceed the limit of 1024");
+    expect_refusal(make(16, 17, good.score), MOERT_ERROR_USAGE, "17 experts per token; 1 to 16");
+    expect_refusal(make(16, 0, good.score), MOERT_ERROR_USAGE, "0 experts per token");
+    expect_refusal(make(16, 4, (moert_score)9), MOERT_ERROR_USAGE, "no score kind 9");
+    expect_refusal(grouped(good, 3, 1), MOERT_ERROR_USAGE, "do not form 3 equal groups");
+    expect_refusal(grouped(good, 0, 0), MOERT_ERROR_USAGE, "do not form 0 equal groups");
+    expect_refusal(grouped(good, 16, 8), MOERT_ERROR_USAGE,
+                   "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal");
+    expect_refusal(judged(good, 4, 2, 0), MOERT_ERROR_USAGE, "their 0 best experts; 1 to 4");
+    expect_refusal(judged(good, 4, 2, 5), MOERT_ERROR_USAGE, "their 5 best experts; 1 to 4");
+    expect_refusal(grouped(good, 4, 5), MOERT_ERROR_USAGE, "cannot keep 5 of 4 groups");
+    expect_refusal(grouped(good, 4, 0), MOERT_ERROR_USAGE, "cannot keep 0 of 4 groups");
+    expect_refusal(grouped(good, 8, 1), MOERT_ERROR_USAGE, "do not fit in 1 kept groups of 2");
+    for (int i = 0; i < 4; i++) {
+        bad = good;
+        bad.scale = (const float[]){0.0f, -1.0f, NAN, INFINITY}[i];
+        expect_refusal(bad, MOERT_ERROR_USAGE, "must be positive and finite");
+    }
+}
+
+static void test_forward_refuses_buffers_that_are_too_small(void **state) {
+    (void)state;
+    const moert_router_options options = make(16, 4, MOERT_SCORE_SOFTMAX);
+    const char eight[8] = "abcdefg";
+    moert_buffer *large = unset_floats(2 * 16), *small;
+    ASSERT_OK(moert_buffer_create(test_device, sizeof eight, &small));
+    ASSERT_OK(moert_buffer_write(small, 0, eight, sizeof eight));
+    moert_routing routing = {large, small, large, large};
+    ASSERT_FAILS(moert_router_forward(test_device, &options, 2, large, NULL, &routing),
+                 MOERT_ERROR_USAGE, "index has 8 bytes, too few for [2, 4]");
+    routing.index = NULL;
+    ASSERT_FAILS(moert_router_forward(test_device, &options, 2, large, NULL, &routing),
+                 MOERT_ERROR_USAGE, "no buffer for index");
+    moert_buffer_destroy(small);
+    free(download(large, 2 * 16 * 4));
+    moert_buffer_destroy(large);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_check_refuses_contradictions_with_a_clear_text),
+        cmocka_unit_test(test_forward_agrees_with_float64_for_every_score),
+        cmocka_unit_test(test_forward_takes_every_size),
+        cmocka_unit_test(test_forward_of_the_largest_router_chooses_every_expert_once),
+        cmocka_unit_test(test_ties_go_to_the_lower_expert),
+        cmocka_unit_test(test_groups_are_judged_by_the_sum_of_their_best),
+        cmocka_unit_test(test_groups_of_one_expert_judged_by_it_are_no_groups),
+        cmocka_unit_test(test_softmax_chooses_by_probability_where_logits_still_differ),
+        cmocka_unit_test(test_a_bias_selects_but_does_not_weigh),
+        cmocka_unit_test(test_experts_of_minus_infinite_bias_are_chosen_last),
+        cmocka_unit_test(test_a_nan_in_the_bias_marks_every_token),
+        cmocka_unit_test(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing),
+        cmocka_unit_test(test_no_tokens_are_no_work),
+        cmocka_unit_test(test_a_token_has_the_same_bits_at_any_place),
+        cmocka_unit_test(test_forward_refuses_buffers_that_are_too_small),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

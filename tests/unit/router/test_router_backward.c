@@ -1,0 +1,292 @@
+// run: np=1 sanitize=1
+/*
+ * Backward of the router against float64 central differences with the choice held fixed, and the
+ * host side of the losses.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "support/layer/router_oracle.h"
+#include "support/layer/router_run.h"
+#include "support/test.h"
+
+enum { MOST_EXPERTS = 64, MOST_TOKENS = 40 };
+
+static void fill_normal(float *x, size_t n, uint64_t stream) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)moert_rng_normal(11, stream, i);
+}
+
+/* dlogits of all tokens against float64. */
+static void check_gradient(const router_input *input) {
+    const size_t experts = input->options.experts, topk = input->options.topk;
+    router_run run = router_do(input);
+    for (size_t t = 0; t < input->tokens; t++)
+        for (size_t e = 0; e < experts; e++)
+            assert_within((double)run.dlogits[t * experts + e],
+                          oracle_gradient(input, run.index + t * topk, t, e), 3e-6);
+    router_run_free(&run);
+}
+
+/* Every combination of the loss terms. */
+static void check_terms(moert_router_options options, size_t tokens, bool biased) {
+    static float logits[MOST_TOKENS * MOST_EXPERTS], bias[MOST_EXPERTS], aux[MOST_EXPERTS];
+    static float dweight[MOST_TOKENS * MOST_EXPERTS];
+    static const float zeros[MOST_TOKENS * MOST_EXPERTS];
+    fill_normal(bias, options.experts, 1);
+    fill_normal(aux, options.experts, 2);
+    fill_normal(dweight, tokens * options.topk, 3);
+    router_input input = {options, tokens, logits, biased ? bias : NULL, dweight, NULL, 0, NULL};
+    oracle_logits(&options, tokens, input.bias, 1.0, 4, logits);
+    for (int bits = 0; bits < 8; bits++) {
+        input.dweight = bits & 1 ? dweight : zeros;
+        input.aux = bits & 2 ? aux : NULL;
+        input.z_factor = bits & 4 ? 0.3f : 0.0f;
+        check_gradient(&input);
+    }
+}
+
+static void test_backward_is_the_gradient_of_every_kind_of_router(void **state) {
+    (void)state;
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
+        for (int bits = 0; bits < 16; bits++) {
+            moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+            options.experts = 20;
+            options.topk = 3;
+            options.score = (moert_score)score;
+            options.renormalise = bits & 1;
+            options.scale = bits & 2 ? 2.5f : 1.0f;
+            options.groups = bits & 4 ? 5 : 1;
+            options.kept_groups = bits & 4 ? 2 : 1;
+            check_terms(options, 5, bits & 8);
+        }
+}
+
+static void test_backward_takes_every_size(void **state) {
+    (void)state;
+    static const size_t sizes[][3] = {{1, 1, 3},   {5, 1, 40}, {8, 8, 17},
+                                      {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++) {
+            moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+            options.experts = sizes[i / 2][0];
+            options.topk = sizes[i / 2][1];
+            options.score = (moert_score)score;
+            options.renormalise = i % 2;
+            check_terms(options, sizes[i / 2][2], false);
+        }
+}
+
+static void test_a_dropped_slot_passes_no_gradient(void **state) {
+    (void)state;
+    enum { E = 18, K = 3 };
+    float logits[E], dweight[K], without[K];
+    for (int form = 0; form < 8; form++) {
+        moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+        options.experts = E;
+        options.topk = K;
+        options.score = (moert_score)(form / 2);
+        options.renormalise = form % 2;
+        oracle_logits(&options, 1, NULL, 1.0, 9, logits);
+        fill_normal(dweight, K, 5);
+        memcpy(without, dweight, sizeof without);
+        without[1] = 0.0f;
+        router_input input = {options, 1, logits, NULL, without, NULL, 0.1f, NULL};
+        router_run expected = router_do(&input);
+        const int32_t index[K] = {expected.index[0], -1, expected.index[2]};
+        dweight[1] = NAN;
+        input.dweight = dweight;
+        input.index = index;
+        router_run actual = router_do(&input);
+        for (int e = 0; e < E; e++)
+            if (e != expected.index[1])
+                assert_memory_equal(actual.dlogits + e, expected.dlogits + e, 4);
+            else
+                assert_true(isfinite(actual.dlogits[e]));
+        router_run_free(&expected);
+        router_run_free(&actual);
+    }
+}
+
+/* Slots per expert, and sums of r over all tokens. */
+static void count(const router_input *input, const double *logits, const int32_t *index,
+                  uint64_t *counts, double *mass) {
+    const size_t experts = input->options.experts, topk = input->options.topk;
+    double r[MOST_EXPERTS];
+    memset(counts, 0, experts * sizeof *counts);
+    memset(mass, 0, experts * sizeof *mass);
+    for (size_t i = 0; i < input->tokens * topk; i++)
+        counts[index[i]]++;
+    for (size_t t = 0; t < input->tokens; t++) {
+        oracle_share(&input->options, logits + t * experts, r);
+        for (size_t e = 0; e < experts; e++)
+            mass[e] += r[e];
+    }
+}
+
+/* The whole way of one form of the loss: choice, counts, sums, gradient, dlogits. */
+static void check_aux(moert_aux_form form, moert_score score) {
+    enum { T = 6, E = 7, K = 2 };
+    static const float none[T * K];
+    float values[T * E], gradient[E], ignored[E];
+    double logits[T * E], mass[E];
+    uint64_t counts[E];
+    router_input input = {.options = MOERT_ROUTER_OPTIONS_INIT, .tokens = T, .logits = values};
+    input.options.experts = E;
+    input.options.topk = K;
+    input.options.score = score;
+    oracle_logits(&input.options, T, NULL, 1.0, 13, values);
+    for (size_t i = 0; i < T * E; i++)
+        logits[i] = (double)values[i];
+    router_run forward = router_do(&input);
+    count(&input, logits, forward.index, counts, mass);
+    moert_router_aux_loss(form, &input.options, counts, mass, T, 0.5, gradient);
+    input.dweight = none;
+    input.aux = gradient;
+    router_run run = router_do(&input);
+    for (size_t i = 0; i < T * E; i++) {
+        double value[2];
+        for (int side = 0; side < 2; side++) {
+            logits[i] = (double)values[i] + (side ? 1e-5 : -1e-5);
+            count(&input, logits, forward.index, counts, mass);
+            value[side] = moert_router_aux_loss(form, &input.options, counts, mass, T, 1, ignored);
+        }
+        logits[i] = (double)values[i];
+        assert_within((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
+    }
+    router_run_free(&forward);
+    router_run_free(&run);
+}
+
+static void test_backward_is_the_gradient_of_both_forms_of_the_aux_loss(void **state) {
+    (void)state;
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        check_aux(MOERT_AUX_HUGGING_FACE, (moert_score)score);
+        check_aux(MOERT_AUX_MEGATRON, (moert_score)score);
+    }
+}
+
+static void test_aux_loss_has_the_values_of_the_formulas(void **state) {
+    (void)state;
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = 4;
+    options.topk = 2;
+    const uint64_t balanced[4] = {5, 5, 5, 5}, skewed[4] = {10, 10, 0, 0};
+    const double even[4] = {2.5, 2.5, 2.5, 2.5}, uneven[4] = {6, 3, 1, 0};
+    float gradient[4];
+    /* balanced routing gives K in one form, 1 in the other */
+    assert_within(
+        moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, balanced, even, 10, 1, gradient),
+        2.0, 1e-14);
+    assert_within((double)gradient[3], 4.0 * 5 / 100, 1e-8);
+    assert_within(
+        moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, balanced, even, 10, 1, gradient), 1.0,
+        1e-14);
+    /* 4 * (10/10 * 6/10 + 10/10 * 3/10) */
+    assert_within(
+        moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, skewed, uneven, 10, 0.01, gradient),
+        3.6, 1e-14);
+    assert_within((double)gradient[0], 0.01 * 4 * 10 / 100, 1e-9);
+    assert_true(gradient[2] == 0.0f);
+    assert_within(
+        moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, skewed, uneven, 10, 0.01, gradient),
+        1.8, 1e-14);
+    assert_within((double)gradient[1], 0.01 * 4 * 10 / 200, 1e-9);
+}
+
+static void test_aux_loss_of_no_rows_is_zero(void **state) {
+    (void)state;
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = options.topk = 2;
+    float gradient[2] = {1.0f, 1.0f};
+    assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, (uint64_t[]){0, 0},
+                                      (double[]){0, 0}, 0, 1, gradient) == 0.0);
+    assert_true(gradient[0] == 0.0f && gradient[1] == 0.0f);
+}
+
+static void test_update_bias_helps_the_experts_below_the_mean(void **state) {
+    (void)state;
+    float bias[4] = {0.5f, 0.0f, -0.25f, 0.0f};
+    moert_router_update_bias(bias, (uint64_t[]){9, 1, 4, 2}, 4, 0.125f);
+    const float expected[4] = {0.375f, 0.125f, -0.25f, 0.125f};
+    assert_memory_equal(bias, expected, sizeof bias);
+    moert_router_update_bias(bias, (uint64_t[]){0, 0, 0, 0}, 4, 0.125f);
+    assert_memory_equal(bias, expected, sizeof bias);
+}
+
+/* mass of the sequences [ends[s-1], ends[s]) from the device. */
+static float *mass_of(const moert_router_options *options, size_t tokens, const float *scores,
+                      const uint32_t *ends, size_t sequences) {
+    moert_buffer *in = upload(scores, tokens * options->experts * 4);
+    moert_buffer *device_ends = upload(ends, sequences * 4);
+    moert_buffer *mass = unset_floats(sequences * options->experts);
+    ASSERT_OK(moert_router_mass(test_device, options, tokens, in, device_ends, sequences, mass));
+    moert_buffer_destroy(in);
+    moert_buffer_destroy(device_ends);
+    float *values = download(mass, sequences * options->experts * 4);
+    moert_buffer_destroy(mass);
+    return values;
+}
+
+static void test_mass_sums_the_shares_of_each_sequence(void **state) {
+    (void)state;
+    enum { T = 23, E = 19, S = 4 };
+    static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
+    float logits[T * E];
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = {.options = MOERT_ROUTER_OPTIONS_INIT, .tokens = T, .logits = logits};
+        input.options.experts = E;
+        input.options.topk = 2;
+        input.options.score = (moert_score)score;
+        oracle_logits(&input.options, T, NULL, 1.0, 17, logits);
+        logits[7 * E + 3] = NAN; /* a marked token adds nothing */
+        router_run run = router_do(&input);
+        float *mass = mass_of(&input.options, T, run.scores, ends, S);
+        for (size_t s = 0; s < S; s++) {
+            double sum[E] = {0}, row[E], r[E];
+            for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++) {
+                for (size_t e = 0; e < E; e++)
+                    row[e] = (double)logits[t * E + e];
+                oracle_share(&input.options, row, r);
+                for (size_t e = 0; t != 7 && e < E; e++)
+                    sum[e] += r[e];
+            }
+            for (size_t e = 0; e < E; e++)
+                assert_within((double)mass[s * E + e], sum[e], 5e-6);
+        }
+        /* the last sequence alone has the same bits */
+        float *alone = mass_of(&input.options, 6, run.scores + 17 * E, last, 1);
+        assert_memory_equal(alone, mass + 3 * E, E * 4);
+        free(alone);
+        free(mass);
+        router_run_free(&run);
+    }
+}
+
+static void test_mass_of_no_tokens_is_zero(void **state) {
+    (void)state;
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = 3;
+    options.topk = 1;
+    float *mass = mass_of(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
+    for (int i = 0; i < 6; i++)
+        assert_true(mass[i] == 0.0f);
+    free(mass);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_backward_is_the_gradient_of_every_kind_of_router),
+        cmocka_unit_test(test_backward_takes_every_size),
+        cmocka_unit_test(test_a_dropped_slot_passes_no_gradient),
+        cmocka_unit_test(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss),
+        cmocka_unit_test(test_aux_loss_has_the_values_of_the_formulas),
+        cmocka_unit_test(test_aux_loss_of_no_rows_is_zero),
+        cmocka_unit_test(test_update_bias_helps_the_experts_below_the_mean),
+        cmocka_unit_test(test_mass_sums_the_shares_of_each_sequence),
+        cmocka_unit_test(test_mass_of_no_tokens_is_zero),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

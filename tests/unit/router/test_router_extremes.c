@@ -1,0 +1,167 @@
+// run: np=1 sanitize=1
+/* The router where float32 runs out: huge and tiny logits, scores whose sum is as small as 1e-20.
+ */
+#include <math.h>
+
+#include "base/rng.h"
+#include "support/layer/router_oracle.h"
+#include "support/layer/router_run.h"
+#include "support/test.h"
+
+static moert_router_options make(size_t experts, size_t topk, moert_score score) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = experts;
+    options.topk = topk;
+    options.score = score;
+    return options;
+}
+
+static void test_extreme_finite_logits_give_finite_results(void **state) {
+    (void)state;
+    const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const float dweight[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+        router_run run = router_do(&(router_input){make(4, 4, (moert_score)score), 1, logits, NULL,
+                                                   dweight, NULL, 0.0f, NULL});
+        for (int e = 0; e < 4; e++) {
+            assert_true(isfinite(run.scores[e]) && isfinite(run.weight[e]));
+            assert_true(isfinite(run.dlogits[e]));
+        }
+        assert_int_equal(run.index[0], 0);
+        assert_int_equal(run.index[1], 2);
+        router_run_free(&run);
+    }
+}
+
+static void assert_relative(double got, double want, double tolerance) {
+    assert_within(got, want, tolerance * fabs(want));
+}
+
+/* A score on its own is its weight, and its derivative the gradient: no larger one hides it. */
+static void test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large(void **state) {
+    (void)state;
+    enum { T = 24 };
+    static const float logits[T] = {-170.0f, -100.0f, -88.0f,      -60.0f, -17.5f, -16.000002f,
+                                    -16.0f,  -15.99f, -12.0f,      -4.0f,  -1.0f,  -1e-30f,
+                                    0.0f,    1e-30f,  0.00048828f, 1.0f,   4.0f,   12.0f,
+                                    16.0f,   60.0f,   88.0f,       89.0f,  100.0f, 1e4f};
+    float dweight[T];
+    for (int t = 0; t < T; t++)
+        dweight[t] = 1.0f;
+    const router_input input = {.options = make(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
+                                .tokens = T,
+                                .logits = logits,
+                                .dweight = dweight};
+    router_run run = router_do(&input);
+    for (size_t t = 0; t < T; t++) {
+        double score;
+        oracle_scores(&input.options, (double[]){(double)logits[t]}, &score);
+        assert_relative((double)run.scores[t], score, 4e-7);
+        assert_memory_equal(run.weight + t, run.scores + t, 4);
+        assert_relative((double)run.dlogits[t], oracle_gradient(&input, (int32_t[]){0}, t, 0),
+                        1e-6);
+    }
+    router_run_free(&run);
+}
+
+static void test_sqrt_softplus_ends_in_zero_and_in_the_root(void **state) {
+    (void)state;
+    const float logits[4] = {-3e38f, 3e38f, -0.0f, 0.0f}, ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    router_run run = router_do(&(router_input){.options = make(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
+                                               .tokens = 4,
+                                               .logits = logits,
+                                               .dweight = ones});
+    assert_true(run.scores[0] == 0.0f && run.dlogits[0] == 0.0f);
+    assert_relative((double)run.scores[1], sqrt(3e38), 4e-7);
+    assert_relative((double)run.dlogits[1], 0.5 / sqrt(3e38), 1e-6);
+    assert_memory_equal(run.scores + 2, run.scores + 3, 4);
+    assert_memory_equal(run.dlogits + 2, run.dlogits + 3, 4);
+    router_run_free(&run);
+}
+
+/* There the 1e-20 of the sums counts, and the squares of the scores vanish. */
+static void test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20(void **state) {
+    (void)state;
+    enum { T = 5, E = 19, K = 3 };
+    static const struct {
+        moert_score score;
+        float shift; /* to scores of 1.4e-21 */
+    } kinds[] = {{MOERT_SCORE_SIGMOID, -48.0f}, {MOERT_SCORE_SQRT_SOFTPLUS, -96.0f}};
+    float logits[T * E], dweight[T * K], aux[E];
+    for (size_t i = 0; i < T * K; i++)
+        dweight[i] = (float)moert_rng_normal(23, 1, i);
+    for (size_t e = 0; e < E; e++)
+        aux[e] = (float)moert_rng_normal(23, 2, e);
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        for (size_t i = 0; i < T * E; i++)
+            logits[i] = kinds[kind].shift + (float)moert_rng_normal(23, 3, i);
+        const router_input input = {
+            make(E, K, kinds[kind].score), T, logits, NULL, dweight, aux, 0.0f, NULL};
+        router_run run = router_do(&input);
+        for (size_t t = 0; t < T; t++)
+            for (size_t e = 0; e < E; e++)
+                assert_within((double)run.dlogits[t * E + e],
+                              oracle_gradient(&input, run.index + t * K, t, e), 1e-6);
+        router_run_free(&run);
+    }
+}
+
+/* Logits of many kinds: apart, equal, a few units in the last place apart, not finite. */
+static float hostile_logit(size_t token, size_t experts, size_t expert) {
+    const double x = moert_rng_normal(29, token, expert);
+    switch (token % 5) {
+    case 0:
+        return (float)(3.0 * x);
+    case 1:
+        return (float)(0.25 * floor(4.0 * x));
+    case 2:
+        return 1.0f + (float)floor(20.0 * x) * 0x1p-23f;
+    case 3:
+        return (float)(60.0 * x);
+    default:
+        return token % 10 == 9 && expert == token % experts ? (token % 20 == 9 ? INFINITY : NAN)
+                                                            : (float)x;
+    }
+}
+
+/* Groups take other kernels on GPUs, and may choose and round no differently. */
+static void test_to_keep_both_of_two_groups_changes_no_bit(void **state) {
+    (void)state;
+    enum { T = 203, MOST = 256 };
+    static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};
+    static float logits[T * MOST], bias[MOST];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const size_t experts = sizes[i][0], topk = sizes[i][1];
+        for (size_t at = 0; at < T * experts; at++)
+            logits[at] = hostile_logit(at / experts, experts, at % experts);
+        for (size_t e = 0; e < experts; e++)
+            bias[e] = (float)(0.125 * floor(2.0 * moert_rng_normal(31, 0, e)));
+        for (int kind = 0; kind < 8; kind++) {
+            router_input input = {.options = make(experts, topk, (moert_score)(kind / 2)),
+                                  .tokens = T,
+                                  .logits = logits,
+                                  .bias = kind % 2 ? bias : NULL};
+            input.options.renormalise = kind % 2;
+            router_run one = router_do(&input);
+            input.options.groups = input.options.kept_groups = 2;
+            router_run two = router_do(&input);
+            assert_memory_equal(one.index, two.index, T * topk * 4);
+            assert_memory_equal(one.scores, two.scores, T * experts * 4);
+            assert_memory_equal(one.weight, two.weight, T * topk * 4);
+            assert_memory_equal(one.lse, two.lse, T * 4);
+            router_run_free(&one);
+            router_run_free(&two);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_extreme_finite_logits_give_finite_results),
+        cmocka_unit_test(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large),
+        cmocka_unit_test(test_sqrt_softplus_ends_in_zero_and_in_the_root),
+        cmocka_unit_test(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20),
+        cmocka_unit_test(test_to_keep_both_of_two_groups_changes_no_bit),
+    };
+    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+}

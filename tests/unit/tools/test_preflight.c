@@ -1,0 +1,215 @@
+// run: np=1,3 sanitize=1,2
+/* What preflight finds in made-up clusters, and the links that it measures between real ranks. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/mpi.h"
+#include "tools/preflight/preflight.h"
+
+enum { NODES = 4, EACH = 2, RANKS = NODES * EACH };
+
+/* Four nodes of two ranks that are all alike; links inside carry 10 GB/s, between 1 GB/s. */
+static moert_preflight made;
+
+static int make_cluster(void **state) {
+    (void)state;
+    made = (moert_preflight){RANKS, test_alloc(RANKS * sizeof *made.rank),
+                             test_alloc(RANKS * RANKS * sizeof *made.links)};
+    for (size_t r = 0; r < RANKS; r++) {
+        moert_preflight_rank *rank = &made.rank[r];
+        rank->node = r / EACH;
+        rank->cores = 8;
+        rank->watched = true;
+        rank->timeout_s = 60;
+        rank->shm_bytes = rank->memory_bytes = (size_t)8 << 30;
+        rank->rates = (moert_rates){.gemm_gflops = 100.0, .copy_gbps = 20.0};
+        snprintf(rank->host, sizeof rank->host, "node%zu", rank->node);
+        snprintf(rank->commit, sizeof rank->commit, "0.1.0 abc");
+        for (size_t other = 0; other < RANKS; other++) {
+            const bool inside = other / EACH == rank->node;
+            if (other != r && (inside || other % EACH == r % EACH))
+                made.links[r * RANKS + other] =
+                    inside ? (moert_link){2.0, 10.0} : (moert_link){30.0, 1.0};
+        }
+    }
+    return 0;
+}
+
+static int free_cluster(void **state) {
+    (void)state;
+    moert_preflight_free(&made);
+    return 0;
+}
+
+static void set_link(size_t a, size_t b, moert_link link) {
+    made.links[a * RANKS + b] = made.links[b * RANKS + a] = link;
+}
+
+/* All findings as lines "WRONG text" or "note text"; of a static buffer. */
+static const char *judged(void) {
+    static char lines[4096];
+    json_t *findings, *finding;
+    size_t i, used = 0;
+    lines[0] = '\0';
+    ASSERT_OK(moert_preflight_judge(&made, 0.6, &findings));
+    json_array_foreach(findings, i, finding) {
+        assert_true(json_string_length(json_object_get(finding, "hint")) > 0);
+        used += (size_t)snprintf(lines + used, sizeof lines - used, "%s %s\n",
+                                 json_is_true(json_object_get(finding, "wrong")) ? "WRONG" : "note",
+                                 json_string_value(json_object_get(finding, "text")));
+    }
+    json_decref(findings);
+    return lines;
+}
+
+static void test_equal_ranks_have_no_findings(void **state) {
+    (void)state;
+    assert_string_equal(judged(), "");
+    assert_within(made.rank[3].inside, 10.0, 0.0);
+    assert_within(made.rank[3].between, 1.0, 0.0);
+    assert_within(made.rank[3].between_us, 30.0, 0.0);
+}
+
+static void test_another_build_is_named_with_both_commits(void **state) {
+    (void)state;
+    snprintf(made.rank[5].commit, sizeof made.rank[5].commit, "0.1.0 def");
+    assert_string_equal(judged(),
+                        "WRONG rank 5 (node2): another moert: 0.1.0 def; the others: 0.1.0 abc\n");
+}
+
+static void test_ranks_that_differ_alike_are_one_finding(void **state) {
+    (void)state;
+    for (size_t r = 2; r < 5; r++)
+        snprintf(made.rank[r].settings, sizeof made.rank[r].settings, "MOERT_BF16=widened");
+    assert_string_equal(judged(), "WRONG node1, rank 4 (node2): other MOERT_* variables: "
+                                  "MOERT_BF16=widened; the others: none\n");
+}
+
+static void test_a_slow_device_is_named_with_its_share(void **state) {
+    (void)state;
+    made.rank[6].rates.gemm_gflops = 52.0;
+    assert_string_equal(
+        judged(), "WRONG rank 6 (node3): slow: 0.52 of the median GEMM rate (52 of 100 GFLOP/s)\n");
+    made.rank[6].rates.gemm_gflops = 63.0; /* just above the limit */
+    assert_string_equal(judged(), "");
+}
+
+static void test_a_slow_node_is_named_and_its_peers_are_not(void **state) {
+    (void)state;
+    for (size_t r = 0; r < RANKS; r++)
+        if (r / EACH != 2)
+            set_link(r, 2 * EACH + r % EACH, (moert_link){30.0, 0.31});
+    assert_string_equal(judged(), "WRONG node2: slow: 0.31 of the median bandwidth to the other "
+                                  "nodes (0.31 of 1 GB/s)\n");
+}
+
+static void test_a_slow_link_between_good_nodes_is_the_link(void **state) {
+    (void)state;
+    set_link(1, 7, (moert_link){30.0, 0.25});
+    assert_string_equal(judged(), "WRONG the link of ranks 1 and 7 (node0, node3): slow: 0.25 of "
+                                  "the median bandwidth (0.25 of 1 GB/s)\n");
+}
+
+static void test_late_messages_are_found(void **state) {
+    (void)state;
+    set_link(4, 5, (moert_link){900.0, 10.0});
+    assert_string_equal(judged(), "WRONG node2: late: a small message inside of the node takes 900 "
+                                  "us, the median is 2 us\n");
+}
+
+static void test_what_a_host_lacks_is_named(void **state) {
+    (void)state;
+    made.rank[2].skew_s = made.rank[3].skew_s = -3.25;
+    made.rank[4].shm_bytes = made.rank[5].shm_bytes = 20 << 20;
+    made.rank[6].memory_bytes = made.rank[7].memory_bytes = 512 << 20;
+    made.rank[0].watched = made.rank[1].watched = false;
+    assert_string_equal(judged(),
+                        "WRONG node0: the watchdog does not reach the ranks of this host\n"
+                        "WRONG node1: the clock is 3.2 s behind rank 0's\n"
+                        "WRONG node2: only 20 MiB free in /dev/shm, at least 16 MiB a rank are "
+                        "wanted\n"
+                        "WRONG node3: only 512 MiB of memory available, at least 1024 MiB a rank "
+                        "are wanted\n");
+}
+
+static void test_remarks_are_not_wrong(void **state) {
+    (void)state;
+    for (size_t r = 0; r < RANKS; r++)
+        made.rank[r].timeout_s = 0;
+    made.rank[7].shared = true;
+    made.rank[7].node = 2; /* three ranks there, one on the last */
+    const char *lines = judged();
+    assert_non_null(strstr(lines, "note the watchdog is off"));
+    assert_non_null(strstr(lines, "note rank 7 (node3): cores are shared with other ranks"));
+    assert_non_null(strstr(lines, "note node2 has 3 ranks, node0 has 2"));
+}
+
+static void test_of_two_nodes_neither_is_blamed_for_their_link(void **state) {
+    (void)state;
+    made.ranks = 2;
+    made.rank[1].node = 1;
+    made.links[1] = made.links[2] = (moert_link){500.0, 0.001};
+    assert_string_equal(judged(), "");
+    made.rank[1].rates.gemm_gflops = 10.0; /* but the slower device is */
+    snprintf(made.rank[1].host, sizeof made.rank[1].host, "node1");
+    assert_non_null(strstr(judged(), "WRONG node1: slow: 0.10 of the median GEMM rate"));
+}
+
+/* ---- the tournament ---- */
+
+static void test_every_pair_meets_once(void **state) {
+    (void)state;
+    for (size_t count = 1; count <= 9; count++) {
+        unsigned met[9][9] = {{0}};
+        for (size_t round = 0; round < moert_links_rounds(count); round++)
+            for (size_t i = 0; i < count; i++) {
+                const size_t other = moert_links_partner(count, round, i);
+                assert_true(other <= count && other != i);
+                if (other == count)
+                    continue;
+                assert_int_equal(moert_links_partner(count, round, other), i);
+                met[i][other]++;
+            }
+        for (size_t i = 0; i < count; i++)
+            for (size_t other = 0; other < count; other++)
+                assert_int_equal(met[i][other], i != other);
+    }
+}
+
+static void test_links_are_the_same_from_both_sides(void **state) {
+    (void)state;
+    moert_link links[16], all[16 * 16];
+    bool good = true;
+    ASSERT_OK_ON_ALL(moert_links_measure(test_comm, 0.2, links));
+    ASSERT_OK_ON_ALL(moert_comm_allgather(test_comm, links, test_ranks * sizeof *links, all));
+    for (size_t a = 0; a < test_ranks; a++)
+        for (size_t b = 0; b < test_ranks; b++) {
+            const moert_link *there = &all[a * test_ranks + b], *back = &all[b * test_ranks + a];
+            good = good && there->us == back->us && there->gbps == back->gbps &&
+                   (a == b ? there->gbps == 0.0 : there->gbps > 0.0 && there->us > 0.0);
+        }
+    ASSERT_ON_ALL(good);
+}
+
+int main(int count, char **arguments) {
+#define ON_CLUSTER(test) cmocka_unit_test_setup_teardown(test, make_cluster, free_cluster)
+    const struct CMUnitTest tests[] = {
+        ON_CLUSTER(test_equal_ranks_have_no_findings),
+        ON_CLUSTER(test_another_build_is_named_with_both_commits),
+        ON_CLUSTER(test_ranks_that_differ_alike_are_one_finding),
+        ON_CLUSTER(test_a_slow_device_is_named_with_its_share),
+        ON_CLUSTER(test_a_slow_node_is_named_and_its_peers_are_not),
+        ON_CLUSTER(test_a_slow_link_between_good_nodes_is_the_link),
+        ON_CLUSTER(test_late_messages_are_found),
+        ON_CLUSTER(test_what_a_host_lacks_is_named),
+        ON_CLUSTER(test_remarks_are_not_wrong),
+        ON_CLUSTER(test_of_two_nodes_neither_is_blamed_for_their_link),
+        cmocka_unit_test(test_every_pair_meets_once),
+        cmocka_unit_test(test_links_are_the_same_from_both_sides),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("preflight", tests, NULL, NULL));
+}

@@ -1,0 +1,223 @@
+// run: np=1,2,3 sanitize=2
+/*
+ * The memory of NVIDIA GPUs on CPU devices: CUDA's functions make files of memory, and OpenCL's
+ * import maps them, each below the one before. All else is what runs on GPUs.
+ */
+#include <dirent.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "device/nvidia/cuda.h"
+#include "device/internal.h"
+#include "exchange/internal.h"
+#include "support/mpi.h"
+
+static const size_t MiB = (size_t)1 << 20;
+static const size_t BYTES = (size_t)600 << 20; /* three pieces */
+
+/* What goes wrong. */
+static struct {
+    size_t gaps; /* so many pieces still lie apart from the one before */
+    bool full, unreachable;
+} trouble;
+static size_t imports;
+
+/* ---- CUDA ---- */
+
+static int granularity(size_t *bytes, const moert_cuda_memory *memory, int recommended) {
+    (void)memory, (void)recommended;
+    *bytes = 2 * MiB;
+    return 0;
+}
+
+static int create(uint64_t *handle, size_t bytes, const moert_cuda_memory *memory, uint64_t flags) {
+    assert_true(memory->kind == 1 && memory->shared_as == 1 && memory->place == 1 && flags == 0);
+    const int file = trouble.full ? -1 : memfd_create("moert-test", MFD_CLOEXEC);
+    *handle = (uint64_t)file;
+    return file < 0 || ftruncate(file, (off_t)bytes) != 0 ? 2 : 0;
+}
+
+static int export_as(void *file, uint64_t handle, int shared_as, uint64_t flags) {
+    assert_true(shared_as == 1 && flags == 0);
+    *(int *)file = dup((int)handle);
+    return 0;
+}
+
+static int release(uint64_t handle) {
+    return close((int)handle);
+}
+
+static int find(int *device, const char *pci) {
+    (void)pci;
+    *device = 1;
+    return 0;
+}
+
+static int reaches(int *can, int device, int peer) {
+    (void)device, (void)peer;
+    *can = !trouble.unreachable;
+    return 0;
+}
+
+static const moert_cuda substitute = {.granularity = granularity,
+                                      .create = create,
+                                      .export_as = export_as,
+                                      .release = release,
+                                      .find = find,
+                                      .reaches = reaches};
+
+/* ---- OpenCL: takes the place of the loader's ---- */
+
+typedef struct {
+    void *start;
+    size_t bytes;
+} mapping;
+
+static void unmap(cl_mem memory, void *data) {
+    (void)memory;
+    mapping *m = data;
+    munmap(m->start, m->bytes);
+    free(m);
+}
+
+cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties *properties,
+                                    cl_mem_flags flags, size_t bytes, void *host, cl_int *code) {
+    static char *top;
+    assert_true(properties[0] == 0x2060 && properties[2] == 0 && host == NULL);
+    const int file = (int)properties[1];
+    if (top == NULL) {
+        char *room = mmap(NULL, (size_t)1 << 40, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        assert_true(room != MAP_FAILED);
+        top = room + ((size_t)1 << 40);
+    }
+    assert_true(bytes < 512 * MiB); /* more ends the process */
+    imports++;
+    if (trouble.gaps > 0) {
+        trouble.gaps--;
+        top -= 2 * MiB;
+    }
+    top -= moert_round_up(bytes, 32 * MiB);
+    mapping *m = test_alloc(sizeof *m);
+    *m =
+        (mapping){mmap(top, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0), bytes};
+    assert_ptr_equal(m->start, top);
+    close(file);
+    cl_mem memory = clCreateBuffer(context, flags | CL_MEM_USE_HOST_PTR, bytes, top, code);
+    assert_int_equal(clSetMemObjectDestructorCallback(memory, unmap, m), CL_SUCCESS);
+    return memory;
+}
+
+/* ---- tests ---- */
+
+static size_t count_open_files(void) {
+    size_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder != NULL && readdir(folder) != NULL)
+        count++;
+    if (folder != NULL)
+        closedir(folder);
+    return count;
+}
+
+static moert_status make(size_t bytes, moert_storage *storage) {
+    *storage = (moert_storage){.rows = NULL};
+    imports = 0;
+    return moert_memory_nvidia.create(test_device, test_comm, bytes, storage);
+}
+
+/* Whether every rank's rows are those that it writes, at every rank's addresses of them. */
+static bool is_shared(const moert_storage *storage) {
+    static const size_t places[] = {0, 200, 400, 599}; /* MiB; in every piece */
+    enum { PLACES = sizeof places / sizeof places[0] };
+    uint64_t table[4];
+    bool right = moert_buffer_read(storage->addresses, 0, table, test_ranks * 8) == MOERT_OK;
+    for (size_t i = 0; i < PLACES; i++) {
+        const uint32_t word = (uint32_t)(100 * test_rank + i);
+        right = moert_buffer_write(storage->rows, places[i] * MiB, &word, 4) == MOERT_OK && right;
+    }
+    right = on_all(right);
+    for (size_t r = 0; r < test_ranks && right; r++)
+        for (size_t i = 0; i < PLACES; i++)
+            right = right && *(uint32_t *)(uintptr_t)(table[r] + places[i] * MiB) == 100 * r + i;
+    return on_all(right);
+}
+
+static void test_segments_of_several_pieces_are_those_of_all_ranks(void **state) {
+    (void)state;
+    const size_t before = count_open_files();
+    moert_storage storage;
+    ASSERT_OK_ON_ALL(make(BYTES, &storage));
+    assert_true(moert_buffer_bytes(storage.rows) >= BYTES);
+    ASSERT_ON_ALL(imports == 3 * test_ranks && is_shared(&storage));
+    moert_storage_release(&storage);
+    ASSERT_ON_ALL(count_open_files() == before);
+}
+
+static void test_pieces_that_lie_apart_are_taken_again(void **state) {
+    (void)state;
+    static const size_t gaps[] = {2, 6}, turns[] = {2, 3};
+    const size_t before = count_open_files(), others = test_ranks - 1;
+    for (size_t i = 0; i < 2; i++) {
+        moert_storage storage;
+        trouble.gaps = test_rank == others ? gaps[i] : 0;
+        ASSERT_OK_ON_ALL(make(BYTES, &storage));
+        ASSERT_ON_ALL(imports == 3 * (test_rank == others ? turns[i] + others : test_ranks));
+        ASSERT_ON_ALL(is_shared(&storage));
+        moert_storage_release(&storage);
+    }
+    moert_storage storage;
+    trouble.gaps = test_rank == others ? 1000 : 0;
+    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_UNSUPPORTED,
+                        "not 234881024 bytes after");
+    trouble.gaps = 0;
+    moert_storage_release(&storage);
+    ASSERT_ON_ALL(count_open_files() == before);
+}
+
+static void test_what_a_rank_cannot_make_or_reach_fails_on_all(void **state) {
+    (void)state;
+    const size_t before = count_open_files();
+    const bool last = test_rank == test_ranks - 1;
+    moert_storage storage;
+    trouble.full = last;
+    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_MEMORY, "cuMemCreate");
+    trouble.full = false;
+    moert_storage_release(&storage);
+    trouble.unreachable = last;
+    const moert_cuda other = {.granularity = granularity,
+                              .create = create,
+                              .export_as = export_as,
+                              .release = release,
+                              .find = find,
+                              .reaches = reaches,
+                              .device = 2};
+    moert_cuda_substitute = &other;
+    ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_UNSUPPORTED, "has no access to");
+    moert_cuda_substitute = &substitute;
+    trouble.unreachable = false;
+    moert_storage_release(&storage);
+    ASSERT_ON_ALL(count_open_files() == before);
+}
+
+static int begin(void **state) {
+    set_variable("MOERT_DEVICE", "cpu");
+    if (open_test_device(state) != 0)
+        return -1;
+    moert_cuda_substitute = &substitute;
+    test_device->info.imports_files = true;
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_segments_of_several_pieces_are_those_of_all_ranks),
+        cmocka_unit_test(test_pieces_that_lie_apart_are_taken_again),
+        cmocka_unit_test(test_what_a_rank_cannot_make_or_reach_fails_on_all),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("export", tests, begin, close_test_device));
+}

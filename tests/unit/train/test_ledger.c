@@ -1,0 +1,206 @@
+// run: np=1,4 sanitize=2
+/* What a profiled training records: rows, bytes and times that fit together, and an expert that was
+ * planted as hot, whose words moert-report finds. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/files.h"
+#include "support/mpi.h"
+#include "tools/report/verdict.h"
+#include "tools/train/inputs.h"
+#include "train/trainer.h"
+
+enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
+enum { STEPS = 5, BATCH = 8, LENGTH = 16, TOKENS = BATCH * LENGTH };
+
+/* Sets column 0 of `rows` rows, from `first` on, of a tensor that this rank has. */
+static void set_column(moert_model *model, const char *name, size_t first, size_t rows,
+                       float value) {
+    for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(model)[i];
+        if (strcmp(tensor->name, name) != 0)
+            continue;
+        for (size_t row = first; row < first + rows; row++)
+            ASSERT_OK(moert_buffer_write(tensor->block->weight,
+                                         (tensor->offset + row * HIDDEN) * sizeof value, &value,
+                                         sizeof value));
+    }
+}
+
+/* All tokens have a large first number, by which one expert is chosen, and no other. The rest of
+ * them decides on the others. */
+static void plant(moert_model *model) {
+    ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
+    set_column(model, "model.embed_tokens.weight", 0, 256, 0.2f);
+    set_column(model, "model.layers.0.block_sparse_moe.gate.weight", 0, EXPERTS, 0.0f);
+    set_column(model, "model.layers.1.block_sparse_moe.gate.weight", 0, EXPERTS, 0.0f);
+    set_column(model, "model.layers.1.block_sparse_moe.gate.weight", HOT_EXPERT, 1, 2.0f);
+    moert_model_weights_changed(model);
+}
+
+/* At a rate of 0, so that the weights stay as they were planted. */
+static moert_trainer_options options_of(const char *folder, const char *metrics) {
+    return (moert_trainer_options){.steps = STEPS,
+                                   .seed = 1,
+                                   .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
+                                   .batch = BATCH,
+                                   .micro_batches = 2,
+                                   .length = LENGTH,
+                                   .max_skipped = 1,
+                                   .keep_last = 1,
+                                   .out = folder,
+                                   .metrics = metrics,
+                                   .profile = true};
+}
+
+/* A run of all ranks in groups of `ep` in `folder`, whose path is rank 0's. */
+static void train(const char *folder, const char *metrics, size_t ep) {
+    const moert_model_sizes sizes = {.vocabulary = 256,
+                                     .hidden = HIDDEN,
+                                     .intermediate = 32,
+                                     .layers = LAYERS,
+                                     .heads = 2,
+                                     .experts = EXPERTS,
+                                     .topk = TOPK,
+                                     .max_positions = LENGTH};
+    const char *const text = "LICENSE";
+    moert_model_config config = {0};
+    moert_mesh *mesh;
+    moert_model *model;
+    moert_data *data;
+    bool interrupted;
+    ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
+    ASSERT_OK_ON_ALL(moert_data_open_text(&text, 1, 0.0, &data));
+    ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
+    ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
+    plant(model);
+    const moert_trainer_options options = options_of(folder, metrics);
+    FILE *console = stdout; /* the table is no test's line */
+    stdout = fopen("/dev/null", "w");
+    const moert_status status = moert_train(model, data, &options, &interrupted);
+    fclose(stdout);
+    stdout = console;
+    ASSERT_OK_ON_ALL(status);
+    moert_model_destroy(model);
+    moert_mesh_destroy(mesh);
+    moert_data_destroy(data);
+    moert_model_config_free(&config);
+}
+
+static bool near(double got, double want, double tolerance) {
+    return fabs(got - want) <= tolerance * fabs(want) + 1e-9;
+}
+
+static double sum_of(const double *values, size_t count) {
+    double sum = 0.0;
+    for (size_t i = 0; i < count; i++)
+        sum += values[i];
+    return sum;
+}
+
+/* Every token of a layer has its K rows; the hot expert has them all. */
+static bool rows_are_right(const moert_run_record *record) {
+    bool right = record->layers == LAYERS && record->experts == EXPERTS;
+    for (size_t l = 0; right && l < LAYERS; l++)
+        right = near(moert_layer_rows(record, l), TOKENS * TOPK, 1e-5);
+    return right && record->expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS;
+}
+
+/* Rows of x and dy, with x's weights, go out and results and dx, with the weights' gradients, come
+ * back; nothing leaves a group. */
+static bool bytes_are_right(const moert_run_record *record, size_t group) {
+    const double bytes = LAYERS * TOKENS * TOPK * (2.0 * HIDDEN + 1.0) * sizeof(float);
+    const size_t ranks = record->ranks;
+    bool right = near(sum_of(record->dispatched_bytes, ranks * ranks), bytes, 1e-4) &&
+                 near(sum_of(record->combined_bytes, ranks * ranks), bytes, 1e-4);
+    for (size_t from = 0; from < ranks; from++)
+        for (size_t to = 0; to < ranks; to++) {
+            const double there = record->dispatched_bytes[from * ranks + to];
+            right = right && near(record->combined_bytes[to * ranks + from], there, 1e-5);
+            right = right && (from / group == to / group || there == 0.0);
+        }
+    return right;
+}
+
+static bool times_are_right(const moert_run_record *record) {
+    const size_t ranks = record->ranks;
+    bool right = record->profiled_steps == STEPS - 2;
+    for (size_t r = 0; r < ranks; r++) {
+        const moert_run_rank *rank = &record->rank[r];
+        right = right && rank->step_ms > 0.0 && strlen(rank->host) > 0;
+        right = right && near(sum_of(rank->ms, MOERT_TIMES), rank->step_ms, 0.02);
+        right = right && record->waited_ms[r * ranks + r] == 0.0;
+        right = right && sum_of(record->waited_ms + r * ranks, ranks) <= 1.02 * rank->step_ms;
+    }
+    return right;
+}
+
+static bool names_the_expert(const moert_run_record *record, size_t owner) {
+    moert_verdict verdict;
+    char wanted[64] = "Layer 1: expert 5 takes 50 % of the rows, 4.0 times its share";
+    if (record->group > 1)
+        snprintf(wanted, sizeof wanted, "Layer 1: expert 5 (of rank %zu", owner);
+    bool found = false;
+    moert_verdict_make(record, &verdict);
+    for (size_t i = 0; i < verdict.count; i++)
+        found = found || (verdict.line[i].warns && strstr(verdict.line[i].text, wanted) != NULL &&
+                          strstr(verdict.line[i].text, "50 % of the rows, 4.0 times") != NULL);
+    for (size_t i = 0; !found && i < verdict.count; i++)
+        print_message("# %s\n", verdict.line[i].text);
+    return found;
+}
+
+static bool holds(const char *what, bool right) {
+    if (!right)
+        print_message("# wrong: %s (%s)\n", what, moert_last_error());
+    return right;
+}
+
+static void check(size_t ep) {
+    const char *folder = in_folder("run");
+    moert_run_record record;
+    train(folder, in_folder("run/metrics.jsonl"), ep);
+    const size_t group = ep > 0 ? ep : test_ranks;
+    bool right = true;
+    if (test_rank == 0) {
+        const moert_status status = moert_run_record_read(folder, &record);
+        right = holds("the files", status == MOERT_OK && record.ranks == test_ranks &&
+                                       record.group == group && record.steps == STEPS &&
+                                       json_is_object(record.operations));
+        right = right && holds("rows", rows_are_right(&record)) &&
+                holds("bytes", bytes_are_right(&record, group)) &&
+                holds("times", times_are_right(&record)) &&
+                holds("words", names_the_expert(&record, HOT_EXPERT / (EXPERTS / group)));
+        moert_run_record_free(&record);
+    }
+    ASSERT_ON_ALL(right);
+}
+
+static void test_rows_bytes_and_times_fit_and_the_hot_expert_is_named(void **state) {
+    (void)state;
+    check(0);
+}
+
+static void test_replicas_count_once_and_bytes_stay_in_their_group(void **state) {
+    (void)state;
+    check(test_ranks > 1 ? test_ranks / 2 : 1);
+}
+
+static int begin(void **state) {
+    return make_test_folder(state) != 0 || open_test_context(state) != 0 ? -1 : 0;
+}
+
+static int end(void **state) {
+    return close_test_context(state) != 0 || remove_test_folder(state) != 0 ? -1 : 0;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_bytes_and_times_fit_and_the_hot_expert_is_named),
+        cmocka_unit_test(test_replicas_count_once_and_bytes_stay_in_their_group),
+    };
+    if (!mpi_tests_begin(count, arguments))
+        return 1;
+    return mpi_tests_end(cmocka_run_group_tests_name("ledger", tests, begin, end));
+}
