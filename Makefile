@@ -158,8 +158,8 @@ $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STAT
 	$(call say,LINK)
 	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-check-layers: ## proves from the includes that lower modules never use higher ones
-	$(Q)tests/layers
+check-layers: $(STATIC) $(TOOLS) ## proves from includes and symbols that lower files never use higher ones
+	$(Q)tests/layers $(BUILD)
 
 lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
 	$(Q)printf '%s\n' $(call find,src,*.c) | xargs -P $$(nproc) -I FILE clang-tidy --quiet FILE -- $(ALL_CFLAGS) -include $<

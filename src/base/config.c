@@ -6,11 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/text.h"
-
-extern char **environ;
-
 static moert_config config;
 static int config_loaded;
 
@@ -82,34 +77,11 @@ void moert_config_reload(void) {
     config_loaded = 0;
 }
 
-static void warn_unknown(const char *entry) {
-    char name[128];
-    size_t length = strcspn(entry, "=");
-    snprintf(name, sizeof name, "%.*s", (int)(length < 127 ? length : 127), entry);
-    const char *nearest = rows[0].name;
-    for (size_t i = 0; i < ROWS; i++) {
-        if (strcmp(rows[i].name, name) == 0)
-            return;
-        if (moert_text_distance(name, rows[i].name) < moert_text_distance(name, nearest))
-            nearest = rows[i].name;
-    }
-    MOERT_WARN("unknown variable %s; did you mean %s?", name, nearest);
-}
-
-moert_status moert_config_check(void) {
-    for (char **entry = environ; *entry != NULL; entry++)
-        if (strncmp(*entry, "MOERT_", 6) == 0 && moert_log_is_first())
-            warn_unknown(*entry);
-    for (size_t i = 0; i < ROWS; i++) {
-        const char *text = getenv(rows[i].name);
-        unsigned ignored;
-        if (text == NULL || strcmp(rows[i].type, "STRING") == 0 ||
-            parse_number(&rows[i], text, &ignored))
-            continue;
-        return MOERT_FAIL(ERROR_USAGE, "%s=%s is not legal; expected %s", rows[i].name, text,
-                          rows[i].type[0] == 'B' ? "0 or 1" : rows[i].limits);
-    }
-    return MOERT_OK;
+int moert_config_is_legal(const moert_variable *variable) {
+    const struct row row = {.type = variable->type, .limits = variable->limits};
+    unsigned ignored;
+    return variable->value == NULL || strcmp(variable->type, "STRING") == 0 ||
+           parse_number(&row, variable->value, &ignored);
 }
 
 int moert_config_variable(size_t index, moert_variable *variable) {

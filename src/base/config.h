@@ -134,6 +134,9 @@ void moert_config_reload(void);
 /* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
 int moert_config_variable(size_t index, moert_variable *variable);
 
+/* 1 if the value is legal, or not set. */
+int moert_config_is_legal(const moert_variable *variable);
+
 /* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);
 

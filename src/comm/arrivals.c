@@ -1,4 +1,4 @@
-/* The times of entering and leaving calls, and whom they charge. */
+/* Compares the times of entering and leaving calls, and charges the waits. */
 #include "comm/arrivals.h"
 
 #include <stdlib.h>
@@ -8,66 +8,6 @@
 #include "comm/internal.h"
 
 enum { CLOCK_TRIES = 15 };
-
-/* One call: in ns of rank 0's clock. */
-typedef struct moert_arrival {
-    int64_t entered, left;
-} moert_arrival;
-
-static bool noting;
-static int64_t ahead_ns;  /* of this host's clock rank 0's is */
-static moert_comm *first; /* of all communicators, in the order in which they were made */
-
-static int64_t now(void) {
-    return (int64_t)moert_clock_ns() + ahead_ns;
-}
-
-/* ---- all communicators; ranks that share some have made these in the same order ---- */
-
-void moert_arrivals_join(moert_comm *comm) {
-    moert_comm **end = &first;
-    while (*end != NULL)
-        end = &(*end)->next;
-    *end = comm;
-}
-
-void moert_arrivals_leave(const moert_comm *comm) {
-    moert_comm **at = &first;
-    while (*at != NULL && *at != comm)
-        at = &(*at)->next;
-    if (*at != NULL)
-        *at = comm->next;
-}
-
-/* ---- calls ---- */
-
-/* Without memory this and later calls are missing here, and so count on no rank. */
-static moert_arrival *add_arrival(moert_comm *comm) {
-    if (comm->arrival_count == comm->arrival_room) {
-        const size_t room = 2 * comm->arrival_room + 64;
-        moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
-        if (grown == NULL)
-            return NULL;
-        comm->arrivals = grown;
-        comm->arrival_room = room;
-    }
-    return &comm->arrivals[comm->arrival_count++];
-}
-
-void moert_comm_wait_begin(moert_comm *comm) {
-    moert_arrival *call = noting && comm != NULL && comm->size > 1 ? add_arrival(comm) : NULL;
-    if (call != NULL)
-        *call = (moert_arrival){now(), INT64_MAX};
-    moert_phase_wait_begin();
-}
-
-void moert_comm_wait_end(moert_comm *comm) {
-    moert_phase_wait_end();
-    if (noting && comm != NULL && comm->arrival_count > 0)
-        comm->arrivals[comm->arrival_count - 1].left = now();
-}
-
-/* ---- the comparison ---- */
 
 static int ascending(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -85,8 +25,8 @@ moert_status moert_arrivals_enable(moert_comm *world) {
         difference[i] = zero - mine;
     }
     qsort(difference, CLOCK_TRIES, sizeof *difference, ascending);
-    ahead_ns = moert_comm_node(world, world->rank) == 0 ? 0 : difference[CLOCK_TRIES / 2];
-    MOERT_MPI_WAIT(world, MPI_Bcast(&ahead_ns, 1, MPI_INT64_T, 0, world->node));
+    moert_arrivals.ahead_ns = moert_comm_node(world, world->rank) == 0 ? 0 : difference[CLOCK_TRIES / 2];
+    MOERT_MPI_WAIT(world, MPI_Bcast(&moert_arrivals.ahead_ns, 1, MPI_INT64_T, 0, world->node));
     return MOERT_OK;
 }
 
@@ -136,14 +76,14 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
 }
 
 void moert_arrivals_begin(void) {
-    for (moert_comm *comm = first; comm != NULL; comm = comm->next)
+    for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         comm->arrival_count = 0;
-    noting = true;
+    moert_arrivals.noting = true;
 }
 
 moert_status moert_arrivals_end(double *waited_ns) {
-    noting = false;
-    for (moert_comm *comm = first; comm != NULL; comm = comm->next)
+    moert_arrivals.noting = false;
+    for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         if (comm->size > 1)
             MOERT_TRY(compare(comm, waited_ns));
     return MOERT_OK;

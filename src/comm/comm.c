@@ -24,17 +24,6 @@ static struct {
     char text[REPORT_TEXT_BYTES];
 } agreed;
 
-moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
-                            const char *function, int line) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    if (comm == NULL || comm->size == 1)
-        return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text);
-    return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",
-                              call, text, comm->rank, comm->size);
-}
-
 moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
     MOERT_MPI(NULL, MPI_Initialized(&done));

@@ -33,6 +33,18 @@ struct moert_comm {
     size_t arrival_count, arrival_room;
 };
 
+/* One call that was noted: in ns of rank 0's clock. */
+typedef struct moert_arrival {
+    int64_t entered, left;
+} moert_arrival;
+
+typedef struct moert_arrivals_state {
+    bool noting;
+    int64_t ahead_ns;  /* of this host's clock rank 0's is */
+    moert_comm *first; /* of all communicators, in the order in which they were made */
+} moert_arrivals_state;
+extern moert_arrivals_state moert_arrivals;
+
 /* A communicator that lives from now on, or no more; see comm/arrivals.h. */
 void moert_arrivals_join(moert_comm *comm);
 void moert_arrivals_leave(const moert_comm *comm);

@@ -48,6 +48,7 @@ struct moert_device {
     moert_program *programs;
     moert_recording *recording;      /* takes the launches, or NULL */
     struct moert_profiler *profiler; /* counts commands, or NULL */
+    bool serial;                     /* commands must not overlap: a profile adds up their times */
     bool adopted;                    /* the queue is the caller's */
 };
 
@@ -104,7 +105,6 @@ static inline cl_event *moert_profile_event(moert_device *device, const char *pr
 }
 void moert_profile_release(moert_device *device);
 /* Whether times of commands are being summed, to be compared with the clock on the wall. */
-bool moert_profile_adds_up(const moert_device *device);
 
 /* Fills `info` from the driver. */
 moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_device_id id,

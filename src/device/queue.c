@@ -10,7 +10,7 @@
 
 bool moert_device_has_aside(const moert_device *device) {
     const unsigned overlap = moert_config_get()->overlap;
-    return !device->adopted && device->recording == NULL && !moert_profile_adds_up(device) &&
+    return !device->adopted && device->recording == NULL && !device->serial &&
            overlap != MOERT_OVERLAP_OFF && (device->info.is_gpu || overlap == MOERT_OVERLAP_ON);
 }
 

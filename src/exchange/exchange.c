@@ -22,33 +22,6 @@ enum { ENGINES = sizeof engines / sizeof engines[0] };
 _Static_assert(ENGINES == MOERT_EXCHANGE_LOCAL + MOERT_EXCHANGE_ENGINES,
                "a report for each engine");
 
-moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
-    bool *verdicts;
-    moert_status status;
-    MOERT_TRY(moert_alloc(&verdicts, moert_comm_size(comm), sizeof *verdicts));
-    MOERT_TRY_OR(free_verdicts, moert_comm_allgather(comm, &mine, sizeof mine, verdicts));
-    *all = true;
-    for (size_t r = 0; r < moert_comm_size(comm); r++)
-        *all = *all && verdicts[r];
-free_verdicts:
-    free(verdicts);
-    return status;
-}
-
-void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const size_t bytes = MOERT_EXCHANGE_REASON_BYTES;
-    char *reasons = NULL;
-    moert_status status = moert_alloc(&reasons, moert_comm_size(comm), bytes);
-    if (status == MOERT_OK)
-        status = moert_comm_allgather(comm, reason, bytes, reasons);
-    if (status != MOERT_OK)
-        snprintf(reason, bytes, "%s", moert_last_error());
-    for (size_t r = moert_comm_size(comm); status == MOERT_OK && r-- > 0;)
-        if (reasons[r * bytes] != '\0')
-            memcpy(reason, reasons + r * bytes, bytes);
-    free(reasons);
-}
-
 /* Opens one engine; `reason` says on all ranks alike why it does not work. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
     memset(reason, 0, MOERT_EXCHANGE_REASON_BYTES);
@@ -141,13 +114,6 @@ static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *
         if (moert_comm_node(comm, r) != here)
             exchange->far_rows +=
                 plan->relay != NULL ? plan->relay->send_rows[r] : plan->plan->send_rows[r];
-}
-
-void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
-                          const moert_window *window) {
-    const size_t row_floats = exchange->engine->packs ? window->width : window->stride;
-    for (size_t r = 0; r < plan->ranks; r++)
-        exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
 
 /* Waits for the device. */
@@ -391,16 +357,6 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
 /* ---- waves ---- */
 
 enum { WAVE_BYTES = 256 << 10 }; /* that a rank sends in a wave, at least */
-
-moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave) {
-    const moert_plan *p = plan->plan;
-    const size_t first = moert_exchange_part(p->local_experts, wave, plan->waves);
-    const size_t end = moert_exchange_part(p->local_experts, wave + 1, plan->waves);
-    return (moert_wave){.first = first,
-                        .end = end,
-                        .first_row = first > 0 ? p->ends[first - 1] : 0,
-                        .end_row = end > 0 ? p->ends[end - 1] : 0};
-}
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves) {
     const bool cuts = exchange->engine->wait != NULL;

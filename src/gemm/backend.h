@@ -62,6 +62,9 @@ struct moert_packed {
     moert_buffer *panels;
 };
 
+/* By packed weights, as they were packed. */
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
+
 typedef struct moert_backend {
     const char *name;
     const moert_packing *packing;

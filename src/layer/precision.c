@@ -243,7 +243,7 @@ static operand operand_x(moert_layer *layer, int block, moert_gemm *gemm) {
                      .columns = gemm->k,
                      .amax = &layer->rounded[block].amax_x,
                      .rounded = block == BLOCK_EXPERT_IN
-                                    ? moert_wire_has_factors(&layer->options)
+                                    ? moert_precision_takes_wire(&layer->options)
                                     : moert_precision_h_type(layer) != MOERT_NUMBER_F32,
                      .target = MOERT_SCRATCH_ROUNDED_X};
 }
@@ -254,7 +254,7 @@ static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
                      .columns = gemm->n,
                      .amax = &layer->rounded[block].amax_y,
                      .rounded = block == BLOCK_EXPERT_OUT
-                                    ? moert_wire_has_factors(&layer->options)
+                                    ? moert_precision_takes_wire(&layer->options)
                                     : moert_precision_dv_type(layer) != MOERT_NUMBER_F32,
                      .target = MOERT_SCRATCH_ROUNDED_Y};
 }
@@ -375,4 +375,9 @@ bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm) 
     moert_gemm product = *gemm;
     product.type = factor_type(layer);
     return moert_gemm_scatters(layer->mesh->device, &product);
+}
+
+bool moert_precision_takes_wire(const moert_layer_options *options) {
+    return options->dispatch == MOERT_DISPATCH_BF16 && options->precision == MOERT_PRECISION_BF16 &&
+           !options->expert_biases;
 }

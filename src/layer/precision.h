@@ -67,4 +67,7 @@ bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm);
 /* Whether they can put them anywhere (moert_gemm_scatters). */
 bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm);
 
+/* Whether rows travel as the bf16 codes that the experts' products take. */
+bool moert_precision_takes_wire(const moert_layer_options *options);
+
 #endif

@@ -24,15 +24,10 @@ size_t moert_wire_back_width(const moert_layer_options *options) {
     return options->combine == MOERT_COMBINE_BF16 ? options->hidden / CODES : options->hidden;
 }
 
-bool moert_wire_has_factors(const moert_layer_options *options) {
-    return options->dispatch == MOERT_DISPATCH_BF16 && options->precision == MOERT_PRECISION_BF16 &&
-           !options->expert_biases;
-}
-
 bool moert_wire_takes_waves(const moert_layer_options *options) {
     const bool plain =
         options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32;
-    return options->combine == MOERT_COMBINE_F32 && (plain || moert_wire_has_factors(options));
+    return options->combine == MOERT_COMBINE_F32 && (plain || moert_precision_takes_wire(options));
 }
 
 /* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
@@ -95,7 +90,7 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
     if (o->dispatch == MOERT_DISPATCH_F32)
         return MOERT_OK;
     const size_t width = *stride;
-    if (moert_wire_has_factors(o)) {
+    if (moert_precision_takes_wire(o)) {
         *stride = width * CODES;
         return MOERT_OK;
     }

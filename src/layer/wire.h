@@ -17,8 +17,6 @@ size_t moert_wire_back_width(const moert_layer_options *options);
 /* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
                              const moert_buffer **packed);
-/* Whether rows travel as the bf16 codes that the experts' products take. */
-bool moert_wire_has_factors(const moert_layer_options *options);
 /* Whether the experts' forward and dgrad can take the rows of some experts alone: if nothing is
  * made of all rows, before them or after. */
 bool moert_wire_takes_waves(const moert_layer_options *options);

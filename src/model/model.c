@@ -103,14 +103,6 @@ moert_mesh *moert_model_mesh(const moert_model *model) {
     return model->mesh;
 }
 
-void moert_model_weights_changed(moert_model *model) {
-    moert_block_weights_changed(model->outer);
-    for (size_t i = 0; i < model->config.layers; i++) {
-        moert_block_weights_changed(model->layer[i].attention);
-        moert_layer_weights_changed(model->layer[i].moe);
-    }
-}
-
 moert_status moert_model_initialize(moert_model *model, uint64_t seed) {
     moert_model_weights_changed(model);
     for (size_t t = 0; t < model->tensor_count; t++) {

@@ -136,6 +136,14 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     return status;
 }
 
+void moert_model_weights_changed(moert_model *model) {
+    moert_block_weights_changed(model->outer);
+    for (size_t i = 0; i < model->config.layers; i++) {
+        moert_block_weights_changed(model->layer[i].attention);
+        moert_layer_weights_changed(model->layer[i].moe);
+    }
+}
+
 moert_status moert_model_load(moert_model *model, const char *path) {
     moert_tensors *files = NULL;
     moert_model_weights_changed(model);

@@ -6,27 +6,6 @@
 #include "base/memory.h"
 #include "op/op.h"
 
-moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,
-                             const char *legal, const char *format, ...) {
-    char value[80];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(value, sizeof value, format, arguments);
-    va_end(arguments);
-    return moert_error_record(code, __func__, __LINE__, "%s: %s is %s; %s",
-                              moert_op_kind_name(op->options.kind), field, value, legal);
-}
-
-static const char *const names[] = {
-#define KIND_NAME(name, text) [MOERT_OP_##name] = (text),
-    MOERT_OP_KIND_TABLE(KIND_NAME)
-#undef KIND_NAME
-};
-
-const char *moert_op_kind_name(moert_op_kind kind) {
-    return (unsigned)kind < MOERT_OP_KINDS ? names[kind] : NULL;
-}
-
 static moert_status check_size(const moert_op *op, const char *field, size_t value, size_t least) {
     if (value < least)
         return moert_op_refuse(MOERT_ERROR_USAGE, op, field, "at least 1", "%zu", value);

@@ -105,6 +105,9 @@ moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *
                              const char *legal, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* Bytes of a buffer; SIZE_MAX if they cannot be counted. */
+size_t moert_op_need_bytes(const moert_op_need *need);
+
 /* Checks the buffers of an execute. */
 moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers);
 

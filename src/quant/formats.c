@@ -2,6 +2,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "quant/quantize.h"
+#include "quant/scales.h"
 
 enum { SCALE_E8M0 = 1, SCALE_E4M3 = 1, SCALE_F32 = 4 }; /* bytes */
 
@@ -83,4 +84,12 @@ moert_quantized_shape moert_quantized_layout(const moert_quantize *op) {
     if (op->row_bytes > 0)
         shape.q_bytes = shape.scales = op->row_bytes;
     return shape;
+}
+
+size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines, size_t width,
+                            bool transposed) {
+    const uint32_t whole = (uint32_t)lines;
+    const size_t along = moert_row_blocks(ends != NULL ? ends : &whole, ends != NULL ? groups : 1,
+                                          moert_tile_lines(transposed));
+    return along * moert_tiles_across_bytes(width, transposed);
 }

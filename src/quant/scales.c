@@ -4,14 +4,6 @@
 #include "base/memory.h"
 #include "quant/backend.h"
 
-size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines, size_t width,
-                            bool transposed) {
-    const uint32_t whole = (uint32_t)lines;
-    const size_t along = moert_row_blocks(ends != NULL ? ends : &whole, ends != NULL ? groups : 1,
-                                          moert_tile_lines(transposed));
-    return along * moert_tiles_across_bytes(width, transposed);
-}
-
 static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *full) {
     const moert_groups *groups = &op->groups;
     int narrow;

@@ -21,6 +21,11 @@ static bool is_gpu(const struct hwloc_pcidev_attr_s *pci) {
     return class_fits && vendor_fits;
 }
 
+moert_status moert_topology_bitmap(hwloc_bitmap_t *set) {
+    *set = hwloc_bitmap_alloc();
+    return *set != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for a processor set");
+}
+
 static moert_status fill(const moert_topology *topology, hwloc_obj_t device,
                          moert_gpu_place *place) {
     const struct hwloc_pcidev_attr_s *pci = &device->attr->pcidev;

@@ -9,11 +9,6 @@
 #include "base/text.h"
 #include "topology/internal.h"
 
-moert_status moert_topology_bitmap(hwloc_bitmap_t *set) {
-    *set = hwloc_bitmap_alloc();
-    return *set != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no memory for a processor set");
-}
-
 moert_status moert_topology_list(hwloc_const_bitmap_t set, char *text, size_t bytes) {
     int length = hwloc_bitmap_list_snprintf(text, bytes, set);
     if (length < 0 || (size_t)length >= bytes)

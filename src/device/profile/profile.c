@@ -245,9 +245,16 @@ static moert_status check_span(const moert_device *device, bool counting) {
     return MOERT_OK;
 }
 
+/* Times of commands add up unless somebody is told of each. */
+static void set_counting(moert_device *device, bool counting) {
+    device->profiler->counting = counting;
+    device->serial = counting && device->profiler->observer == NULL;
+}
+
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context) {
     device->profiler->observer = observer;
     device->profiler->context = context;
+    set_counting(device, device->profiler->counting);
 }
 
 /* How far the host's clock is ahead of the one of events: an empty command ends between two looks
@@ -278,7 +285,7 @@ moert_status moert_profile_begin(moert_device *device) {
     MOERT_TRY(moert_device_finish(device));
     if (device->profiler->observer != NULL)
         MOERT_TRY(compare_clocks(device));
-    device->profiler->counting = true;
+    set_counting(device, true);
     device->profiler->began_ns = moert_clock_ns();
     moert_phase_listen(add_wait, device->profiler);
     return MOERT_OK;
@@ -288,7 +295,7 @@ moert_status moert_profile_end(moert_device *device) {
     struct moert_profiler *profiler = device->profiler;
     MOERT_TRY(check_span(device, true));
     moert_phase_listen(NULL, NULL);
-    profiler->counting = false;
+    set_counting(device, false);
     const cl_int code = moert_queue_finish(device);
     profiler->sums.wall_ns += moert_clock_ns() - profiler->began_ns;
     read_ring(profiler);
@@ -296,11 +303,6 @@ moert_status moert_profile_end(moert_device *device) {
     if (profiler->failure != CL_SUCCESS)
         return MOERT_CL_FAIL(device, profiler->failure, "clGetEventProfilingInfo");
     return MOERT_OK;
-}
-
-bool moert_profile_adds_up(const moert_device *device) {
-    return device->profiler != NULL && device->profiler->counting &&
-           device->profiler->observer == NULL;
 }
 
 const moert_profile *moert_profile_get(const moert_device *device) {

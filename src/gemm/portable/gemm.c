@@ -103,11 +103,28 @@ static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_
     return moert_ceil_div(reduction, moert_per_term(moert_gemm_term(gemm, device)));
 }
 
+static moert_status run_forward(const moert_gemm *gemm, size_t start) {
+    return moert_portable_forward_from(gemm, start, NULL);
+}
+
+static moert_status run_dgrad(const moert_gemm *gemm, size_t start) {
+    return moert_portable_dgrad_from(gemm, start, NULL);
+}
+
+static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+    static moert_portable_run *const runs[] = {[MOERT_TUNED_FORWARD] = run_forward,
+                                               [MOERT_TUNED_DGRAD] = run_dgrad,
+                                               [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
+                                               [MOERT_TUNED_PACKED_FORWARD] = run_forward,
+                                               [MOERT_TUNED_PACKED_DGRAD] = run_dgrad};
+    return moert_portable_choices(gemm, operation, start, runs[operation]);
+}
+
 /* The share of forward and dgrad, whose lines are the rows. */
 static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
     const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
     const moert_device *device = moert_buffer_device(gemm->x);
-    const moert_choices c = moert_portable_choices(gemm, operation, start);
+    const moert_choices c = choices_of(gemm, operation, start);
     product p = rows_of(gemm);
     p.columns = dgrad ? gemm->k : gemm->n;
     p.reduction = terms_of(gemm, device, dgrad ? gemm->n : gemm->k);
@@ -122,20 +139,6 @@ static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t s
 /* The groups that share one weight, or 0. */
 static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
-}
-
-moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
-    return gemm->packed != NULL ? gemm->packed->term : moert_term_of(device, gemm->type);
-}
-
-moert_term moert_term_of(const moert_device *device, moert_number type) {
-    const moert_device_info *info = moert_device_describe(device);
-    if (type != MOERT_NUMBER_BF16)
-        return MOERT_TERM_NUMBER;
-    if (moert_device_sums_in_tiles(info))
-        return MOERT_TERM_TILE;
-    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_TERM_PAIR
-                                                                             : MOERT_TERM_NUMBER;
 }
 
 void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
@@ -239,7 +242,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
         return moert_portable_gpu_wgrad(gemm, start);
     const product p = {groups->count, gemm->n, gemm->n, gemm->k,
                        terms_of(gemm, device, groups->rows)};
-    const moert_choices c = moert_portable_choices(gemm, MOERT_TUNED_WGRAD, start);
+    const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
     const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];

@@ -52,12 +52,12 @@ void moert_gemm_program(const moert_device *device, moert_number type, const moe
 
 /* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
  * measured first, for which the product is run, unless its weight is coded. */
-moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start);
+typedef moert_status moert_portable_run(const moert_gemm *gemm, size_t start);
+moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
+                                     moert_portable_run *run);
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 
-/* By packed weights, as they were packed. */
-moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
 
 /* The numbers of a term, and those to which panels are filled up. */
 static inline size_t moert_per_term(moert_term term) {

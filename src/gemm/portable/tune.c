@@ -18,16 +18,8 @@ enum { BUDGET_NS = 300000000, SHARES = MOERT_TUNE_AXES - MOERT_TUNE_PANELS };
 typedef struct attempt {
     moert_gemm gemm;
     size_t start;
-    moert_status (*run)(const moert_gemm *gemm, size_t start);
+    moert_portable_run *run;
 } attempt;
-
-static moert_status run_forward(const moert_gemm *gemm, size_t start) {
-    return moert_portable_forward_from(gemm, start, NULL);
-}
-
-static moert_status run_dgrad(const moert_gemm *gemm, size_t start) {
-    return moert_portable_dgrad_from(gemm, start, NULL);
-}
 
 static moert_status run_attempt(void *what) {
     const attempt *a = what;
@@ -65,17 +57,10 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
 }
 
 /* Never fails: the product that follows reports what is wrong with it. */
-static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key *key,
-                    moert_choices *choices) {
-    static moert_status (*const runs[])(const moert_gemm *,
-                                        size_t) = {[MOERT_TUNED_FORWARD] = run_forward,
-                                                   [MOERT_TUNED_DGRAD] = run_dgrad,
-                                                   [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
-                                                   [MOERT_TUNED_PACKED_FORWARD] = run_forward,
-                                                   [MOERT_TUNED_PACKED_DGRAD] = run_dgrad};
-    moert_device *device = moert_buffer_device(gemm->x);
-    attempt a = {*gemm, start, runs[key->operation]};
-    const moert_trial trial = {device, &a, NULL, run_attempt, moert_fetches(gemm->packed)};
+static void measure(const attempt *asked, const moert_tuning_key *key, moert_choices *choices) {
+    moert_device *device = moert_buffer_device(asked->gemm.x);
+    attempt a = *asked;
+    const moert_trial trial = {device, &a, NULL, run_attempt, moert_fetches(a.gemm.packed)};
     moert_tune_result found;
     moert_buffer *spare = NULL;
     moert_status status = spare_result(&a, key->operation, &spare);
@@ -92,7 +77,8 @@ static void measure(const moert_gemm *gemm, size_t start, const moert_tuning_key
     remember(device, key, &found);
 }
 
-moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
+                                     moert_portable_run *run) {
     /* of the result, the one buffer that is there without rows too */
     const moert_device *device =
         moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
@@ -108,6 +94,6 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
         choices.width = moert_packed_width(gemm->packed, choices.width);
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
         (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
-        measure(gemm, start, &key, &choices);
+        measure(&(attempt){*gemm, start, run}, &key, &choices);
     return moert_with_tile(choices, moert_gemm_term(gemm, device));
 }

@@ -7,7 +7,7 @@ moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *b
     const moert_op_options *o = &op->options;
     const size_t split = moert_op_split(op, o->n);
     const moert_grid grid = {moert_ceil_div(o->rows, split), 1, 1};
-    MOERT_TRY(MOERT_RUN(
+    return MOERT_RUN(
         op->device, MOERT_PROGRAM(op->device, "op/glu", op->glu_width | o->c.stride | o->d.stride),
         "op_glu", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
         MOERT_ARG((unsigned)o->rows), MOERT_ARG(work->acc), MOERT_ARG(b->alpha), MOERT_ARG(b->bias),
@@ -16,8 +16,7 @@ moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *b
         MOERT_ARG((int)o->d.type), MOERT_ARG((size_t)o->d.stride), MOERT_ARG(work->peak),
         MOERT_ARG((int)op->glu_width), MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first),
         MOERT_ARG(o->glu.limit), MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset),
-        MOERT_ARG((unsigned)split)));
-    return moert_op_portable_amax(op, b, 1);
+        MOERT_ARG((unsigned)split));
 }
 
 static moert_status add_dbias(const moert_op *op, const moert_op_buffers *b) {
@@ -49,6 +48,5 @@ moert_status moert_op_portable_dglu(const moert_op *op, const moert_op_buffers *
         MOERT_ARG(work->peak), MOERT_ARG(b->dprob), MOERT_ARG((int)op->glu_width),
         MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first), MOERT_ARG(o->glu.limit),
         MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset), MOERT_ARG((unsigned)split)));
-    MOERT_TRY(add_dbias(op, b));
-    return moert_op_portable_amax(op, b, 2);
+    return add_dbias(op, b);
 }

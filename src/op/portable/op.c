@@ -104,7 +104,8 @@ static moert_status load_rows(const moert_op *op, const moert_op_buffers *b,
         MOERT_ARG((unsigned)split));
 }
 
-moert_status moert_op_portable_amax(const moert_op *op, const moert_op_buffers *b, unsigned sets) {
+/* Raises amax, if it is wanted, by the peaks of the rows, `sets` of each. */
+static moert_status raise_amax(const moert_op *op, const moert_op_buffers *b, unsigned sets) {
     const moert_op_workspace *work = op->state;
     if (b->amax == NULL)
         return MOERT_OK;
@@ -129,7 +130,7 @@ static moert_status store_rows(const moert_op *op, const moert_op_buffers *b) {
         MOERT_ARG(rows->gathered ? b->gather : NULL), MOERT_ARG(b->row_weight), MOERT_ARG(b->prob),
         MOERT_ARG(op->x.output ? b->x : b->y), MOERT_ARG((int)operand->type),
         MOERT_ARG((size_t)operand->stride), MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
-    return moert_op_portable_amax(op, b, 1);
+    return raise_amax(op, b, 1);
 }
 
 /* Weights of groups [first, first + count): from place `place` of `weight`, to or from place `slot`
@@ -215,10 +216,14 @@ static moert_status execute(moert_op *op, const moert_op_buffers *b) {
     }
     if (work->acc == NULL)
         return MOERT_OK;
-    if (o->kind == MOERT_OP_GLU)
-        return moert_op_portable_glu(op, b);
-    if (o->kind == MOERT_OP_DGLU)
-        return moert_op_portable_dglu(op, b);
+    if (o->kind == MOERT_OP_GLU) {
+        MOERT_TRY(moert_op_portable_glu(op, b));
+        return raise_amax(op, b, 1);
+    }
+    if (o->kind == MOERT_OP_DGLU) {
+        MOERT_TRY(moert_op_portable_dglu(op, b));
+        return raise_amax(op, b, 2);
+    }
     return store_rows(op, b);
 }
 

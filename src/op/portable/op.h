@@ -29,8 +29,4 @@ static inline size_t moert_op_split(const moert_op *op, size_t columns) {
 moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *buffers);
 moert_status moert_op_portable_dglu(const moert_op *op, const moert_op_buffers *buffers);
 
-/* Raises amax, if it is wanted, by the peaks of the rows, `sets` of each. */
-moert_status moert_op_portable_amax(const moert_op *op, const moert_op_buffers *buffers,
-                                    unsigned sets);
-
 #endif

@@ -43,14 +43,6 @@ moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales) {
     return operand;
 }
 
-bool moert_gemm_quantised(const moert_operand *operand) {
-    return operand->how.size > 0;
-}
-
-bool moert_gemm_tileable(const moert_operand *operand) {
-    return moert_gemm_quantised(operand) && moert_format_scale_bytes(operand->how.format) == 1;
-}
-
 /* ---- what is there ---- */
 
 static bool is_input(moert_gemm_role role) {

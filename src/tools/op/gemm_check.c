@@ -6,6 +6,14 @@
 /* ---- types ---- */
 
 /* The type of numbers that may be of any plain one; of a bias, of more than 8 bits. */
+bool moert_gemm_quantised(const moert_operand *operand) {
+    return operand->how.size > 0;
+}
+
+bool moert_gemm_tileable(const moert_operand *operand) {
+    return moert_gemm_quantised(operand) && moert_format_scale_bytes(operand->how.format) == 1;
+}
+
 static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
                               const moert_tensor *tensor) {
     const bool bias = row->buffer == MOERT_OP_BUFFER_bias;

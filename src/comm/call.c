@@ -1,0 +1,68 @@
+/* What surrounds every call of MPI: waits are noted for the watchdog, the profile and
+ * comm/arrivals.h, failures recorded. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+
+moert_arrivals_state moert_arrivals;
+
+moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
+                            const char *function, int line) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    if (comm == NULL || comm->size == 1)
+        return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text);
+    return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",
+                              call, text, comm->rank, comm->size);
+}
+
+static int64_t now(void) {
+    return (int64_t)moert_clock_ns() + moert_arrivals.ahead_ns;
+}
+
+/* ---- all communicators; ranks that share some have made these in the same order ---- */
+
+void moert_arrivals_join(moert_comm *comm) {
+    moert_comm **end = &moert_arrivals.first;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = comm;
+}
+
+void moert_arrivals_leave(const moert_comm *comm) {
+    moert_comm **at = &moert_arrivals.first;
+    while (*at != NULL && *at != comm)
+        at = &(*at)->next;
+    if (*at != NULL)
+        *at = comm->next;
+}
+
+/* ---- calls ---- */
+
+/* Without memory this and later calls are missing here, and so count on no rank. */
+static moert_arrival *add_arrival(moert_comm *comm) {
+    if (comm->arrival_count == comm->arrival_room) {
+        const size_t room = 2 * comm->arrival_room + 64;
+        moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
+        if (grown == NULL)
+            return NULL;
+        comm->arrivals = grown;
+        comm->arrival_room = room;
+    }
+    return &comm->arrivals[comm->arrival_count++];
+}
+
+void moert_comm_wait_begin(moert_comm *comm) {
+    moert_arrival *call = moert_arrivals.noting && comm != NULL && comm->size > 1 ? add_arrival(comm) : NULL;
+    if (call != NULL)
+        *call = (moert_arrival){now(), INT64_MAX};
+    moert_phase_wait_begin();
+}
+
+void moert_comm_wait_end(moert_comm *comm) {
+    moert_phase_wait_end();
+    if (moert_arrivals.noting && comm != NULL && comm->arrival_count > 0)
+        comm->arrivals[comm->arrival_count - 1].left = now();
+}
