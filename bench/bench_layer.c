@@ -256,7 +256,7 @@ static void show_span(void *context, const moert_profile_span *span) {
     moert_program_say(b->context, "# %10.1f us %10.1f us  %-14s  %-22s %s\n",
                       (double)(span->start_ns - b->start_ns) * 1e-3,
                       (double)(span->end_ns - span->start_ns) * 1e-3, kinds[span->kind],
-                      moert_operation_text(span->operation), span->phase);
+                      moert_operation_text(span->operation), moert_phase_name(span->phase));
 }
 
 static moert_status show_spans(bench *b) {

@@ -1,4 +1,4 @@
-/* What this process is doing, for the watchdog. */
+/* What this process is doing. */
 #include "base/phase.h"
 
 #include <stdatomic.h>
@@ -7,8 +7,7 @@
 #include "base/clock.h"
 
 static _Atomic uint64_t step, ticks;
-static _Atomic(const char *) phase;
-static atomic_int waiting;
+static atomic_int phase, waiting;
 
 /* Of the thread that listens, which need not be the only one that waits. */
 static _Thread_local struct {
@@ -18,13 +17,22 @@ static _Thread_local struct {
     int depth;
 } listener;
 
+const char *moert_phase_name(moert_phase which) {
+    static const char *const names[] = {
+#define PHASE_NAME(name, text) text,
+        MOERT_PHASE_TABLE(PHASE_NAME)
+#undef PHASE_NAME
+    };
+    return (unsigned)which < MOERT_PHASES ? names[which] : "unknown";
+}
+
 void moert_phase_set_step(uint64_t number) {
     atomic_store(&step, number);
     atomic_fetch_add(&ticks, 1);
 }
 
-void moert_phase_set(const char *name) {
-    atomic_store(&phase, name);
+void moert_phase_set(moert_phase which) {
+    atomic_store(&phase, (int)which);
     atomic_fetch_add(&ticks, 1);
 }
 
@@ -43,7 +51,7 @@ void moert_phase_wait_end(void) {
     atomic_fetch_sub(&waiting, 1);
     atomic_fetch_add(&ticks, 1);
     if (listener.waited != NULL && listener.depth > 0 && --listener.depth == 0)
-        listener.waited(listener.context, moert_phase_name(), moert_clock_ns() - listener.began_ns);
+        listener.waited(listener.context, moert_phase_get(), moert_clock_ns() - listener.began_ns);
 }
 
 void moert_phase_listen(moert_phase_listener *waited, void *context) {
@@ -56,9 +64,8 @@ uint64_t moert_phase_step(void) {
     return atomic_load(&step);
 }
 
-const char *moert_phase_name(void) {
-    const char *name = atomic_load(&phase);
-    return name != NULL ? name : "start";
+moert_phase moert_phase_get(void) {
+    return (moert_phase)atomic_load(&phase);
 }
 
 uint64_t moert_phase_ticks(void) {

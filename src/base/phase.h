@@ -1,5 +1,5 @@
 /*
- * What this process is doing, for the watchdog: the step and a phase's name (a string literal).
+ * What this process is doing, for the watchdog and the profile: the step and a phase of it.
  * Process-wide, lock-free.
  */
 #ifndef MOERT_BASE_PHASE_H
@@ -7,8 +7,47 @@
 
 #include <stdint.h>
 
+/* X(NAME, the words that messages and traces show) */
+#define MOERT_PHASE_TABLE(X)                                                                       \
+    X(START, "start")                                                                              \
+    X(DATA, "data")                                                                                \
+    X(EMBEDDING, "embedding")                                                                      \
+    X(ATTENTION, "attention")                                                                      \
+    X(ROUTE, "route")                                                                              \
+    X(PLAN, "plan")                                                                                \
+    X(DISPATCH, "dispatch")                                                                        \
+    X(EXPERTS, "experts")                                                                          \
+    X(SHARED_EXPERT, "shared expert")                                                              \
+    X(COMBINE, "combine")                                                                          \
+    X(LOGITS, "logits")                                                                            \
+    X(LOSS, "loss")                                                                                \
+    X(LOGITS_BACKWARD, "logits backward")                                                          \
+    X(EXPERTS_BACKWARD, "experts backward")                                                        \
+    X(WGRAD, "wgrad")                                                                              \
+    X(ROUTER_BACKWARD, "router backward")                                                          \
+    X(ATTENTION_BACKWARD, "attention backward")                                                    \
+    X(EMBEDDING_BACKWARD, "embedding backward")                                                    \
+    X(REDUCE_GRADIENTS, "reduce gradients")                                                        \
+    X(REDUCE_REPLICAS, "reduce replicas")                                                          \
+    X(GRADIENT_NORM, "gradient norm")                                                              \
+    X(OPTIMIZER, "optimizer")                                                                      \
+    X(SAVE, "save")                                                                                \
+    X(CLOCKS, "clocks")                                                                            \
+    X(LINKS, "links")                                                                              \
+    X(GEMM_RATE, "GEMM rate")                                                                      \
+    X(COPY_RATES, "copy rates")
+
+typedef enum moert_phase {
+#define MOERT_PHASE_ENUM(name, text) MOERT_PHASE_##name,
+    MOERT_PHASE_TABLE(MOERT_PHASE_ENUM)
+#undef MOERT_PHASE_ENUM
+        MOERT_PHASES
+} moert_phase;
+
+const char *moert_phase_name(moert_phase phase); /* "unknown" of what is no phase */
+
 void moert_phase_set_step(uint64_t step);
-void moert_phase_set(const char *name);
+void moert_phase_set(moert_phase phase);
 
 /* Tells that a long phase gets on. */
 void moert_phase_tick(void);
@@ -19,11 +58,11 @@ void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 
 /* From now on `waited` is told how long each such bracket of this thread was; NULL ends it. */
-typedef void moert_phase_listener(void *context, const char *phase, uint64_t ns);
+typedef void moert_phase_listener(void *context, moert_phase phase, uint64_t ns);
 void moert_phase_listen(moert_phase_listener *waited, void *context);
 
 uint64_t moert_phase_step(void);
-const char *moert_phase_name(void); /* never NULL */
+moert_phase moert_phase_get(void); /* START until one is set */
 uint64_t moert_phase_ticks(void); /* grows with every set, begin and end: no growth = no progress */
 int moert_phase_waiting(void);
 

@@ -5,6 +5,7 @@
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 
+#include "base/phase.h"
 #include "device/device.h"
 
 typedef struct moert_kernel {
@@ -28,7 +29,7 @@ typedef struct moert_program {
 typedef struct moert_shared_work {
     moert_work run;
     void *work;
-    const char *phase;
+    moert_phase phase;
     struct moert_mark *ready;
     moert_buffer *counts; /* kept for the next one */
 } moert_shared_work;

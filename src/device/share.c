@@ -32,7 +32,7 @@ static moert_status make_share(moert_device *device, moert_work run, const void 
     MOERT_TRY_OR(release, moert_mark_set(device, &share->ready));
     memcpy(share->work, work, bytes);
     share->run = run;
-    share->phase = moert_phase_name();
+    share->phase = moert_phase_get();
     device->shares++;
     return MOERT_OK;
 release:
@@ -50,7 +50,7 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
 }
 
 moert_status moert_device_join_in(moert_device *device) {
-    const char *phase = moert_phase_name();
+    const moert_phase phase = moert_phase_get();
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < device->shares && status == MOERT_OK; i++) {
         const moert_shared_work *share = &device->share[i];

@@ -196,7 +196,7 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
         .source = source,
         .slot_source = slot_source,
     };
-    moert_phase_set("dispatch");
+    moert_phase_set(MOERT_PHASE_DISPATCH);
     MOERT_TRY(moert_window_reserve(window, plan->plan));
     if (move.slots != NULL)
         MOERT_TRY(moert_window_reserve(move.slots, plan->plan));
@@ -214,7 +214,7 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
 }
 
 moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave) {
-    moert_phase_set("dispatch");
+    moert_phase_set(MOERT_PHASE_DISPATCH);
     return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, wave) : MOERT_OK;
 }
 
@@ -237,7 +237,7 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_excha
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
                                          moert_window *window, moert_window *slots, size_t wave) {
     const moert_move move = {.plan = plan, .window = window, .slots = slots};
-    moert_phase_set("combine");
+    moert_phase_set(MOERT_PHASE_COMBINE);
     MOERT_TRY(check_rows(&move));
     return exchange->engine->send != NULL ? exchange->engine->send(exchange, &move, wave)
                                           : MOERT_OK;
@@ -284,7 +284,7 @@ moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exch
                                       moert_window *window, moert_window *slots,
                                       const moert_buffer *rows) {
     const moert_move move = {.plan = plan, .window = window, .slots = slots, .source = rows};
-    moert_phase_set("combine");
+    moert_phase_set(MOERT_PHASE_COMBINE);
     MOERT_TRY(begin_push(exchange, &move));
     if (exchange->engine->sends == NULL || !exchange->engine->sends(exchange, &move))
         return moert_kernel_send_rows(exchange, &move);
@@ -323,7 +323,7 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange,
     const size_t tokens = plan->plan->tokens;
     exchange->pushed = false;
     exchange->unsent = (moert_move){.source = NULL};
-    moert_phase_set("combine");
+    moert_phase_set(MOERT_PHASE_COMBINE);
     moert_status status = local != MOERT_OK ? local : check_rows(&move);
     if (status == MOERT_OK)
         status = check_buffer(target, "the target of a combine", tokens * window->columns);

@@ -314,7 +314,7 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
 moert_status moert_exchange_begin_plan(moert_exchange *exchange, moert_status local,
                                        const moert_buffer *index, size_t tokens, size_t topk,
                                        size_t experts) {
-    moert_phase_set("plan");
+    moert_phase_set(MOERT_PHASE_PLAN);
     if (exchange->planner == NULL)
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
@@ -332,7 +332,7 @@ moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status loca
     moert_planner *planner = exchange->planner;
     int32_t *index = NULL;
     moert_status status;
-    moert_phase_set("plan");
+    moert_phase_set(MOERT_PHASE_PLAN);
     if (planner == NULL || planner->told == 0)
         return local; /* out of memory */
     if (local == MOERT_OK)

@@ -104,14 +104,14 @@ static moert_status compute_wgrad_in(moert_layer *layer) {
 
 /* In this order, since dv may lie where dy is rounded to. */
 static moert_status compute_wgrad(moert_layer *layer) {
-    moert_phase_set("wgrad");
+    moert_phase_set(MOERT_PHASE_WGRAD);
     MOERT_TRY(compute_wgrad_in(layer));
     return compute_wgrad_out(layer);
 }
 
 static moert_status differentiate_wave(moert_layer *layer, moert_window *out, moert_window *dprob,
                                        const moert_part *part) {
-    moert_phase_set("experts backward");
+    moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
     MOERT_TRY(differentiate_glu(layer, dprob, part));
     return differentiate_rows(layer, out, part);
 }
@@ -151,7 +151,7 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
                                          const moert_buffer *dweight, moert_buffer **dlogits) {
     const moert_router_options *router = &layer->options.router;
     const size_t tokens = layer->batch.tokens;
-    moert_phase_set("router backward");
+    moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
     MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits,
@@ -182,7 +182,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
-    moert_phase_set("shared expert");
+    moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
                                  moert_factor_floats(from, tokens * width), &dh));
     moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},

@@ -28,7 +28,7 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
     const moert_router_options *router = &layer->options.router;
     moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, experts = router->experts, topk = router->topk;
-    moert_phase_set("route");
+    moert_phase_set(MOERT_PHASE_ROUTE);
     MOERT_TRY(moert_layer_activation(layer, tokens, experts, &layer->logits));
     MOERT_TRY(moert_layer_activation(layer, tokens, experts, &layer->routing.scores));
     MOERT_TRY(moert_layer_activation(layer, tokens, topk, &layer->routing.index));
@@ -47,7 +47,7 @@ static moert_status prepare_experts(moert_layer *layer) {
     const size_t n = layer->plan->plan->rows * o->intermediate;
     const size_t v = moert_factor_floats(moert_precision_v_type(layer), 2 * n);
     const size_t h = moert_factor_floats(moert_precision_h_type(layer), n);
-    moert_phase_set("experts");
+    moert_phase_set(MOERT_PHASE_EXPERTS);
     MOERT_TRY(moert_precision_refresh(layer));
     MOERT_TRY(moert_layer_activation(layer, 1, v, &layer->v));
     return moert_layer_activation(layer, 1, h, &layer->h);
@@ -58,7 +58,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     const moert_layer_options *o = &layer->options;
     const size_t prob_stride = moert_window_stride(layer->prob);
     const moert_number type = moert_precision_h_type(layer);
-    moert_phase_set("experts");
+    moert_phase_set(MOERT_PHASE_EXPERTS);
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
     in.part = *part;
@@ -130,7 +130,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
-    moert_phase_set("shared expert");
+    moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(from, tokens * 2 * width),
                                      &layer->shared_v));
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, tokens * width),

@@ -81,7 +81,7 @@ static moert_status differentiate_dense(moert_model *model, moert_block *block, 
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     moert_gemm gemm = moert_model_head_gradient(model);
-    moert_phase_set("logits backward");
+    moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
     if (c->tied_embeddings) {
         gemm.x = model->dn;
         MOERT_TRY(moert_block_dgrad(model->outer, OUTER_EMBED, &gemm));
@@ -127,7 +127,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
     moert_buffer *dy = model->codes != NULL ? model->codes : model->d;
     moert_gemm out = moert_model_gemm(model, c->hidden, q, model->datt, dy);
-    moert_phase_set("attention backward");
+    moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
     MOERT_TRY(moert_block_dgrad(layer->attention, ATTN_O, &out));
     moert_attention attention = moert_model_attention(model, layer);
     MOERT_TRY(moert_model_attended(model, &attention, &out.x));
@@ -188,7 +188,7 @@ static moert_status differentiate_tied(moert_model *model) {
 
 static moert_status differentiate_embedding(moert_model *model) {
     const moert_model_config *c = &model->config;
-    moert_phase_set("embedding backward");
+    moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
     if (c->tied_embeddings)
         return differentiate_tied(model);
     return moert_embedding_gradient(&(moert_embedding_sum){

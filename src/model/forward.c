@@ -132,7 +132,7 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens, q = c->heads * c->head_size,
            kv = c->kv_heads * c->head_size;
-    moert_phase_set("attention");
+    moert_phase_set(MOERT_PHASE_ATTENTION);
     MOERT_TRY(normalise(model, layer->attention, ATTN_INPUT_NORM, x, layer->normed, layer->rstd));
     MOERT_TRY(project_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
                             layer->q_rstd, layer->q));
@@ -169,7 +169,7 @@ static moert_status think(moert_model *model, moert_model_layer *layer) {
 static moert_status project_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
-    moert_phase_set("logits");
+    moert_phase_set(MOERT_PHASE_LOGITS);
     MOERT_TRY(moert_model_reserve(model,
                                   moert_factor_floats(moert_model_type(model), tokens * c->hidden),
                                   &model->final_normed));
@@ -184,7 +184,7 @@ static moert_status project_logits(moert_model *model, const moert_buffer *x) {
 
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
     const moert_model_config *c = &model->config;
-    moert_phase_set("embedding");
+    moert_phase_set(MOERT_PHASE_EMBEDDING);
     MOERT_TRY(take_batch(model, batch));
     MOERT_TRY(prepare_rope(model));
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));

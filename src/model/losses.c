@@ -206,7 +206,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
     float *gradient = NULL;
     moert_status status;
-    moert_phase_set("loss");
+    moert_phase_set(MOERT_PHASE_LOSS);
     model->losses = *losses;
     model->factor = factor;
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));

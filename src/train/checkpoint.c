@@ -193,7 +193,7 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
     char *temporary = moert_text_format("%s.tmp", path);
     moert_status status =
         temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    moert_phase_set("save");
+    moert_phase_set(MOERT_PHASE_SAVE);
     if (status == MOERT_OK && first)
         status = begin_directory(temporary, config_text, state);
     status = moert_comm_agree(world, status);

@@ -167,7 +167,7 @@ static moert_status gather_experts(moert_gradient_norm *norm) {
 
 moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value) {
     double sum = 0.0;
-    moert_phase_set("gradient norm");
+    moert_phase_set(MOERT_PHASE_GRADIENT_NORM);
     MOERT_TRY(sum_held(norm));
     for (size_t i = 0; i < norm->held; i++)
         norm->sum[norm->tensor[i]] = norm->held_sum[i];

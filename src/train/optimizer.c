@@ -122,7 +122,7 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
         .decay = o->decay,
         .scale = o->clip > 0.0 && norm + 1e-6 > o->clip ? o->clip / (norm + 1e-6) : 1.0,
         .step = step};
-    moert_phase_set("optimizer");
+    moert_phase_set(MOERT_PHASE_OPTIMIZER);
     moert_model_weights_changed(optimizer->model);
     for (size_t b = 0; b < moert_model_block_count(optimizer->model); b++)
         MOERT_TRY(update_block(optimizer, b, &adamw));

@@ -66,7 +66,7 @@ moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first
     const moert_trainer_options *o = t->options;
     size_t mine, share, length = o->length;
     moert_status status = MOERT_OK;
-    moert_phase_set("data");
+    moert_phase_set(MOERT_PHASE_DATA);
     moert_model_share(count, moert_comm_rank(t->world), moert_comm_size(t->world), &mine, &share);
     for (size_t i = 0; i < share && status == MOERT_OK; i++) {
         size_t index = first + mine + i;

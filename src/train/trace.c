@@ -53,7 +53,7 @@ static int row_of(const moert_profile_span *span) {
 }
 
 static void observe(void *context, const moert_profile_span *span) {
-    add(context, row_of(span), moert_operation_text(span->operation), span->phase, span->start_ns,
+    add(context, row_of(span), moert_operation_text(span->operation), moert_phase_name(span->phase), span->start_ns,
         span->end_ns);
 }
 

@@ -10,17 +10,17 @@ static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_
                              size_t bytes) {
     const moert_peer *peer = &watchdog->comm->peers[first];
     const moert_watch_host *host = &watchdog->hosts[peer->node];
-    char range[48], phase[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)];
+    char range[48];
     if (last > first)
         snprintf(range, sizeof range, "%zu-%zu", first, last);
     else
         snprintf(range, sizeof range, "%zu", first);
     if (atomic_load(&host->heard_ns) == 0)
         return (size_t)snprintf(text, bytes, "%s (%s, never heard of)", range, peer->host);
-    moert_watch_phase(&host->entry, phase);
     return (size_t)snprintf(text, bytes, "%s (%s, rank %d waits at step %llu in '%s')", range,
                             peer->host, atomic_load(&host->rank),
-                            (unsigned long long)atomic_load(&host->entry.step), phase);
+                            (unsigned long long)atomic_load(&host->entry.step),
+                            moert_phase_name((moert_phase)atomic_load(&host->entry.phase)));
 }
 
 /* Ranks of other hosts as text, cut off where `text` ends. */
@@ -68,7 +68,7 @@ void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_su
              culprit->rank, watchdog->comm->peers[culprit->rank].host, what, watchdog->comm->rank,
              culprit->elsewhere ? " on " : "", culprit->elsewhere ? watchdog->comm->self.host : "",
              (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
-             moert_phase_name());
+             moert_phase_name(moert_phase_get()));
 }
 
 /* All ranks wait, as far as is known: each in another call, or for a host that was never heard of.
@@ -85,5 +85,5 @@ void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now
              "host is late; %s%s",
              watchdog->comm->rank, watchdog->comm->self.host,
              (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
-             (unsigned long long)moert_phase_step(), moert_phase_name(), hint, elsewhere);
+             (unsigned long long)moert_phase_step(), moert_phase_name(moert_phase_get()), hint, elsewhere);
 }

@@ -8,8 +8,6 @@
 
 #include "base/phase.h"
 
-enum { PHASE_BYTES = MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t) };
-
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
     3 * (uint64_t)1000000000u; /* a heart that beats 5 times a second */
@@ -51,24 +49,6 @@ void moert_watch_enter(moert_watch_entry *entry, uint64_t now_ns) {
     atomic_store(&entry->state, MOERT_WATCH_PRESENT);
 }
 
-static void store_phase(moert_watch_entry *entry, const char *name) {
-    union {
-        char text[PHASE_BYTES];
-        uint64_t words[MOERT_WATCH_PHASE_WORDS];
-    } phase = {.words = {0}};
-    snprintf(phase.text, sizeof phase.text, "%s", name);
-    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
-        atomic_store(&entry->phase[i], phase.words[i]);
-}
-
-void moert_watch_phase(const moert_watch_entry *entry, char text[PHASE_BYTES]) {
-    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++) {
-        uint64_t word = atomic_load(&entry->phase[i]);
-        memcpy(text + i * sizeof word, &word, sizeof word);
-    }
-    text[PHASE_BYTES - 1] = '\0';
-}
-
 void moert_watch_publish(moert_watch_entry *entry, uint64_t now_ns) {
     uint64_t ticks = moert_phase_ticks();
     bool slept = now_ns - atomic_load(&entry->heartbeat_ns) > silence_ns;
@@ -76,7 +56,7 @@ void moert_watch_publish(moert_watch_entry *entry, uint64_t now_ns) {
         atomic_store(&entry->progress_ns, now_ns);
     atomic_store(&entry->ticks, ticks);
     atomic_store(&entry->step, moert_phase_step());
-    store_phase(entry, moert_phase_name());
+    atomic_store(&entry->phase, (int)moert_phase_get());
     atomic_store(&entry->waiting, moert_phase_waiting() > 0);
     atomic_store(&entry->heartbeat_ns, now_ns);
 }
@@ -159,8 +139,7 @@ moert_watch_note moert_watch_take_note(const moert_watch_entry *entries, const b
                              .rank = (int)ranks[worst],
                              .pid = atomic_load(&entry->pid),
                              .verdict = (int)verdict};
-    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
-        note.phase[i] = atomic_load(&entry->phase[i]);
+    note.phase = atomic_load(&entry->phase);
     return note;
 }
 
@@ -169,8 +148,7 @@ void moert_watch_keep_note(moert_watch_host *host, const moert_watch_note *note,
     atomic_store(&host->entry.progress_ns, since(now_ns, note->idle_ns));
     atomic_store(&host->entry.step, note->step);
     atomic_store(&host->entry.pid, note->pid);
-    for (size_t i = 0; i < MOERT_WATCH_PHASE_WORDS; i++)
-        atomic_store(&host->entry.phase[i], note->phase[i]);
+    atomic_store(&host->entry.phase, note->phase);
     atomic_store(&host->rank, note->rank);
     atomic_store(&host->verdict, note->verdict);
     atomic_store(&host->heard_ns, now_ns);
@@ -202,7 +180,7 @@ size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint6
 
 void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict verdict,
                           uint64_t now_ns, char *text, size_t bytes) {
-    char phase[PHASE_BYTES], reason[96];
+    char reason[96];
     unsigned long long silent = since(now_ns, atomic_load(&entry->heartbeat_ns)) / second_ns;
     unsigned long long idle = since(now_ns, atomic_load(&entry->progress_ns)) / second_ns;
     int pid = atomic_load(&entry->pid);
@@ -220,7 +198,7 @@ void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict ve
     else
         snprintf(reason, sizeof reason,
                  "is late (process %d lives, but has made no progress for %llu s)", pid, idle);
-    moert_watch_phase(entry, phase);
     snprintf(text, bytes, "%s, at step %llu in phase '%s'", reason,
-             (unsigned long long)atomic_load(&entry->step), phase);
+             (unsigned long long)atomic_load(&entry->step),
+             moert_phase_name((moert_phase)atomic_load(&entry->phase)));
 }

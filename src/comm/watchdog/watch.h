@@ -13,8 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MOERT_WATCH_PHASE_WORDS = 5 };
-
 /* A process that ends without having left is gone. */
 enum { MOERT_WATCH_ABSENT, MOERT_WATCH_PRESENT, MOERT_WATCH_LEFT };
 
@@ -22,9 +20,9 @@ typedef struct moert_watch_entry {
     _Alignas(64) _Atomic uint64_t heartbeat_ns;
     _Atomic uint64_t progress_ns; /* when its ticks were last seen to grow */
     _Atomic uint64_t ticks, step;
-    _Atomic uint64_t phase[MOERT_WATCH_PHASE_WORDS]; /* a string; the last byte is always 0 */
-    _Atomic uint64_t birth;                          /* start time by /proc, tells reused pids */
+    _Atomic uint64_t birth; /* start time by /proc, tells reused pids */
     atomic_int pid, waiting, state;
+    atomic_int phase; /* moert_phase */
 } moert_watch_entry;
 
 /* In order of weight. */
@@ -79,8 +77,7 @@ size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, 
  */
 typedef struct moert_watch_note {
     uint64_t step, silent_ns, idle_ns; /* ages, since clocks differ */
-    uint64_t phase[MOERT_WATCH_PHASE_WORDS];
-    int rank, pid, verdict;
+    int phase, rank, pid, verdict;
 } moert_watch_note;
 
 /* Of entries[count], whose ranks are ranks[count]. */
@@ -97,9 +94,5 @@ size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint6
  * step 12 in phase 'dispatch'". */
 void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict verdict,
                           uint64_t now_ns, char *text, size_t bytes);
-
-/* The phase of an entry. */
-void moert_watch_phase(const moert_watch_entry *entry,
-                       char text[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)]);
 
 #endif

@@ -15,7 +15,7 @@ enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: events before they are read */
 typedef struct pending {
     cl_event event;
     moert_operation operation;
-    const char *phase;
+    moert_phase phase;
 } pending;
 
 struct moert_profiler {
@@ -72,34 +72,45 @@ static const struct {
     {"nn/optimizer", OF(OPTIMIZER)},
 };
 
-/* What products, exchanges, copies and waits are for. */
-static const struct {
-    const char *phase;
-    moert_operation gemm, exchange, copy, wait;
-} phases[] = {
-    {"experts", OF(EXPERTS_FPROP), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"experts backward", OF(EXPERTS_DGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"wgrad", OF(EXPERTS_WGRAD), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"shared expert", OF(SHARED_EXPERT), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"attention", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"attention backward", OF(PROJECTIONS), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"logits", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"logits backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"embedding backward", OF(HEAD), OF(OTHER), OF(COPIES), OF(WAIT)}, /* of a tied head */
-    {"route", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"router backward", OF(ROUTER_GEMM), OF(OTHER), OF(COPIES), OF(WAIT)},
-    {"plan", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
-    {"dispatch", OF(OTHER), OF(DISPATCH), OF(DISPATCH), OF(EXCHANGE_WAIT)},
-    {"combine", OF(OTHER), OF(COMBINE), OF(COMBINE), OF(EXCHANGE_WAIT)},
-    {"", OF(OTHER), OF(OTHER), OF(COPIES), OF(WAIT)}, /* any other */
-};
-enum { FAMILIES = sizeof families / sizeof families[0], PHASES = sizeof phases / sizeof phases[0] };
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
-static size_t find_phase(const char *phase) {
-    size_t at = 0;
-    while (at + 1 < PHASES && strcmp(phases[at].phase, phase) != 0)
-        at++;
-    return at;
+/* What the GEMMs of a phase are for. */
+static moert_operation gemm_of(moert_phase phase) {
+    switch (phase) {
+    case MOERT_PHASE_EXPERTS:
+        return OF(EXPERTS_FPROP);
+    case MOERT_PHASE_EXPERTS_BACKWARD:
+        return OF(EXPERTS_DGRAD);
+    case MOERT_PHASE_WGRAD:
+        return OF(EXPERTS_WGRAD);
+    case MOERT_PHASE_SHARED_EXPERT:
+        return OF(SHARED_EXPERT);
+    case MOERT_PHASE_ATTENTION:
+    case MOERT_PHASE_ATTENTION_BACKWARD:
+        return OF(PROJECTIONS);
+    case MOERT_PHASE_LOGITS:
+    case MOERT_PHASE_LOGITS_BACKWARD:
+    case MOERT_PHASE_EMBEDDING_BACKWARD: /* of a tied head */
+        return OF(HEAD);
+    case MOERT_PHASE_ROUTE:
+    case MOERT_PHASE_ROUTER_BACKWARD:
+        return OF(ROUTER_GEMM);
+    default:
+        return OF(OTHER);
+    }
+}
+
+/* Which way rows travel in a phase of the exchange; OTHER in all others. */
+static moert_operation move_of(moert_phase phase) {
+    switch (phase) {
+    case MOERT_PHASE_PLAN:
+    case MOERT_PHASE_DISPATCH:
+        return OF(DISPATCH);
+    case MOERT_PHASE_COMBINE:
+        return OF(COMBINE);
+    default:
+        return OF(OTHER);
+    }
 }
 
 /* Whether a program's family is `start` or, where that ends in a slash, lies in that directory. */
@@ -109,16 +120,16 @@ static bool is_of(const char *program, const char *start) {
            (start[length - 1] == '/' || program[length] == ' ' || program[length] == '\0');
 }
 
-moert_operation moert_operation_of(const char *program, const char *phase) {
+moert_operation moert_operation_of(const char *program, moert_phase phase) {
     for (size_t i = 0; i < FAMILIES; i++)
         if (is_of(program, families[i].start))
             return families[i].operation;
-    const size_t at = find_phase(phase);
+    const moert_operation move = move_of(phase);
     if (is_of(program, "gemm/"))
-        return phases[at].gemm;
-    if (is_of(program, "exchange/exchange"))
-        return phases[at].exchange;
-    return is_of(program, MOERT_FAMILY_COPY) ? phases[at].copy : OF(OTHER);
+        return gemm_of(phase);
+    if (is_of(program, MOERT_FAMILY_COPY))
+        return move != OF(OTHER) ? move : OF(COPIES);
+    return is_of(program, "exchange/exchange") ? move : OF(OTHER);
 }
 
 /* ---- events ---- */
@@ -168,14 +179,14 @@ cl_event *moert_profile_slot(moert_device *device, const char *program) {
         read_ring(profiler);
     }
     pending *command = &profiler->ring[profiler->used++];
-    const char *phase = moert_phase_name();
+    const moert_phase phase = moert_phase_get();
     *command = (pending){NULL, moert_operation_of(program, phase), phase};
     return &command->event;
 }
 
-static void add_wait(void *context, const char *phase, uint64_t ns) {
+static void add_wait(void *context, moert_phase phase, uint64_t ns) {
     struct moert_profiler *profiler = context;
-    const moert_operation operation = phases[find_phase(phase)].wait;
+    const moert_operation operation = move_of(phase) != OF(OTHER) ? OF(EXCHANGE_WAIT) : OF(WAIT);
     moert_profile_row *row = &profiler->sums.row[operation];
     const uint64_t end = moert_clock_ns();
     row->calls++;
@@ -193,7 +204,7 @@ void moert_profile_flight(moert_device *device, moert_operation operation, uint6
     profiler->sums.flight_ns += end_ns > start ? end_ns - start : 0;
     profiler->landed_ns = end_ns > start ? end_ns : profiler->landed_ns;
     tell(profiler,
-         (moert_profile_span){MOERT_SPAN_FLIGHT, operation, moert_phase_name(), start_ns, end_ns});
+         (moert_profile_span){MOERT_SPAN_FLIGHT, operation, moert_phase_get(), start_ns, end_ns});
 }
 
 /* ---- spans ---- */
@@ -313,7 +324,7 @@ void moert_profile_work(moert_device *device, const char *program, double flops,
     if (device->profiler == NULL || !device->profiler->counting)
         return;
     moert_profile_row *row =
-        &device->profiler->sums.row[moert_operation_of(program, moert_phase_name())];
+        &device->profiler->sums.row[moert_operation_of(program, moert_phase_get())];
     row->flops += flops;
     row->bytes += bytes;
 }

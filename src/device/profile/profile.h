@@ -9,6 +9,7 @@
 #ifndef MOERT_DEVICE_PROFILE_PROFILE_H
 #define MOERT_DEVICE_PROFILE_PROFILE_H
 
+#include "base/phase.h"
 #include "device/device.h"
 
 /* X(NAME, what a table shows, 1 for operations that are products of matrices) */
@@ -50,7 +51,7 @@ bool moert_operation_is_gemm(moert_operation operation);
 /* That of a kernel of program "family -Doption ..." in a phase; OTHER for what is not known. Copies
  * are of the family MOERT_FAMILY_COPY. */
 #define MOERT_FAMILY_COPY "lib/copy"
-moert_operation moert_operation_of(const char *program, const char *phase);
+moert_operation moert_operation_of(const char *program, moert_phase phase);
 
 typedef struct moert_profile_row {
     uint64_t calls, ns; /* commands on the device and their time, or waits */
@@ -84,7 +85,7 @@ const moert_profile *moert_profile_get(const moert_device *device);
 typedef struct moert_profile_span {
     enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_FLIGHT } kind;
     moert_operation operation;
-    const char *phase; /* a literal */
+    moert_phase phase;
     uint64_t start_ns, end_ns;
 } moert_profile_span;
 typedef void moert_profile_observer(void *context, const moert_profile_span *span);

@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "base/phase.h"
 
-enum { LINE_BYTES = 64, PHASES = 256 };
+enum { LINE_BYTES = 64, MEETINGS = 256 };
 
 /* As kernels/exchange/meet.h writes it. */
 typedef struct verdict {
@@ -22,7 +22,7 @@ struct moert_flags {
     moert_staging *verdict;
     uint64_t patience_ns;
     uint32_t number;           /* of the last meeting */
-    const char *phase[PHASES]; /* of the last meetings, by number */
+    moert_phase phase[MEETINGS]; /* of the last meetings, by number */
 };
 
 static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
@@ -86,7 +86,7 @@ moert_meeting moert_flags_nobody(const moert_flags *flags) {
 
 moert_meeting moert_flags_next(moert_flags *flags) {
     flags->number++;
-    flags->phase[flags->number % PHASES] = moert_phase_name();
+    flags->phase[flags->number % MEETINGS] = moert_phase_get();
     return meeting_of(flags, moert_comm_size(flags->comm));
 }
 
@@ -112,5 +112,5 @@ moert_status moert_flags_check(moert_flags *flags) {
         "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
         "%.3g s; MOERT_SYNC=host waits as long as MOERT_TIMEOUT_S allows",
         seen.late - 1, moert_comm_host(flags->comm, seen.late - 1), seen.number,
-        flags->phase[seen.number % PHASES], (double)flags->patience_ns * 1e-9);
+        moert_phase_name(flags->phase[seen.number % MEETINGS]), (double)flags->patience_ns * 1e-9);
 }

@@ -101,7 +101,7 @@ static moert_status play(moert_comm *comm, size_t round, pair *p, moert_link *li
 moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *links) {
     const size_t size = moert_comm_size(comm), rounds = moert_links_rounds(size);
     pair p = {.most_s = seconds / (double)(moert_max(rounds, 1) * SAMPLES_OF_A_PAIR)};
-    moert_phase_set("links");
+    moert_phase_set(MOERT_PHASE_LINKS);
     for (size_t r = 0; r < size; r++)
         links[r] = (moert_link){0.0, 0.0};
     moert_status status = moert_alloc(&p.send, MOST_BYTES, 1);

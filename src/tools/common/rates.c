@@ -69,7 +69,7 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
     moert_tune_product product;
     bool possible;
     double seconds;
-    moert_phase_set("GEMM rate");
+    moert_phase_set(MOERT_PHASE_GEMM_RATE);
     *gflops = 0.0;
     MOERT_TRY(
         moert_tune_product_create(device, p->operation, p->type, &shape, &product, &possible));
@@ -118,7 +118,7 @@ static moert_status measure_copies(moert_device *device, moert_rates *rates) {
     copies c = {.bytes = gpu ? GPU_BYTES : CPU_BYTES};
     moert_status status;
     double seconds;
-    moert_phase_set("copy rates");
+    moert_phase_set(MOERT_PHASE_COPY_RATES);
     MOERT_TRY_OR(done, moert_alloc(&c.host, c.bytes, 1));
     MOERT_TRY_OR(done, moert_buffer_create(device, c.bytes, &c.buffer));
     MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, NULL, upload, &c}, 1, &seconds));
@@ -139,7 +139,7 @@ moert_status moert_rates_measure(moert_device *device, moert_rates *rates) {
     moert_rates made = {0};
     MOERT_TRY(measure_gemm(device, &made.gemm_gflops));
     MOERT_TRY(measure_copies(device, &made));
-    moert_phase_set("copy rates");
+    moert_phase_set(MOERT_PHASE_COPY_RATES);
     MOERT_TRY(moert_roof_measure(device, &roof));
     made.copy_gbps = roof.gbps;
     *rates = made;

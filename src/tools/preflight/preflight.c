@@ -146,7 +146,7 @@ moert_status moert_preflight_gather(moert_context *context, const char *commit, 
     MOERT_TRY(allocate(world, all));
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&mine)));
     look_around(context, commit, mine);
-    moert_phase_set("clocks");
+    moert_phase_set(MOERT_PHASE_CLOCKS);
     MOERT_TRY_OR(done, compare_clocks(world, &mine->skew_s));
     status = moert_rates_measure(moert_context_device(context), &mine->rates);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));

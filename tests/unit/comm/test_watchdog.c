@@ -46,14 +46,22 @@ static pid_t enter_child(moert_watch_entry *entry) {
 static void test_an_entry_says_step_and_phase(void **state) {
     (void)state;
     moert_watch_entry entry = {0};
-    char phase[MOERT_WATCH_PHASE_WORDS * sizeof(uint64_t)];
     moert_phase_set_step(12);
-    moert_phase_set("a name that is far too long for the table of the watchdog");
+    moert_phase_set(MOERT_PHASE_COPY_RATES);
     moert_watch_enter(&entry, moert_clock_ns());
-    moert_watch_phase(&entry, phase);
-    assert_int_equal(strlen(phase), sizeof phase - 1);
-    assert_memory_equal(phase, "a name that is", 14);
+    assert_int_equal(atomic_load(&entry.phase), MOERT_PHASE_COPY_RATES);
     assert_int_equal(atomic_load(&entry.step), 12);
+}
+
+/* What another process has written, or a datagram says, need not be a phase. */
+static void test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table(void **state) {
+    (void)state;
+    for (int phase = 0; phase < MOERT_PHASES; phase++) {
+        assert_true(strlen(moert_phase_name((moert_phase)phase)) > 0);
+        assert_string_not_equal(moert_phase_name((moert_phase)phase), "unknown");
+    }
+    assert_string_equal(moert_phase_name(MOERT_PHASES), "unknown");
+    assert_string_equal(moert_phase_name((moert_phase)-1), "unknown");
 }
 
 static void test_waiting_is_fine_and_computing_is_late(void **state) {
@@ -74,7 +82,7 @@ static void test_progress_restarts_the_wait(void **state) {
     moert_watch_enter(&entry, 10 * second);
     moert_watch_publish(&entry, 11 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 10 * second);
-    moert_phase_set("next");
+    moert_phase_set(MOERT_PHASE_SAVE);
     moert_watch_publish(&entry, 12 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 12 * second);
     /* a job that was suspended as a whole wakes up without blame */
@@ -156,7 +164,7 @@ static void test_a_verdict_is_described_with_step_and_phase(void **state) {
     char text[256];
     uint64_t now = moert_clock_ns();
     moert_phase_set_step(7);
-    moert_phase_set("dispatch");
+    moert_phase_set(MOERT_PHASE_DISPATCH);
     moert_watch_enter(&entry, now);
     moert_watch_describe(&entry, MOERT_WATCH_STOPPED, now + 31 * second, text, sizeof text);
     assert_non_null(strstr(text, "is stopped"));
@@ -167,7 +175,7 @@ static void test_a_verdict_is_described_with_step_and_phase(void **state) {
 /* Host 1 has told of its rank 3, which was in `verdict` then. */
 static void hear_of(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
     moert_watch_note note = {.step = 9, .idle_ns = 5 * second, .rank = 3, .verdict = (int)verdict};
-    memcpy(note.phase, "experts", sizeof "experts");
+    note.phase = MOERT_PHASE_EXPERTS;
     moert_watch_keep_note(host, &note, now);
 }
 
@@ -178,7 +186,7 @@ static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
     const size_t ranks[3] = {4, 5, 6};
     uint64_t now = moert_clock_ns();
     moert_phase_set_step(7);
-    moert_phase_set("dispatch");
+    moert_phase_set(MOERT_PHASE_DISPATCH);
     for (size_t i = 0; i < 3; i++) {
         moert_watch_enter(&entries[i], now);
         atomic_store(&entries[i].waiting, 1);
@@ -189,7 +197,7 @@ static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
     assert_int_equal(waits.verdict, MOERT_WATCH_FINE);
     assert_int_equal(waits.idle_ns, 3 * second);
     assert_int_equal(waits.step, 7);
-    assert_memory_equal(waits.phase, "dispatch", sizeof "dispatch");
+    assert_int_equal(waits.phase, MOERT_PHASE_DISPATCH);
     atomic_store(&entries[1].waiting, 0);
     moert_watch_note late = moert_watch_take_note(entries, visible, ranks, 3, now);
     assert_int_equal(late.rank, 5);
@@ -254,7 +262,7 @@ static int be_victim(const char *way) {
         return 1;
     bool last = test_rank + 1 == test_ranks;
     moert_phase_set_step(12);
-    moert_phase_set(last ? "dispatch" : "combine");
+    moert_phase_set(last ? MOERT_PHASE_DISPATCH : MOERT_PHASE_COMBINE);
     moert_comm_barrier(test_comm);
     /* long enough for a beat of the heart, which tells the others step and phase; other hosts must
      * have heard several before they know of an end */
@@ -288,6 +296,7 @@ int main(int count, char **arguments) {
         return mpi_tests_end(be_victim(way));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_entry_says_step_and_phase),
+        cmocka_unit_test(test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table),
         cmocka_unit_test(test_waiting_is_fine_and_computing_is_late),
         cmocka_unit_test(test_progress_restarts_the_wait),
         cmocka_unit_test(test_a_silent_or_halted_process_is_stopped),

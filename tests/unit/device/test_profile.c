@@ -56,30 +56,31 @@ static moert_buffer *ones(moert_device *device) {
 static void test_names_tell_the_operation_and_phases_that_of_products(void **state) {
     (void)state;
     static const struct {
-        const char *program, *phase;
+        const char *program;
+        moert_phase phase;
         moert_operation operation;
     } cases[] = {
-        {"gemm/gemm", "experts", MOERT_OPERATION_EXPERTS_FPROP},
-        {"gemm/gemm -DX=1", "experts backward", MOERT_OPERATION_EXPERTS_DGRAD},
-        {"gemm/other -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
-        {"gemm/nvidia/wgmma -DX=1", "experts", MOERT_OPERATION_EXPERTS_FPROP},
-        {"gemm/nvidia/mma -DX=1", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
-        {"gemms/gemm", "experts", MOERT_OPERATION_OTHER},
-        {"gemm/gemm", "wgrad", MOERT_OPERATION_EXPERTS_WGRAD},
-        {"gemm/gemm", "attention backward", MOERT_OPERATION_PROJECTIONS},
-        {"gemm/gemm", "optimizer", MOERT_OPERATION_OTHER},
-        {"gemm/gemm", "", MOERT_OPERATION_OTHER},
-        {"nn/norm -DCOLUMNS=64", "attention", MOERT_OPERATION_NORM},
-        {"nn/norm", "no such phase", MOERT_OPERATION_NORM},
-        {"attention/nvidia/attention -DPASS=0", "attention", MOERT_OPERATION_ATTENTION},
-        {"exchange/exchange -DREMOTE=1", "dispatch", MOERT_OPERATION_DISPATCH},
-        {"exchange/exchange -DREMOTE=1", "combine", MOERT_OPERATION_COMBINE},
-        {"exchange/exchange -DREMOTE=1", "start", MOERT_OPERATION_OTHER},
-        {MOERT_FAMILY_COPY, "combine", MOERT_OPERATION_COMBINE},
-        {MOERT_FAMILY_COPY, "loss", MOERT_OPERATION_COPIES},
-        {"nn/nor", "attention", MOERT_OPERATION_OTHER},
-        {"nn/norms", "attention", MOERT_OPERATION_OTHER},
-        {"", "attention", MOERT_OPERATION_OTHER},
+        {"gemm/gemm", MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/gemm -DX=1", MOERT_PHASE_EXPERTS_BACKWARD, MOERT_OPERATION_EXPERTS_DGRAD},
+        {"gemm/other -DX=1", MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/nvidia/wgmma -DX=1", MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP},
+        {"gemm/nvidia/mma -DX=1", MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD},
+        {"gemms/gemm", MOERT_PHASE_EXPERTS, MOERT_OPERATION_OTHER},
+        {"gemm/gemm", MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD},
+        {"gemm/gemm", MOERT_PHASE_ATTENTION_BACKWARD, MOERT_OPERATION_PROJECTIONS},
+        {"gemm/gemm", MOERT_PHASE_OPTIMIZER, MOERT_OPERATION_OTHER},
+        {"gemm/gemm", MOERT_PHASE_START, MOERT_OPERATION_OTHER},
+        {"nn/norm -DCOLUMNS=64", MOERT_PHASE_ATTENTION, MOERT_OPERATION_NORM},
+        {"nn/norm", MOERT_PHASE_DATA, MOERT_OPERATION_NORM},
+        {"attention/nvidia/attention -DPASS=0", MOERT_PHASE_ATTENTION, MOERT_OPERATION_ATTENTION},
+        {"exchange/exchange -DREMOTE=1", MOERT_PHASE_DISPATCH, MOERT_OPERATION_DISPATCH},
+        {"exchange/exchange -DREMOTE=1", MOERT_PHASE_COMBINE, MOERT_OPERATION_COMBINE},
+        {"exchange/exchange -DREMOTE=1", MOERT_PHASE_START, MOERT_OPERATION_OTHER},
+        {MOERT_FAMILY_COPY, MOERT_PHASE_COMBINE, MOERT_OPERATION_COMBINE},
+        {MOERT_FAMILY_COPY, MOERT_PHASE_LOSS, MOERT_OPERATION_COPIES},
+        {"nn/nor", MOERT_PHASE_ATTENTION, MOERT_OPERATION_OTHER},
+        {"nn/norms", MOERT_PHASE_ATTENTION, MOERT_OPERATION_OTHER},
+        {"", MOERT_PHASE_ATTENTION, MOERT_OPERATION_OTHER},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(moert_operation_of(cases[i].program, cases[i].phase), cases[i].operation);
@@ -120,13 +121,13 @@ static void test_spans_add_up_within_their_wall_time(void **state) {
     ASSERT_OK(moert_profile_enable(test_device));
     for (uint64_t span = 1; span <= 3; span++) {
         ASSERT_OK(moert_profile_begin(test_device));
-        moert_phase_set("attention");
+        moert_phase_set(MOERT_PHASE_ATTENTION);
         add(x, y, 5);
         ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add", ((moert_grid){0, 1, 1}),
                             MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG((size_t)N)));
         ASSERT_OK(moert_buffer_copy(x, 0, y, 0, sizeof values));
         ASSERT_OK(moert_buffer_clear(y, 0, 4));
-        moert_phase_set("dispatch");
+        moert_phase_set(MOERT_PHASE_DISPATCH);
         ASSERT_OK(moert_buffer_read(y, 0, values, sizeof values));
         ASSERT_OK(moert_profile_end(test_device));
         assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), 5 * span);
@@ -169,14 +170,14 @@ static void test_a_product_tells_its_operations_and_bytes(void **state) {
     const moert_gemm gemm = {
         .groups = {groups, 2, ROWS}, .n = WIDTH, .k = DEPTH, .x = x, .weight = weight, .y = y};
     static const struct {
-        const char *phase;
+        moert_phase phase;
         moert_operation operation;
         moert_status (*run)(const moert_gemm *gemm);
     } products[] = {
-        {"experts", MOERT_OPERATION_EXPERTS_FPROP, moert_gemm_forward},
-        {"experts backward", MOERT_OPERATION_EXPERTS_DGRAD, moert_gemm_dgrad},
-        {"wgrad", MOERT_OPERATION_EXPERTS_WGRAD, moert_gemm_wgrad},
-        {"no such phase", MOERT_OPERATION_OTHER, moert_gemm_forward},
+        {MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP, moert_gemm_forward},
+        {MOERT_PHASE_EXPERTS_BACKWARD, MOERT_OPERATION_EXPERTS_DGRAD, moert_gemm_dgrad},
+        {MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD, moert_gemm_wgrad},
+        {MOERT_PHASE_DATA, MOERT_OPERATION_OTHER, moert_gemm_forward},
     };
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
@@ -209,13 +210,13 @@ static void test_waits_count_once_for_the_phase_they_are_in(void **state) {
     ASSERT_OK(moert_profile_enable(test_device));
     wait_for(1);
     ASSERT_OK(moert_profile_begin(test_device));
-    moert_phase_set("plan");
+    moert_phase_set(MOERT_PHASE_PLAN);
     wait_for(US);
-    moert_phase_set("dispatch");
+    moert_phase_set(MOERT_PHASE_DISPATCH);
     moert_phase_wait_begin();
     wait_for(US);
     moert_phase_wait_end();
-    moert_phase_set("reduce gradients");
+    moert_phase_set(MOERT_PHASE_REDUCE_GRADIENTS);
     wait_for(US);
     ASSERT_OK(moert_profile_end(test_device));
     wait_for(1);
@@ -348,7 +349,7 @@ static void test_no_product_is_much_faster_than_the_roof(void **state) {
         .groups = {groups, 1, SIZE}, .n = SIZE, .k = SIZE, .x = x, .weight = weight, .y = y};
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
-    moert_phase_set("experts");
+    moert_phase_set(MOERT_PHASE_EXPERTS);
     for (size_t i = 0; i < 3; i++)
         ASSERT_OK(moert_gemm_forward(&gemm));
     ASSERT_OK(moert_profile_end(test_device));

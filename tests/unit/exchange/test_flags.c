@@ -84,16 +84,16 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
     snprintf(text, sizeof text, "the device of rank %zu (", late);
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
                                         patience_ns, &flags));
-    moert_phase_set("some phase");
+    moert_phase_set(MOERT_PHASE_LOSS);
     moert_status met = test_rank != late ? moert_flags_meet(flags) : MOERT_OK;
-    moert_phase_set("another phase");
+    moert_phase_set(MOERT_PHASE_SAVE);
     for (unsigned i = 0; i < 20 && met == MOERT_OK && test_rank != late; i++)
         met = moert_flags_meet(flags);
     const moert_status found = test_rank != late ? settle(flags) : MOERT_ERROR_COMM;
     bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
     if (test_rank != late)
         right = right && strstr(moert_last_error(), text) != NULL &&
-                strstr(moert_last_error(), "meeting 1, in phase 'some phase', within 1 s") != NULL;
+                strstr(moert_last_error(), "meeting 1, in phase 'loss', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
     for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
         met = moert_flags_meet(flags);

@@ -21,7 +21,7 @@ static void span(bool waiting) {
     moert_buffer *x = NULL;
     ASSERT_OK(moert_buffer_create(device(), FLOATS * sizeof(float), &x));
     ASSERT_OK(moert_profile_begin(device()));
-    moert_phase_set("combine");
+    moert_phase_set(MOERT_PHASE_COMBINE);
     if (waiting)
         moert_phase_wait_begin();
     for (size_t i = 0; i < 20; i++) {
