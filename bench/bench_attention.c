@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attention/attention.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "attention/attention.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "tools/common/program.h"

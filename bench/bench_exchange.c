@@ -1,7 +1,7 @@
 /*
  * bench_exchange: dispatch and combine between the ranks of a job, of rows whose every element is
- * known from the global number of the token (bench/layer/payload.h), beside packing + MPI_Alltoallv +
- * unpacking of the same rows (bench/layer/alltoall.h) on CPU devices.
+ * known from the global number of the token (bench/layer/payload.h), beside packing + MPI_Alltoallv
+ * + unpacking of the same rows (bench/layer/alltoall.h) on CPU devices.
  *
  * A sample is the time from a barrier to the end of the call, of the slowest rank; with --batch N
  * N calls follow one barrier, of whose time it is a part: on GPUs whose ranks wait for each other
@@ -17,16 +17,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/layer/alltoall.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "exchange/exchange.h"
-#include "bench/layer/payload.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
+#include "bench/layer/alltoall.h"
+#include "bench/layer/payload.h"
+#include "exchange/exchange.h"
 #include "tools/common/program.h"
 
 enum side { OURS, PACKED, PACKED_STREAMED, SIDES };

@@ -13,9 +13,9 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
-#include "moert/ops.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
+#include "moert/ops.h"
 #include "tools/common/program.h"
 
 enum { PATTERN = 1048573, CHECKS = 100 };

@@ -15,10 +15,10 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "context/context.h"
-#include "bench/memory/memory.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
+#include "bench/memory/memory.h"
+#include "context/context.h"
 #include "tools/common/program.h"
 
 enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "bench/common/report.h"
 #include "bench/predict/calibrate.h"
 #include "bench/predict/models.h"
-#include "bench/common/report.h"
 #include "bench/predict/step.h"
 #include "tools/common/program.h"
 

@@ -1,7 +1,7 @@
 /*
  * bench_op: rates of the grouped GEMM ops of 16-bit, FP8, MX and NV factors, by the backend that
- * the device gets, each result checked. bench/rivals/torch_grouped_mm.py runs the same 16-bit rows for
- * PyTorch.
+ * the device gets, each result checked. bench/rivals/torch_grouped_mm.py runs the same 16-bit rows
+ * for PyTorch.
  *
  * A sample is 50 ms of calls in a row behind 25 ms that do not count, since a GPU's clock depends
  * on how hot it is; the rate is the median of several. Operands repeat a pattern of random numbers,
@@ -13,10 +13,10 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "moert/ops.h"
-#include "bench/gemm/op_factors.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
+#include "bench/gemm/op_factors.h"
+#include "moert/ops.h"
 #include "tools/common/program.h"
 
 /* What the experts of a layer do with 8192 tokens per rank, up and down; DeepSeek-V3 on 8 ranks. */

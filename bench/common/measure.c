@@ -110,8 +110,8 @@ static moert_status take_pair(contest *c, size_t i, double *waited) {
     return MOERT_OK;
 }
 
-/* A pair of samples that other programs have disturbed is taken again, as long as patience lasts.
- */
+/* A pair of samples that other programs have disturbed is taken again, as long as patience
+ * lasts. */
 static moert_status take_turns(contest *c) {
     const bench_setup *bench = c->bench;
     double waited;

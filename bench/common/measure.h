@@ -10,8 +10,8 @@
 #ifndef BENCH_COMMON_MEASURE_H
 #define BENCH_COMMON_MEASURE_H
 
-#include "bench/gemm/peak.h"
 #include "bench/common/report.h"
+#include "bench/gemm/peak.h"
 #include "bench/gemm/rival.h"
 
 typedef struct bench_setup {

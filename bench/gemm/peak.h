@@ -1,10 +1,10 @@
-/* The most that the cores can do: independent multiply-adds on registers, on all of them at once.
- */
+/* The most that the cores can do: independent multiply-adds on registers, on all of them at
+ * once. */
 #ifndef BENCH_GEMM_PEAK_H
 #define BENCH_GEMM_PEAK_H
 
-#include "moert/formats.h"
 #include "bench/gemm/team.h"
+#include "moert/formats.h"
 
 typedef struct bench_peak {
     double gflops;           /* 0 = not known for this processor */

@@ -6,9 +6,9 @@
 #ifndef BENCH_LAYER_ALLTOALL_H
 #define BENCH_LAYER_ALLTOALL_H
 
+#include "bench/gemm/team.h"
 #include "moert/device.h"
 #include "moert/plan.h"
-#include "bench/gemm/team.h"
 
 typedef struct bench_alltoall bench_alltoall;
 

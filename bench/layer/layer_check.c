@@ -7,8 +7,8 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "device/device.h"
 #include "bench/common/tokens.h"
+#include "device/device.h"
 
 #define MARGIN 1e-4 /* between the last chosen logit and the next */
 

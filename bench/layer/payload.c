@@ -8,8 +8,8 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/parallel.h"
-#include "moert/plan.h"
 #include "bench/common/tokens.h"
+#include "moert/plan.h"
 
 const char *bench_dtype_name(bench_dtype dtype) {
     static const char *const names[] = {"f32", "bf16", "mxfp8"};

@@ -7,8 +7,8 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "bench/memory/memory.h"
 #include "bench/memory/cases.h"
+#include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
 static double value(const bench_memory *b, size_t input, size_t index) {

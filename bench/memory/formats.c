@@ -7,8 +7,8 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "bench/memory/memory.h"
 #include "bench/memory/cases.h"
+#include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
 /* NVFP4's scale of the whole tensor, by which those of blocks of [-1, 1) are of E4M3's size. */

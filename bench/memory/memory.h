@@ -58,8 +58,8 @@ typedef struct bench_case {
     /* NULL, or makes what the kernel reads; it does not belong to the time */
     moert_status (*begin)(const bench_memory *memory);
     moert_status (*run)(const bench_memory *memory);
-    /* An element of the result, chosen by a number in [0, 1), and what it must be, after one run.
-     */
+    /* An element of the result, chosen by a number in [0, 1), and what it must be, after one
+     * run. */
     moert_status (*check)(const bench_memory *memory, double chosen, double *got, double *want);
     bench_how how;
 } bench_case;

@@ -1,8 +1,8 @@
 /* The norms of bench_memory; see memory_cases.c. */
 #include <math.h>
 
-#include "bench/memory/memory.h"
 #include "bench/memory/cases.h"
+#include "bench/memory/memory.h"
 
 #define EPSILON 1e-6
 

@@ -2,8 +2,8 @@
 #include <math.h>
 
 #include "base/memory.h"
-#include "bench/memory/memory.h"
 #include "bench/memory/cases.h"
+#include "bench/memory/memory.h"
 #include "gemm/gemm.h"
 #include "router/router.h"
 

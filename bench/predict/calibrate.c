@@ -11,11 +11,11 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/number.h"
-#include "exchange/exchange.h"
-#include "layer/factor.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
+#include "exchange/exchange.h"
+#include "layer/factor.h"
 #include "tools/common/rates.h"
 #include "tools/tune/product.h"
 

@@ -2,9 +2,9 @@
 #ifndef BENCH_PREDICT_CALIBRATE_H
 #define BENCH_PREDICT_CALIBRATE_H
 
-#include "context/context.h"
 #include "bench/predict/machine.h"
 #include "bench/predict/predict.h"
+#include "context/context.h"
 
 /*
  * Rates of products of the work's shapes at some numbers of rows, of copies, of engines and links,

@@ -4,8 +4,8 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/predict/calibrate.h"
 #include "bench/common/rate.h"
+#include "bench/predict/calibrate.h"
 #include "tools/common/links.h"
 
 enum { SAMPLES = 9 };

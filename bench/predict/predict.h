@@ -79,8 +79,8 @@ size_t bench_nodes(const bench_machine *machine, size_t ranks);
  * through host memory. */
 double bench_sum_seconds(const bench_machine *machine, size_t ranks, size_t count, double bytes);
 
-/* Pure. Errors: ERROR_USAGE (sizes that do not fit, a rate that the machine lacks), ERROR_MEMORY.
- */
+/* Pure. Errors: ERROR_USAGE (sizes that do not fit, a rate that the machine lacks),
+ * ERROR_MEMORY. */
 moert_status bench_predict(const bench_machine *machine, const bench_work *work,
                            bench_prediction *prediction);
 

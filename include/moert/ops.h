@@ -209,10 +209,9 @@ typedef struct moert_op_options {
     X(gather)     /* uint32 [M] */                                                                 \
     X(row_weight) /* float32 w[M], by slots */                                                     \
     X(prob)       /* float32 [M] */                                                                \
-    X(amax)  /* float32 [G], DGLU [G,2] (gate, up): raised, so set it to 0 or -inf before; NaN     \
-                stays */                                                                           \
-    X(dprob) /* float32 [M], added to */                                                           \
-    X(dbias) /* [G,2K], added to: column sums of d before rounding */
+    X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised, so 0 or -inf before; NaN stays */ \
+    X(dprob)      /* float32 [M], added to */                                                      \
+    X(dbias)      /* [G,2K], added to: column sums of d before rounding */
 
 typedef struct moert_op_buffers {
     size_t size;                        /* sizeof(moert_op_buffers) */

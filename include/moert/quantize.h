@@ -114,8 +114,8 @@ typedef struct moert_quantized_shape {
     size_t q_lines, q_bytes, scale_lines, scales;
 } moert_quantized_shape;
 
-/* The shapes for x[rows, columns] with P = `blocks`, which ROW does not use; `how` must be legal.
- */
+/* The shapes for x[rows, columns] with P = `blocks`, which ROW does not use; `how` must be
+ * legal. */
 MOERT_API moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *how, size_t rows,
                                                          size_t columns, size_t blocks);
 

@@ -1,39 +1,52 @@
 /*
- * Causal attention with grouped-query heads: N heads of q share M heads of k and v, head h uses g = h * M / N.
- * D = HEAD_SIZE; i, j < L are positions of one sequence; the rows of q, out, dout and dq lie N * D floats apart, those
- * of k, v, dk and dv M * D.
+ * Causal attention with grouped-query heads: N heads of q share M heads of k and v, head h uses g =
+ * h * M / N. D = HEAD_SIZE; i, j < L are positions of one sequence; the rows of q, out, dout and dq
+ * lie N * D floats apart, those of k, v, dk and dv M * D.
  *
- *   s[i,j] = scale * q[i] . k[j] for j <= i,  lse[i] = log sum_j exp(s[i,j]),  p[i,j] = exp(s[i,j] - lse[i])
+ *   s[i,j] = scale * q[i] . k[j] for j <= i
+ *   lse[i] = log sum_j exp(s[i,j]),  p[i,j] = exp(s[i,j] - lse[i])
  *   out[i] = sum_j p[i,j] v[j]
  *   delta[i] = dout[i] . out[i],  ds[i,j] = p[i,j] * (dout[i] . v[j] - delta[i])
  *   dq[i] = scale * sum_j ds[i,j] k[j]
- *   dk[j] = scale * sum_h sum_i ds[i,j] q[i],  dv[j] = sum_h sum_i p[i,j] dout[i]   over the heads h of g, ascending
+ *   dk[j] = scale * sum_h sum_i ds[i,j] q[i],  dv[j] = sum_h sum_i p[i,j] dout[i]
+ *   with sum_h over the heads h of g, ascending
  *
- * The forward is the online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+ * The forward is the online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention,
+ * 2022).
  *
- *               LANES positions, one a lane           A work-group owns LANES positions of one head of one sequence:
- *             +-------------------------+             queries in attention_forward and attention_backward_q, keys in
- *   D values  |  lanes  (transposed)    |             attention_backward_kv. It holds its own vectors transposed, one
- *             +-------------------------+             position a lane, and passes over the other side's rows in blocks
- *   ROWS rows |  products, s or p       |             of ROWS, which it reads where they lie, a scalar broadcast for
- *   as stored |                         |             every FMA: `products` gives row . lane for each row and lane,
- *             +-------------------------+             `gather` adds sum over rows of row[d] * weight[row,lane] to
- *   D values  |  sums   (transposed)    |             [D,LANES]. Softmax is elementwise over lanes.
+ * A work-group owns LANES positions of one head of one sequence: queries in attention_forward and
+ * attention_backward_q, keys in attention_backward_kv. It holds its own vectors transposed, one
+ * position a lane, and passes over the other side's rows in blocks of ROWS, which it reads where
+ * they lie, a scalar broadcast for every FMA:
+ *
+ *               LANES positions, one a lane
+ *             +-------------------------+
+ *   D values  |  lanes  (transposed)    |
+ *             +-------------------------+
+ *   ROWS rows |  products, s or p       |  `products` gives row . lane for each row and lane
+ *   as stored |                         |
+ *             +-------------------------+
+ *   D values  |  sums   (transposed)    |  `gather` adds sum_rows row[d] * weight[row,lane]
  *             +-------------------------+
  *
- * Required: HEAD_SIZE, D, any positive number; LANE_VECS, LANES / 16, 1 or 2. Local memory in bytes:
- * 4 * LANES * (A * D + B * ROWS) and a little, with A, B = 2, 1 (forward), 3, 2 (backward_q), 4, 2 (backward_kv).
+ * Softmax is elementwise over lanes.
  *
- * Deterministic, without atomics: rows are taken in ascending order in blocks counted from the start of the sequence,
- * so a sequence's result depends on that sequence alone.
+ * Required: HEAD_SIZE, D, any positive number; LANE_VECS, LANES / 16, 1 or 2. Local memory in
+ * bytes:
+ * 4 * LANES * (A * D + B * ROWS) and a little, with A, B = 2, 1 (forward), 3, 2 (backward_q), 4, 2
+ * (backward_kv).
+ *
+ * Deterministic, without atomics: rows are taken in ascending order in blocks counted from the
+ * start of the sequence, so a sequence's result depends on that sequence alone.
  */
 #if !defined(HEAD_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE and LANE_VECS must be defined"
 #endif
-#define NV       LANE_VECS
-#define LANES    (NV * VEC)
-#define ROWS     32
-/* rows of a register tile of `products`; most values of one of `gather`, which takes the largest that leaves no rest */
+#define NV    LANE_VECS
+#define LANES (NV * VEC)
+#define ROWS  32
+/* rows of a register tile of `products`; most values of one of `gather`, which takes the largest
+ * that leaves no rest */
 #if NARROW
 #define ROW_TILE  (4 / NV)
 #define MOST_TILE (4 / NV)
@@ -54,104 +67,102 @@
 #endif
 
 /* t[r][c] <- t[c][r]: four perfect shuffles turn the 8-bit index rc into cr. */
-static inline void transpose(vec *t)
-{
+static inline void transpose(vec *t) {
     ROLLED for (int stage = 0; stage < 4; stage++) {
         vec u[VEC];
-        UNROLL for (int i = 0; i < VEC / 2; i++) {
+        UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
             u[2 * i].even = t[i].lo;
             u[2 * i].odd = t[i + VEC / 2].lo;
             u[2 * i + 1].even = t[i].hi;
             u[2 * i + 1].odd = t[i + VEC / 2].hi;
         }
-        UNROLL for (int i = 0; i < VEC; i++)
+        UNROLL_FOR(int i = 0; i < VEC; i++)
             t[i] = u[i];
     }
 }
 
 /* lanes[d,lane] = factor * x[lane,d] for `count` rows of x; the lanes past them are zero. */
-static inline void load_lanes(global const float *x, size_t stride, int count, float factor, local vec *lanes)
-{
+static inline void load_lanes(global const float *x, size_t stride, int count, float factor,
+                              local vec *lanes) {
     for (int v = 0; v < NV; v++)
         for (int d = 0; d < HEAD_SIZE; d += VEC) {
             vec t[VEC];
-            UNROLL for (int r = 0; r < VEC; r++) {
+            UNROLL_FOR(int r = 0; r < VEC; r++) {
                 int lane = v * VEC + r;
-                t[r] = lane < count ? factor * load_part(x + lane * stride + d, HEAD_SIZE - d) : (vec)0.0f;
+                t[r] = lane < count ? factor * load_part(x + lane * stride + d, HEAD_SIZE - d)
+                                    : (vec)0.0f;
             }
             transpose(t);
-            UNROLL for (int r = 0; r < VEC; r++)
+            UNROLL_FOR(int r = 0; r < VEC; r++)
                 if (d + r < HEAD_SIZE)
                     lanes[(d + r) * NV + v] = t[r];
         }
 }
 
 /* x[lane,d] = factor[lane] * lanes[d,lane] for `count` rows of x. */
-static inline void store_lanes(local const vec *lanes, const vec *factor, int count, global float *x, size_t stride)
-{
+static inline void store_lanes(local const vec *lanes, const vec *factor, int count,
+                               global float *x, size_t stride) {
     for (int v = 0; v < NV; v++)
         for (int d = 0; d < HEAD_SIZE; d += VEC) {
             vec t[VEC];
-            UNROLL for (int r = 0; r < VEC; r++)
+            UNROLL_FOR(int r = 0; r < VEC; r++)
                 t[r] = d + r < HEAD_SIZE ? factor[v] * lanes[(d + r) * NV + v] : (vec)0.0f;
             transpose(t);
-            UNROLL for (int r = 0; r < VEC; r++)
+            UNROLL_FOR(int r = 0; r < VEC; r++)
                 if (v * VEC + r < count)
                     store_part(t[r], x + (v * VEC + r) * stride + d, HEAD_SIZE - d);
         }
 }
 
-static inline void clear(local vec *sums)
-{
+static inline void clear(local vec *sums) {
     for (int i = 0; i < HEAD_SIZE * NV; i++)
         sums[i] = 0.0f;
 }
 
 /* out[row,lane] = sum_d x[row,d] * lanes[d,lane] for `rows` rows of x (1 to ROWS). */
-static inline void products(global const float *x, size_t stride, int rows, local const vec *lanes, local vec *out)
-{
+static inline void products(global const float *x, size_t stride, int rows, local const vec *lanes,
+                            local vec *out) {
     for (int first = 0; first < rows; first += ROW_TILE) {
         global const float *row[ROW_TILE];
         vec sum[ROW_TILE][NV];
-        UNROLL for (int r = 0; r < ROW_TILE; r++) {
+        UNROLL_FOR(int r = 0; r < ROW_TILE; r++) {
             row[r] = x + min(first + r, rows - 1) * stride;
-            UNROLL for (int v = 0; v < NV; v++)
+            UNROLL_FOR(int v = 0; v < NV; v++)
                 sum[r][v] = 0.0f;
         }
         EACH_TERM for (int d = 0; d < HEAD_SIZE; d++) {
-            UNROLL for (int r = 0; r < ROW_TILE; r++)
-                UNROLL for (int v = 0; v < NV; v++)
+            UNROLL_FOR(int r = 0; r < ROW_TILE; r++)
+                UNROLL_FOR(int v = 0; v < NV; v++)
                     sum[r][v] = fma((vec)row[r][d], lanes[d * NV + v], sum[r][v]);
         }
-        UNROLL for (int r = 0; r < ROW_TILE; r++)
-            UNROLL for (int v = 0; v < NV; v++)
+        UNROLL_FOR(int r = 0; r < ROW_TILE; r++)
+            UNROLL_FOR(int v = 0; v < NV; v++)
                 out[(first + r) * NV + v] = sum[r][v];
     }
 }
 
-/* sums[d,lane] = keep[lane] * sums[d,lane] + sum_row x[row,d] * weight[row,lane] over `rows` rows of x. */
-static inline void gather(global const float *x, size_t stride, int rows, local const vec *weight, const vec *keep,
-                          local vec *sums)
-{
+/* sums[d,lane] = keep[lane] * sums[d,lane] + sum_row x[row,d] * weight[row,lane] over `rows` rows
+ * of x. */
+static inline void gather(global const float *x, size_t stride, int rows, local const vec *weight,
+                          const vec *keep, local vec *sums) {
     for (int d = 0; d < HEAD_SIZE; d += HEAD_TILE) {
         global const float *at = x + d;
         vec sum[HEAD_TILE][NV];
-        UNROLL for (int i = 0; i < HEAD_TILE; i++)
-            UNROLL for (int v = 0; v < NV; v++)
+        UNROLL_FOR(int i = 0; i < HEAD_TILE; i++)
+            UNROLL_FOR(int v = 0; v < NV; v++)
                 sum[i][v] = keep[v] * sums[(d + i) * NV + v];
         EACH_TERM for (int row = 0; row < rows; row++, at += stride) {
-            UNROLL for (int i = 0; i < HEAD_TILE; i++)
-                UNROLL for (int v = 0; v < NV; v++)
+            UNROLL_FOR(int i = 0; i < HEAD_TILE; i++)
+                UNROLL_FOR(int v = 0; v < NV; v++)
                     sum[i][v] = fma((vec)at[i], weight[row * NV + v], sum[i][v]);
         }
-        UNROLL for (int i = 0; i < HEAD_TILE; i++)
-            UNROLL for (int v = 0; v < NV; v++)
+        UNROLL_FOR(int i = 0; i < HEAD_TILE; i++)
+            UNROLL_FOR(int v = 0; v < NV; v++)
                 sums[(d + i) * NV + v] = sum[i][v];
     }
 }
 
-static inline float dot_row(global const float *a, global const float *b)
-{
+static inline float dot_row(global const float *a, global const float *b) {
     vec sum = 0.0f;
     for (int d = 0; d < HEAD_SIZE; d += VEC)
         sum = fma(load_part(a + d, HEAD_SIZE - d), load_part(b + d, HEAD_SIZE - d), sum);
@@ -159,14 +170,14 @@ static inline float dot_row(global const float *a, global const float *b)
 }
 
 /* The positions of vector v of a work-group's lanes. */
-static inline int16 lane_positions(int first, int v)
-{
+static inline int16 lane_positions(int first, int v) {
     return first + v * VEC + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-/* One block of scores to probabilities, relative to the running maximum; gives the factor of all earlier ones. */
-static inline void softmax_block(local vec *score, int row, int rows, int query, vec *maximum, vec *total, vec *keep)
-{
+/* One block of scores to probabilities, relative to the running maximum; gives the factor of all
+ * earlier ones. */
+static inline void softmax_block(local vec *score, int row, int rows, int query, vec *maximum,
+                                 vec *total, vec *keep) {
     for (int v = 0; v < NV; v++) {
         int16 position = lane_positions(query, v);
         vec highest = maximum[v], sum = 0.0f;
@@ -187,17 +198,18 @@ static inline void softmax_block(local vec *score, int row, int rows, int query,
 }
 
 /* Grid: {blocks of LANES queries, heads, sequences}, later blocks, which see more keys, first. */
-KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                              global const float *k, global const float *v, global float *out, global float *lse)
-{
+KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale,
+                              global const float *q, global const float *k, global const float *v,
+                              global float *out, global float *lse) {
     local vec lanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
     int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+           kv_stride = kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
     size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     vec maximum[NV], total[NV], keep[NV];
-    UNROLL for (int i = 0; i < NV; i++) {
+    UNROLL_FOR(int i = 0; i < NV; i++) {
         maximum[i] = -INFINITY;
         total[i] = 0.0f;
     }
@@ -210,7 +222,7 @@ KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale
         softmax_block(score, row, rows, query, maximum, total, keep);
         gather(v + at, kv_stride, rows, score, keep, sums);
     }
-    UNROLL for (int i = 0; i < NV; i++) {
+    UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f / total[i];
         score[i] = maximum[i] + log(total[i]);
     }
@@ -220,27 +232,31 @@ KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale
 }
 
 /* Grid as for attention_forward. */
-KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                                 global const float *k, global const float *v, global const float *out,
-                                 global const float *lse, global const float *dout, global float *dq)
-{
-    local vec lanes[HEAD_SIZE * NV], dlanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV], dscore[ROWS * NV];
+KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float scale,
+                                 global const float *q, global const float *k,
+                                 global const float *v, global const float *out,
+                                 global const float *lse, global const float *dout,
+                                 global float *dq) {
+    local vec lanes[HEAD_SIZE * NV], dlanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV],
+        dscore[ROWS * NV];
     local vec normaliser[NV], delta[NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
     int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+           kv_stride = kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
     size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     vec keep[NV];
     for (int i = 0; i < LANES; i++) {
         int lane = min(i, count - 1);
         ((local float *)normaliser)[i] = lse[(token + query + lane) * heads + head];
-        ((local float *)delta)[i] = dot_row(dout + from + lane * stride, out + from + lane * stride);
+        ((local float *)delta)[i] =
+            dot_row(dout + from + lane * stride, out + from + lane * stride);
     }
     load_lanes(q + from, stride, count, scale, lanes);
     load_lanes(dout + from, stride, count, 1.0f, dlanes);
     clear(sums);
-    UNROLL for (int i = 0; i < NV; i++)
+    UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = 1.0f;
     for (int row = 0; row < query + count; row += ROWS) {
         int rows = min(query + count - row, ROWS);
@@ -248,30 +264,35 @@ KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float sc
         products(k + at, kv_stride, rows, lanes, score);
         products(v + at, kv_stride, rows, dlanes, dscore);
         for (int r = 0; r < rows; r++)
-            UNROLL for (int i = 0; i < NV; i++) {
-                vec p = exp(score[r * NV + i] - normaliser[i]), d = p * (dscore[r * NV + i] - delta[i]);
-                dscore[r * NV + i] = select(d, (vec)0.0f, (int16)(row + r) > lane_positions(query, i));
+            UNROLL_FOR(int i = 0; i < NV; i++) {
+                vec p = exp(score[r * NV + i] - normaliser[i]),
+                    d = p * (dscore[r * NV + i] - delta[i]);
+                dscore[r * NV + i] =
+                    select(d, (vec)0.0f, (int16)(row + r) > lane_positions(query, i));
             }
         gather(k + at, kv_stride, rows, dscore, keep, sums);
     }
-    UNROLL for (int i = 0; i < NV; i++)
+    UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = scale;
     store_lanes(sums, keep, count, dq + from, stride);
 }
 
 /* Grid: {blocks of LANES keys, kv_heads, sequences}. */
-KERNEL void attention_backward_kv(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                                  global const float *k, global const float *v, global const float *out,
-                                  global const float *lse, global const float *dout, global float *dk, global float *dv)
-{
-    local vec klanes[HEAD_SIZE * NV], vlanes[HEAD_SIZE * NV], dksums[HEAD_SIZE * NV], dvsums[HEAD_SIZE * NV];
+KERNEL void attention_backward_kv(ulong length, int heads, int kv_heads, float scale,
+                                  global const float *q, global const float *k,
+                                  global const float *v, global const float *out,
+                                  global const float *lse, global const float *dout,
+                                  global float *dk, global float *dv) {
+    local vec klanes[HEAD_SIZE * NV], vlanes[HEAD_SIZE * NV], dksums[HEAD_SIZE * NV],
+        dvsums[HEAD_SIZE * NV];
     local vec score[ROWS * NV], dscore[ROWS * NV];
     int key = (int)get_group_id(0) * LANES, kv_head = get_group_id(1), group = heads / kv_heads;
     int count = min((int)length - key, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+           kv_stride = kv_heads * HEAD_SIZE;
     size_t kv_from = (token + key) * kv_stride + kv_head * HEAD_SIZE;
     vec keep[NV], factor[NV];
-    UNROLL for (int i = 0; i < NV; i++) {
+    UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f;
         factor[i] = scale;
     }
@@ -288,7 +309,7 @@ KERNEL void attention_backward_kv(ulong length, int heads, int kv_heads, float s
             for (int r = 0; r < rows; r++) {
                 float normaliser = lse[(token + row + r) * heads + head];
                 float delta = dot_row(dout + at + r * stride, out + at + r * stride);
-                UNROLL for (int i = 0; i < NV; i++) {
+                UNROLL_FOR(int i = 0; i < NV; i++) {
                     vec p = exp(score[r * NV + i] - normaliser);
                     p = select(p, (vec)0.0f, lane_positions(key, i) > (int16)(row + r));
                     score[r * NV + i] = p;

@@ -1,47 +1,56 @@
 /*
- * Causal attention with grouped-query heads in float32 for GPUs: the formulas, shapes and passes of attention.cl.
+ * Causal attention with grouped-query heads in float32 for GPUs: the formulas, shapes and passes of
+ * attention.cl.
  *
- *                64 others                      A work-group of 16 x 16 items owns OWN positions of one head of one
- *             +------------+                    sequence: queries in attention_forward and attention_backward_q, keys in
- *   OWN rows  |  products  |  s, p, dp or ds    attention_backward_kv. It passes over the other side's rows in blocks of
- *             +------------+                    64, from the first that counts on. Item (y, x) has the own rows y * R to
- *             +------------+                    y * R + R - 1, of products the others x, x + 16, x + 32 and x + 48, and
- *   OWN rows  |    sums    |  HEAD_SIZE wide    of sums the columns 64 s + 4 x to 4 x + 3 of each slice s. Both factors
- *             +------------+                    go through local memory, DEPTH columns or 64 rows at a time.
+ * A work-group of 16 x 16 items owns OWN positions of one head of one sequence: queries in
+ * attention_forward and attention_backward_q, keys in attention_backward_kv. It passes over the
+ * other side's rows in blocks of 64, from the first that counts on:
  *
- * Required: HEAD_SIZE, D, any positive number; OWN, a multiple of 16 up to 64: an item has 2 * OWN * D / 256 sums and
- * more in registers. Local memory: 40 KiB.
+ *                64 others
+ *             +------------+
+ *   OWN rows  |  products  |  s, p, dp or ds
+ *             +------------+
+ *             +------------+
+ *   OWN rows  |    sums    |  HEAD_SIZE wide
+ *             +------------+
  *
- * Deterministic, without atomics: blocks are counted from the start of the sequence and summed in order, the heads of
- * a group too, so a sequence's result depends on that sequence alone.
+ * Item (y, x) has the own rows y * R to y * R + R - 1, of products the others x, x + 16, x + 32 and
+ * x + 48, and of sums the columns 64 s + 4 x to 4 x + 3 of each slice s. Both factors go through
+ * local memory, DEPTH columns or 64 rows at a time.
+ *
+ * Required: HEAD_SIZE, D, any positive number; OWN, a multiple of 16 up to 64: an item has 2 * OWN
+ * * D / 256 sums and more in registers. Local memory: 40 KiB.
+ *
+ * Deterministic, without atomics: blocks are counted from the start of the sequence and summed in
+ * order, the heads of a group too, so a sequence's result depends on that sequence alone.
  */
 #if !defined(HEAD_SIZE) || !defined(OWN)
 #error "HEAD_SIZE and OWN must be defined"
 #endif
 #include "attention/gpu.h"
 
-/* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales total and sums. */
-INLINE void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R], float total[R],
-                                 float4 sums[SLICES][R], local float4 *w)
-{
+/* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales
+ * total and sums. */
+INLINE void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R],
+                          float total[R], float4 sums[SLICES][R], local float4 *w) {
     float highest[R];
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         highest[i] = -INFINITY;
-        UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL_FOR(int j = 0; j < 4; j++) {
             const bool later = other + item_x() + 16 * j > query + item_y() * R + i;
             score[i][j] = later ? -INFINITY : scale * score[i][j];
             highest[i] = fmax(highest[i], score[i][j]);
         }
     }
     join(highest, true, w);
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         highest[i] = fmax(highest[i], maximum[i]);
         const float keep = exp(maximum[i] - highest[i]);
         maximum[i] = highest[i];
         total[i] *= keep;
-        UNROLL for (int s = 0; s < SLICES; s++)
+        UNROLL_FOR(int s = 0; s < SLICES; s++)
             sums[s][i] *= keep;
-        UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL_FOR(int j = 0; j < 4; j++) {
             score[i][j] = exp(score[i][j] - highest[i]);
             total[i] += score[i][j];
         }
@@ -49,18 +58,19 @@ INLINE void softmax_block(float score[R][4], int query, int other, float scale, 
 }
 
 /* Grid: {blocks of OWN queries, heads, sequences}, later blocks, which see more keys, first. */
-GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                             global const float *k, global const float *v, global float *out, global float *lse)
-{
+GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
+                             global const float *q, global const float *k, global const float *v,
+                             global float *out, global float *lse) {
     WORKSPACE;
     const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
     const int count = min((int)length - query, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+                 kv_stride = kv_heads * HEAD_SIZE;
     const size_t from = (token + query) * stride + head * HEAD_SIZE;
     const size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     float maximum[R], total[R], score[R][4];
     float4 sums[SLICES][R];
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         maximum[i] = -INFINITY;
         total[i] = 0.0f;
     }
@@ -74,7 +84,7 @@ GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
         gather(v + at, kv_stride, keys, w, sums);
     }
     join(total, false, w);
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         if (row < count && item_x() == 0)
             lse[(token + query + row) * heads + head] = maximum[i] + log(total[i]);
@@ -84,20 +94,21 @@ GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
 }
 
 /* Grid as for attention_forward. */
-GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                                global const float *k, global const float *v, global const float *out,
-                                global const float *lse, global const float *dout, global float *dq)
-{
+GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float scale,
+                                global const float *q, global const float *k, global const float *v,
+                                global const float *out, global const float *lse,
+                                global const float *dout, global float *dq) {
     WORKSPACE;
     const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
     const int count = min((int)length - query, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+                 kv_stride = kv_heads * HEAD_SIZE;
     const size_t from = (token + query) * stride + head * HEAD_SIZE;
     const size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
     float normaliser[R], delta[R], factor[R], score[R][4], dscore[R][4];
     float4 sums[SLICES][R];
     dot_rows(dout + from, out + from, stride, count, w);
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         normaliser[i] = row < count ? lse[(token + query + row) * heads + head] : 0.0f;
         delta[i] = dotted(w, row);
@@ -109,8 +120,8 @@ GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float sca
         const size_t at = kv_from + key * kv_stride;
         products(q + from, stride, count, k + at, kv_stride, keys, w, score);
         products(dout + from, stride, count, v + at, kv_stride, keys, w, dscore);
-        UNROLL for (int i = 0; i < R; i++)
-            UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL_FOR(int i = 0; i < R; i++)
+            UNROLL_FOR(int j = 0; j < 4; j++) {
                 const bool later = key + item_x() + 16 * j > query + item_y() * R + i;
                 const float p = exp(scale * score[i][j] - normaliser[i]);
                 dscore[i][j] = later ? 0.0f : p * (dscore[i][j] - delta[i]);
@@ -122,18 +133,20 @@ GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float sca
 }
 
 /* Grid: {blocks of OWN keys, kv_heads, sequences}. */
-GROUP void attention_backward_kv(ulong length, int heads, int kv_heads, float scale, global const float *q,
-                                 global const float *k, global const float *v, global const float *out,
-                                 global const float *lse, global const float *dout, global float *dk, global float *dv)
-{
+GROUP void attention_backward_kv(ulong length, int heads, int kv_heads, float scale,
+                                 global const float *q, global const float *k,
+                                 global const float *v, global const float *out,
+                                 global const float *lse, global const float *dout,
+                                 global float *dk, global float *dv) {
     WORKSPACE;
     const int key = (int)get_group_id(0) * OWN, kv_head = get_group_id(1), group = heads / kv_heads;
     const int count = min((int)length - key, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE, kv_stride = kv_heads * HEAD_SIZE;
+    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
+                 kv_stride = kv_heads * HEAD_SIZE;
     const size_t kv_from = (token + key) * kv_stride + kv_head * HEAD_SIZE;
     float factor[R], one[R], score[R][4], dscore[R][4];
     float4 dksums[SLICES][R], dvsums[SLICES][R];
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         factor[i] = scale;
         one[i] = 1.0f;
     }
@@ -146,11 +159,12 @@ GROUP void attention_backward_kv(ulong length, int heads, int kv_heads, float sc
             products(k + kv_from, kv_stride, count, q + at, stride, queries, w, score);
             products(v + kv_from, kv_stride, count, dout + at, stride, queries, w, dscore);
             dot_rows(dout + at, out + at, stride, queries, w);
-            UNROLL for (int j = 0; j < 4; j++) {
+            UNROLL_FOR(int j = 0; j < 4; j++) {
                 const int other = item_x() + 16 * j;
-                const float normaliser = other < queries ? lse[(token + query + other) * heads + head] : 0.0f;
+                const float normaliser =
+                    other < queries ? lse[(token + query + other) * heads + head] : 0.0f;
                 const float delta = dotted(w, other);
-                UNROLL for (int i = 0; i < R; i++) {
+                UNROLL_FOR(int i = 0; i < R; i++) {
                     const bool earlier = query + other < key + item_y() * R + i || other >= queries;
                     const float p = earlier ? 0.0f : exp(scale * score[i][j] - normaliser);
                     score[i][j] = p;

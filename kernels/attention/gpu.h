@@ -1,6 +1,6 @@
 /*
- * What the passes of attention_gpu.cl, which has the picture, are made of: products of rows, sums of weighted rows, and
- * sums over a row. All items of a work-group call together.
+ * What the passes of attention_gpu.cl, which has the picture, are made of: products of rows, sums
+ * of weighted rows, and sums over a row. All items of a work-group call together.
  */
 /* PoCL must not find functions that know of a kernel's local memory */
 #define INLINE  static inline __attribute__((always_inline))
@@ -13,34 +13,30 @@
 #define SLICES  ((HEAD_SIZE + 63) / 64)
 #define GROUP   __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-/* What a work-group shares: factors of the product at hand, weights p or ds [OWN,OTHERS], parts of sums over a row. */
+/* What a work-group shares: factors of the product at hand, weights p or ds [OWN,OTHERS], parts of
+ * sums over a row. */
 #define FACTORS   (2 * OTHERS * PITCH / 4)
 #define WEIGHTS   (OTHERS * P_PITCH / 4)
 #define WORKSPACE local float4 w[FACTORS + WEIGHTS + OTHERS * 16 / 4]
 
-INLINE local float4 *weights_of(local float4 *w)
-{
+INLINE local float4 *weights_of(local float4 *w) {
     return w + FACTORS;
 }
 
-INLINE local float *parts_of(local float4 *w, int row)
-{
+INLINE local float *parts_of(local float4 *w, int row) {
     return (local float *)(w + FACTORS + WEIGHTS) + row * 16;
 }
 
-INLINE int item_x(void)
-{
+INLINE int item_x(void) {
     return get_local_id(0) % 16;
 }
 
-INLINE int item_y(void)
-{
+INLINE int item_y(void) {
     return get_local_id(0) / 16;
 }
 
 /* Four floats, zero from the n-th on (n may be negative). */
-INLINE float4 load_quad(global const float *p, int n)
-{
+INLINE float4 load_quad(global const float *p, int n) {
 #if HEAD_SIZE % 4 == 0
     return n > 0 ? *(global const float4 *)p : (float4)0.0f;
 #else
@@ -53,8 +49,7 @@ INLINE float4 load_quad(global const float *p, int n)
 #endif
 }
 
-INLINE void store_quad(float4 quad, global float *p, int n)
-{
+INLINE void store_quad(float4 quad, global float *p, int n) {
 #if HEAD_SIZE % 4 == 0
     if (n > 0)
         *(global float4 *)p = quad;
@@ -66,10 +61,10 @@ INLINE void store_quad(float4 quad, global float *p, int n)
 #endif
 }
 
-/* to[row,pitch] = `quads` quads from column d on of `rows` rows, zeros for those from `count` on. */
-INLINE void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads, int pitch,
-                             local float4 *to)
-{
+/* to[row,pitch] = `quads` quads from column d on of `rows` rows, zeros for those from `count`
+ * on. */
+INLINE void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads,
+                      int pitch, local float4 *to) {
     for (int i = get_local_id(0); i < rows * quads; i += ITEMS) {
         const int row = i / quads, quad = i % quads, column = d + 4 * quad;
         to[row * (pitch / 4) + quad] =
@@ -77,58 +72,56 @@ INLINE void load_rows(global const float *x, size_t stride, int count, int rows,
     }
 }
 
-INLINE float dot4(float4 a, float4 b, float sum)
-{
+INLINE float dot4(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
 }
 
 /* out[i][j] = a[own row i] . b[other j]; rows past the counts are zero. */
-INLINE void products(global const float *a, size_t a_stride, int a_count, global const float *b, size_t b_stride,
-                            int b_count, local float4 *w, float out[R][4])
-{
+INLINE void products(global const float *a, size_t a_stride, int a_count, global const float *b,
+                     size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
     local float4 *own = w, *other = w + OWN * PITCH / 4;
-    UNROLL for (int i = 0; i < R; i++)
-        UNROLL for (int j = 0; j < 4; j++)
+    UNROLL_FOR(int i = 0; i < R; i++)
+        UNROLL_FOR(int j = 0; j < 4; j++)
             out[i][j] = 0.0f;
     for (int d = 0; d < HEAD_SIZE; d += DEPTH) {
         barrier(CLK_LOCAL_MEM_FENCE);
         load_rows(a, a_stride, a_count, OWN, d, DEPTH / 4, PITCH, own);
         load_rows(b, b_stride, b_count, OTHERS, d, DEPTH / 4, PITCH, other);
         barrier(CLK_LOCAL_MEM_FENCE);
-        UNROLL for (int c = 0; c < DEPTH / 4; c++) {
+        UNROLL_FOR(int c = 0; c < DEPTH / 4; c++) {
             float4 x[R], y[4];
-            UNROLL for (int i = 0; i < R; i++)
+            UNROLL_FOR(int i = 0; i < R; i++)
                 x[i] = own[(item_y() * R + i) * (PITCH / 4) + c];
-            UNROLL for (int j = 0; j < 4; j++)
+            UNROLL_FOR(int j = 0; j < 4; j++)
                 y[j] = other[(item_x() + 16 * j) * (PITCH / 4) + c];
-            UNROLL for (int i = 0; i < R; i++)
-                UNROLL for (int j = 0; j < 4; j++)
+            UNROLL_FOR(int i = 0; i < R; i++)
+                UNROLL_FOR(int j = 0; j < 4; j++)
                     out[i][j] = dot4(x[i], y[j], out[i][j]);
         }
     }
 }
 
 /* Makes p or ds the weights of `gather`, once all are done with the last ones. */
-INLINE void put_weights(float p[R][4], local float4 *w)
-{
+INLINE void put_weights(float p[R][4], local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL for (int i = 0; i < R; i++)
-        UNROLL for (int j = 0; j < 4; j++)
-            ((local float *)weights_of(w))[(item_y() * R + i) * P_PITCH + item_x() + 16 * j] = p[i][j];
+    UNROLL_FOR(int i = 0; i < R; i++)
+        UNROLL_FOR(int j = 0; j < 4; j++)
+            ((local float *)weights_of(w))[(item_y() * R + i) * P_PITCH + item_x() + 16 * j] =
+                p[i][j];
 }
 
 /* sums[own row] += sum over `count` rows of x of weight[own row,row] * x[row]. */
-INLINE void gather(global const float *x, size_t stride, int count, local float4 *w, float4 sums[SLICES][R])
-{
-    UNROLL for (int s = 0; s < SLICES; s++) {
+INLINE void gather(global const float *x, size_t stride, int count, local float4 *w,
+                   float4 sums[SLICES][R]) {
+    UNROLL_FOR(int s = 0; s < SLICES; s++) {
         barrier(CLK_LOCAL_MEM_FENCE);
         load_rows(x, stride, count, OTHERS, 64 * s, 16, 64, w);
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int row = 0; row < OTHERS; row += 4) {
             float4 value[4];
-            UNROLL for (int r = 0; r < 4; r++)
+            UNROLL_FOR(int r = 0; r < 4; r++)
                 value[r] = w[(row + r) * 16 + item_x()];
-            UNROLL for (int i = 0; i < R; i++) {
+            UNROLL_FOR(int i = 0; i < R; i++) {
                 const float4 weight = weights_of(w)[((item_y() * R + i) * P_PITCH + row) / 4];
                 sums[s][i] = fma((float4)weight.x, value[0], sums[s][i]);
                 sums[s][i] = fma((float4)weight.y, value[1], sums[s][i]);
@@ -139,18 +132,17 @@ INLINE void gather(global const float *x, size_t stride, int count, local float4
     }
 }
 
-INLINE void clear(float4 sums[SLICES][R])
-{
-    UNROLL for (int s = 0; s < SLICES; s++)
-        UNROLL for (int i = 0; i < R; i++)
+INLINE void clear(float4 sums[SLICES][R]) {
+    UNROLL_FOR(int s = 0; s < SLICES; s++)
+        UNROLL_FOR(int i = 0; i < R; i++)
             sums[s][i] = 0.0f;
 }
 
 /* x[own row] = factor[own row] * sums[own row] for `count` rows. */
-INLINE void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x, size_t stride)
-{
-    UNROLL for (int s = 0; s < SLICES; s++)
-        UNROLL for (int i = 0; i < R; i++) {
+INLINE void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x,
+                       size_t stride) {
+    UNROLL_FOR(int s = 0; s < SLICES; s++)
+        UNROLL_FOR(int i = 0; i < R; i++) {
             const int row = item_y() * R + i, column = 64 * s + 4 * item_x();
             if (row < count)
                 store_quad(factor[i] * sums[s][i], x + row * stride + column, HEAD_SIZE - column);
@@ -158,30 +150,30 @@ INLINE void store_sums(float4 sums[SLICES][R], const float *factor, int count, g
 }
 
 /* parts[row] = 4 parts of a[row] . b[row] for `count` rows, zeros past them. */
-INLINE void dot_rows(global const float *a, global const float *b, size_t stride, int count, local float4 *w)
-{
+INLINE void dot_rows(global const float *a, global const float *b, size_t stride, int count,
+                     local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
     float sum = 0.0f;
     for (int d = 4 * part; d < HEAD_SIZE && row < count; d += 16)
-        sum = dot4(load_quad(a + row * stride + d, HEAD_SIZE - d), load_quad(b + row * stride + d, HEAD_SIZE - d), sum);
+        sum = dot4(load_quad(a + row * stride + d, HEAD_SIZE - d),
+                   load_quad(b + row * stride + d, HEAD_SIZE - d), sum);
     barrier(CLK_LOCAL_MEM_FENCE);
     parts_of(w, row)[part] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-INLINE float dotted(local float4 *w, int row)
-{
-    return (parts_of(w, row)[0] + parts_of(w, row)[1]) + (parts_of(w, row)[2] + parts_of(w, row)[3]);
+INLINE float dotted(local float4 *w, int row) {
+    return (parts_of(w, row)[0] + parts_of(w, row)[1]) +
+           (parts_of(w, row)[2] + parts_of(w, row)[3]);
 }
 
 /* The largest, or the sum, of the values that the items of a row have, in order. */
-INLINE void join(float value[R], bool largest, local float4 *w)
-{
+INLINE void join(float value[R], bool largest, local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL for (int i = 0; i < R; i++)
+    UNROLL_FOR(int i = 0; i < R; i++)
         parts_of(w, item_y() * R + i)[item_x()] = value[i];
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL for (int i = 0; i < R; i++) {
+    UNROLL_FOR(int i = 0; i < R; i++) {
         float all = parts_of(w, item_y() * R + i)[0];
         for (int x = 1; x < 16; x++) {
             const float next = parts_of(w, item_y() * R + i)[x];

@@ -1,14 +1,19 @@
 /*
- * What nvidia_attention.cl reads of float32 tensors: rows in bf16, and of each query lse / log 2 and delta.
+ * What nvidia_attention.cl reads of float32 tensors: rows in bf16, and of each query lse / log 2
+ * and delta.
  *
- *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns, rows of `to` lie `stride` numbers apart
- *   stats[s,head,block,0,i] = lse[t,head] / log 2,  stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
- *                                                      t = position 64 block + i of sequence s; 0 past its end
+ *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
+ *                                                      numbers apart
+ *   stats[s,head,block,0,i] = lse[t,head] / log 2
+ *   stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
+ *                                                      t = position 64 block + i of sequence s;
+ *                                                      0 past its end
  *   codes[t,head] = bf16(out[t,head])      where they are wanted
  *
  * delta takes the dout that dp takes, so that ds of a row sum up to nearly 0.
  *
- * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: a fixed order of each sum.
+ * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: a fixed order of each
+ * sum.
  */
 #ifndef HEAD_SIZE
 #error "HEAD_SIZE must be defined"
@@ -18,22 +23,19 @@
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 /* Rounded to nearest even, a NaN stays one. */
-static inline ushort4 to_bf16(float4 x)
-{
+static inline ushort4 to_bf16(float4 x) {
     const uint4 bits = as_uint4(x);
     const uint4 rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     return convert_ushort4(isnan(x) ? (int4)0x7FC0 : as_int4(rounded));
 }
 
-static inline float4 of_bf16(ushort4 x)
-{
+static inline float4 of_bf16(ushort4 x) {
     return as_float4(convert_uint4(x) << 16);
 }
 
 /* Grid: {rows * columns / 4 / ITEMS rounded up}; columns, stride and column are multiples of 4. */
-GROUP void round_rows(ulong rows, int columns, float factor, global const float *x, ulong stride, ulong column,
-                      global ushort *to)
-{
+GROUP void round_rows(ulong rows, int columns, float factor, global const float *x, ulong stride,
+                      ulong column, global ushort *to) {
     const size_t quad = get_global_id(0), row = quad / (columns / 4), c = quad % (columns / 4) * 4;
     if (row < rows)
         *(global ushort4 *)(to + row * stride + column + c) =
@@ -41,15 +43,16 @@ GROUP void round_rows(ulong rows, int columns, float factor, global const float 
 }
 
 /*
- * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the length rounded up to
- * 64, heads, sequences}. Stats begin `from` floats behind.
+ * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the
+ * length rounded up to 64, heads, sequences}. Stats begin `from` floats behind.
  */
 GROUP void attention_stats(ulong length, int heads, global const float *out, global ushort *codes,
-                           global const float *dout, global const float *lse, ulong stride, ulong column, global ushort *to, ulong from)
-{
+                           global const float *dout, global const float *lse, ulong stride,
+                           ulong column, global ushort *to, ulong from) {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
-    const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1), sequence = get_group_id(2);
+    const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1),
+                 sequence = get_group_id(2);
     const size_t token = sequence * length + position, row = token * heads + head;
     float4 sum = 0.0f;
     for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64) {
@@ -67,8 +70,9 @@ GROUP void attention_stats(ulong length, int heads, global const float *out, glo
     float delta = 0.0f;
     for (int i = 0; i < 16; i++)
         delta += parts[own][i];
-    global float *stats = (global float *)to + from + position % 64 +
-                          ((sequence * heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
+    global float *stats =
+        (global float *)to + from + position % 64 +
+        ((sequence * heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
     stats[0] = position < length ? lse[row] * 1.44269504088896341f : 0.0f;
     stats[64] = delta;
 }

@@ -2,31 +2,37 @@
  * Rows between ranks.
  *
  *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
- *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma from 0 in order of k;
- *              _rows: of float32, _codes: of bf16 codes, two in the place of a float
- *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner has sent there; with `firsts`,
- *              where owners have summed, that of the first slot of each rank alone (REMOTE = 0)
+ *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma
+ *              from 0 in order of k; _rows: of float32, _codes: of bf16 codes, two in the place of
+ *              a float
+ *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner
+ *              has sent there; with `firsts`, where owners have summed, that of the first slot of
+ *              each rank alone (REMOTE = 0)
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
- *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot there; for all slots
- *              word of rank(t,k) [row(t,k)] = the row that is stored for it there, its own or that of the first slot
- *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below `capacity`
- *   find_places  place[row] = address of the row of its slot in the window of its slot's rank, by the row's cell; 0 if none is
- *              there (REMOTE = 1)
- *   send_rows  row of its slot in the window of its slot's rank, by the row's cell, if one is there = row; with a chain of K, for
- *              the first slot of a token here alone, row + those of the token's other slots here, in order of k; _codes: of bf16
- *              codes, rounded once (REMOTE = 1)
+ *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot
+ *              there; for all slots word of rank(t,k) [row(t,k)] = the row that is stored for it
+ *              there, its own or that of the first slot
+ *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below
+ *              `capacity`
+ *   find_places  place[row] = address of the row of its slot in the window of its slot's rank, by
+ *              the row's cell; 0 if none is there (REMOTE = 1)
+ *   send_rows  row of its slot in the window of its slot's rank, by the row's cell, if one is there
+ *              = row; with a chain of K, for the first slot of a token here alone, row + those of
+ *              the token's other slots here, in order of k; _codes: of bf16 codes, rounded once
+ *              (REMOTE = 1)
  *
- * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a slot that takes no part.
- * A window's rows lie `stride` floats apart, a multiple of 16, and start at a multiple of 64 bytes; its words, uint32
- * [capacity], lie behind its `capacity` rows.
+ * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
+ * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start
+ * at a multiple of 64 bytes; its words, uint32 [capacity], lie behind its `capacity` rows.
  *
- * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a kernel may follow any
- * address: on CPUs those of its process, on NVIDIA's GPUs those of imported memory, too); REMOTE = 0: one plain buffer, the
- * rank is not looked at. A team moves TOKENS tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local
- * memory but in exchange_meet.h. Deterministic: each row has one writer, each sum one order.
+ * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a
+ * kernel may follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported
+ * memory, too); REMOTE = 0: one plain buffer, the rank is not looked at. A team moves TOKENS
+ * tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local memory but in
+ * exchange_meet.h. Deterministic: each row has one writer, each sum one order.
  *
- * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on CPUs; the fence that
- * they need comes once, at the end of the work-item.
+ * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on
+ * CPUs; the fence that they need comes once, at the end of the work-item.
  */
 #if !defined(REMOTE)
 #error "REMOTE must be defined (0, 1)"
@@ -34,15 +40,15 @@
 #include "lib/formats.h"
 
 #if MOERT_ITEMS == 1
-#define TOKENS 16
-#define SLOTS  256
+#define TOKENS    16
+#define SLOTS     256
 #define FAN_TEAMS 1
-#define PIECE  0x7fffffff /* whole rows */
+#define PIECE     0x7fffffff /* whole rows */
 #else
-#define TOKENS 1
-#define SLOTS  32
-#define PIECE  (BATCH * VEC)
-#define STRIP  VEC
+#define TOKENS    1
+#define SLOTS     32
+#define PIECE     (BATCH * VEC)
+#define STRIP     VEC
 #define FAN_TEAMS 4
 #endif
 #define STREAMS 8
@@ -50,28 +56,25 @@
 
 #if REMOTE
 #define WINDOW global const ulong *
-static inline global float *row_of(WINDOW window, uint2 to, uint stride)
-{
+static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
     return (global float *)(size_t)window[to.x] + (size_t)to.y * stride;
 }
 #else
 #define WINDOW global float *
-static inline global float *row_of(WINDOW window, uint2 to, uint stride)
-{
+static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
     return window + (size_t)to.y * stride;
 }
 #endif
 
-/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch says where it comes from,
- * uint (slot t K + k, rank), and which slots of a token lie on one rank: a word with bit 31 where there is one before, and 1 +
- * the row of the next, or 0. */
+/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch
+ * says where it comes from, uint (slot t K + k, rank), and which slots of a token lie on one rank:
+ * a word with bit 31 where there is one before, and 1 + the row of the next, or 0. */
 typedef float16 cell;
-#define CELL 16
+#define CELL  16
 #define LATER 0x80000000u
 
 /* Stores 16 floats at a multiple of 64 bytes. */
-static inline void put(cell x, global float *p)
-{
+static inline void put(cell x, global float *p) {
 #if MOERT_CPU && defined(__clang__)
     __builtin_nontemporal_store(x, (global cell *)p);
 #else
@@ -80,21 +83,19 @@ static inline void put(cell x, global float *p)
 }
 
 /* Orders the stores of put before what the host does after this kernel. */
-static inline void put_end(void)
-{
+static inline void put_end(void) {
 #if MOERT_CPU && defined(__x86_64__)
     __builtin_ia32_sfence();
 #endif
 }
 
-static inline global uint *words_of(global float *rows, uint capacity, uint stride)
-{
+static inline global uint *words_of(global float *rows, uint capacity, uint stride) {
     return (global uint *)(rows + (size_t)capacity * stride);
 }
 
-/* The first slot of a token on the rank of slot k; k is one of rank `own`, where each slot gets its row. */
-static inline uint first_slot(global const uint2 *destination, uint k, uint own)
-{
+/* The first slot of a token on the rank of slot k; k is one of rank `own`, where each slot gets its
+ * row. */
+static inline uint first_slot(global const uint2 *destination, uint k, uint own) {
     uint first = 0;
     while (destination[k].x != own && destination[first].x != destination[k].x)
         first++;
@@ -103,15 +104,16 @@ static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 
 #include "exchange/exchange.h"
 
-KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
-                          uint topk, uint width, uint stride)
-{
-    dispatch_team(get_group_id(0), window, destination, source, tokens, topk, width, stride, false, 0);
+KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination,
+                          global const float *source, uint tokens, uint topk, uint width,
+                          uint stride) {
+    dispatch_team(get_group_id(0), window, destination, source, tokens, topk, width, stride, false,
+                  0);
 }
 
 /* The words of a token's rows. */
-INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk, uint stride, uint capacity, uint own)
-{
+INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk, uint stride,
+                       uint capacity, uint own) {
     for (uint k = item_index(); k < topk; k += MOERT_ITEMS) {
         const uint2 to = destination[k];
         if (to.x != DROPPED)
@@ -121,9 +123,9 @@ INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk
 }
 
 /* What team `nth` does in a dispatch to other ranks than `own` once: the words, too. */
-INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *destination, global const float *source,
-                                uint tokens, uint topk, uint width, uint stride, uint capacity, uint own)
-{
+INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *destination,
+                                global const float *source, uint tokens, uint topk, uint width,
+                                uint stride, uint capacity, uint own) {
 #if MOERT_ITEMS == 1
     const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
 #else
@@ -135,15 +137,15 @@ INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *des
     dispatch_team(nth, window, destination, source, tokens, topk, width, stride, true, own);
 }
 
-KERNEL void dispatch_once(WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
-                          uint topk, uint width, uint stride, uint capacity, uint own)
-{
-    dispatch_team_once(get_group_id(0), window, destination, source, tokens, topk, width, stride, capacity, own);
+KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
+                          global const float *source, uint tokens, uint topk, uint width,
+                          uint stride, uint capacity, uint own) {
+    dispatch_team_once(get_group_id(0), window, destination, source, tokens, topk, width, stride,
+                       capacity, own);
 }
 
 /* What a team copies in fan_out. */
-INLINED void fan_out_share(uint nth, global float *rows, uint count, uint stride, uint capacity)
-{
+INLINED void fan_out_share(uint nth, global float *rows, uint count, uint stride, uint capacity) {
     global const uint *word = words_of(rows, capacity, stride);
     const share s = share_of(nth, count, stride);
     for (uint r = s.first; r < s.last; r++)
@@ -152,14 +154,12 @@ INLINED void fan_out_share(uint nth, global float *rows, uint count, uint stride
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity)
-{
+KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity) {
     fan_out_share(get_group_id(0) * FAN_TEAMS + team_index(), rows, count, stride, capacity);
 }
 
 /* The word of slot `slot` of a token, whose first is number `token`. */
-static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk)
-{
+static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk) {
     const uint rank = destination[slot].x;
     uint next = slot + 1, word = 0;
     while (next < token + topk && destination[next].x != rank)
@@ -170,12 +170,13 @@ static inline uint link_of(global const uint2 *destination, uint token, uint slo
 }
 
 /* The cell of slot s of this rank. */
-INLINED void put_slot(WINDOW window, global const uint2 *destination, global const float *source, uint s, uint topk, uint rank)
-{
+INLINED void put_slot(WINDOW window, global const uint2 *destination, global const float *source,
+                      uint s, uint topk, uint rank) {
     const uint2 to = destination[s];
     if (to.x == DROPPED)
         return;
-    const uint4 told = (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
+    const uint4 told =
+        (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
 #if MOERT_CPU
     cell x = 0.0f;
     x.lo.lo = as_float4(told);
@@ -185,9 +186,8 @@ INLINED void put_slot(WINDOW window, global const uint2 *destination, global con
 #endif
 }
 
-KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, global const float *source, uint slots, uint topk,
-                           uint rank)
-{
+KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
+                           global const float *source, uint slots, uint topk, uint rank) {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
         put_slot(window, destination, source, s, topk, rank);
@@ -195,50 +195,48 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination, globa
 }
 
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                         global float *target, uint tokens, uint topk, uint width, uint stride)
-{
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, FAR, false, target, tokens, topk,
-                 width, stride);
+                         global float *target, uint tokens, uint topk, uint width, uint stride) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, FAR, false,
+                 target, tokens, topk, width, stride);
 }
 
-KERNEL void combine_codes(WINDOW window, global const uint2 *destination, global const float *weight,
-                          global float *target, uint tokens, uint topk, uint width, uint stride)
-{
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, FAR, false, target, tokens, topk,
-                 width, stride);
+KERNEL void combine_codes(WINDOW window, global const uint2 *destination,
+                          global const float *weight, global float *target, uint tokens, uint topk,
+                          uint width, uint stride) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, FAR, false,
+                 target, tokens, topk, width, stride);
 }
 
 #if !REMOTE
-KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
-                     uint tokens, uint topk, uint width, uint stride, uint firsts)
-{
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, 0, firsts != 0, target, tokens, topk,
-                 width, stride);
+KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight,
+                     global float *target, uint tokens, uint topk, uint width, uint stride,
+                     uint firsts) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, 0,
+                 firsts != 0, target, tokens, topk, width, stride);
 }
 
-KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight, global float *target,
-                      uint tokens, uint topk, uint width, uint stride, uint firsts)
-{
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, 0, firsts != 0, target, tokens, topk,
-                 width, stride);
+KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight,
+                      global float *target, uint tokens, uint topk, uint width, uint stride,
+                      uint firsts) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, 0,
+                 firsts != 0, target, tokens, topk, width, stride);
 }
 #endif
 
-INLINED float slot_of(WINDOW window, uint2 to)
-{
+INLINED float slot_of(WINDOW window, uint2 to) {
     return to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
 }
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */
-KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target, uint slots)
-{
+KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target,
+                          uint slots) {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
         target[s] = slot_of(window, destination[s]);
 }
 
-KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed, uint rows, uint width, uint stride)
-{
+KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed, uint rows,
+                        uint width, uint stride) {
     uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, rows);
     for (uint n = first; n < last; n++) {
         global const float *row = row_of(window, from[n], stride);
@@ -249,23 +247,24 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
-/* Where the row of a cell belongs; null: nowhere. A cell of a rank whose device has not come in time may be anything. */
-static inline global float *home_of(WINDOW window, uint4 told, uint stride, uint ranks, uint capacity)
-{
+/* Where the row of a cell belongs; null: nowhere. A cell of a rank whose device has not come in
+ * time may be anything. */
+static inline global float *home_of(WINDOW window, uint4 told, uint stride, uint ranks,
+                                    uint capacity) {
     return told.z < ranks && told.y < capacity ? row_of(window, told.zy, stride) : 0;
 }
 
-KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place, uint rows, uint stride, uint ranks,
-                        uint capacity)
-{
+KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place, uint rows,
+                        uint stride, uint ranks, uint capacity) {
     const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, rows);
     for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
-        place[r] = (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], stride, ranks, capacity);
+        place[r] =
+            (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], stride, ranks, capacity);
 }
 
-INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
-                        bool codes, uint stride, uint ranks, uint capacity)
-{
+INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
+                        global const float *rows, uint count, uint chain, bool codes, uint stride,
+                        uint ranks, uint capacity) {
     const share s = share_of(nth, count, stride);
     for (uint r = s.first; r < s.last; r++) {
         const uint4 told = cells[(size_t)r * (CELL / 4)];
@@ -280,33 +279,34 @@ INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells, glob
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS) void send_rows(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
-                                    uint stride, uint ranks, uint capacity)
-{
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, false, stride, ranks, capacity);
+KERNEL_OF(FAN_TEAMS)
+void send_rows(WINDOW window, global const uint4 *cells, global const float *rows, uint count,
+               uint chain, uint stride, uint ranks, uint capacity) {
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, false,
+               stride, ranks, capacity);
 }
 
-KERNEL_OF(FAN_TEAMS) void send_codes(WINDOW window, global const uint4 *cells, global const float *rows, uint count, uint chain,
-                                     uint stride, uint ranks, uint capacity)
-{
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, true, stride, ranks, capacity);
+KERNEL_OF(FAN_TEAMS)
+void send_codes(WINDOW window, global const uint4 *cells, global const float *rows, uint count,
+                uint chain, uint stride, uint ranks, uint capacity) {
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, true,
+               stride, ranks, capacity);
 }
 
-/* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of all windows. */
-static inline float probe_value(uint round, uint ranks, uint writer, uint owner)
-{
+/* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of
+ * all windows. */
+static inline float probe_value(uint round, uint ranks, uint writer, uint owner) {
     return (float)((round * ranks + writer) * ranks + owner + 1);
 }
 
-KERNEL void probe_write(WINDOW window, uint ranks, uint rank, uint round)
-{
+KERNEL void probe_write(WINDOW window, uint ranks, uint rank, uint round) {
     for (uint owner = item_index(); owner < ranks; owner += MOERT_ITEMS)
-        put((cell)probe_value(round, ranks, rank, owner), row_of(window, (uint2)(owner, rank), CELL));
+        put((cell)probe_value(round, ranks, rank, owner),
+            row_of(window, (uint2)(owner, rank), CELL));
     put_end();
 }
 
-KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round)
-{
+KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round) {
     uint count = 0;
     for (uint owner = 0; owner < ranks; owner++)
         for (uint writer = 0; writer < ranks; writer++) {

@@ -1,11 +1,12 @@
 /*
  * Included by kernels/exchange/exchange.cl: what a team does in dispatch and combine.
  *
- * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that stores stream, and sums up to
- * STREAMS rows side by side. In the GPU form it has a piece of one token's rows, PIECE floats of each in dispatch and STRIP
- * in combine, all of whose loads are under way at once: to fetch a row from another GPU takes two microseconds, and as
- * many pieces hide that as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups than
- * that, each of which then goes on with the tokens, or strips, behind those of all.
+ * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that
+ * stores stream, and sums up to STREAMS rows side by side. In the GPU form it has a piece of one
+ * token's rows, PIECE floats of each in dispatch and STRIP in combine, all of whose loads are under
+ * way at once: to fetch a row from another GPU takes two microseconds, and as many pieces hide that
+ * as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups
+ * than that, each of which then goes on with the tokens, or strips, behind those of all.
  */
 
 /* What a team copies: a piece of rows first to last - 1, `at` floats from their starts. */
@@ -15,19 +16,16 @@ typedef struct share {
 } share;
 
 /* Such pieces of so many rows. */
-static inline uint shares_of(uint rows, uint stride)
-{
+static inline uint shares_of(uint rows, uint stride) {
     return (rows + TOKENS - 1) / TOKENS * ((stride + PIECE - 1) / PIECE);
 }
 
-static inline share share_of(uint team, uint rows, uint stride)
-{
+static inline share share_of(uint team, uint rows, uint stride) {
     const uint pieces = (stride + PIECE - 1) / PIECE, first = team / pieces * TOKENS;
     return (share){first, min(first + TOKENS, rows), (int)(team % pieces * PIECE)};
 }
 
-INLINED void copy_piece(global const float *from, global float *to, int at, uint stride)
-{
+INLINED void copy_piece(global const float *from, global float *to, int at, uint stride) {
 #if MOERT_ITEMS == 1
     for (uint i = 0; i < stride; i += VEC)
         put(vload16(0, from + i), to + i);
@@ -47,27 +45,23 @@ typedef struct chained {
 } chained;
 
 /* The row behind row r, or `count`. */
-static inline uint next_of(chained c, uint r)
-{
+static inline uint next_of(chained c, uint r) {
     return min((c.cells[(size_t)r * (CELL / 4)].w & ~LATER) - 1, c.count);
 }
 
 /* A vector of floats, or of pairs of codes, as sums of either half. */
-INLINED void add_part(vec x, bool codes, vec sum[2])
-{
+INLINED void add_part(vec x, bool codes, vec sum[2]) {
     sum[0] += codes ? as_vec(as_uvec(x) << 16) : x;
     if (codes)
         sum[1] += as_vec(as_uvec(x) & 0xffff0000u);
 }
 
-INLINED vec whole_part(bool codes, const vec sum[2])
-{
+INLINED vec whole_part(bool codes, const vec sum[2]) {
     return codes ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
 }
 
 /* The sum of row r and those behind it: all of it, or a piece. */
-INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
-{
+INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride) {
 #if MOERT_ITEMS == 1
     for (uint i = 0; i < stride; i += VEC) {
         vec sum[2] = {0.0f, 0.0f};
@@ -79,39 +73,37 @@ INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
 #else
     vec part[BATCH], sum[BATCH][2];
     const int n = (int)stride - at;
-    UNROLL for (int i = 0; i < BATCH; i++)
+    UNROLL_FOR(int i = 0; i < BATCH; i++)
         sum[i][0] = sum[i][1] = 0.0f;
     for (uint k = 0; k < c.chain && r < c.count; k++, r = next_of(c, r)) {
         load_batch(part, c.rows + (size_t)r * stride + at, n);
-        UNROLL for (int i = 0; i < BATCH; i++)
+        UNROLL_FOR(int i = 0; i < BATCH; i++)
             add_part(part[i], c.codes, sum[i]);
     }
-    UNROLL for (int i = 0; i < BATCH; i++)
+    UNROLL_FOR(int i = 0; i < BATCH; i++)
         part[i] = whole_part(c.codes, sum[i]);
     store_batch(part, to + at, n);
 #endif
 }
 
-/* `home`, where rows have been sent: the rank in whose window each has the number of its slot; else FAR. */
+/* `home`, where rows have been sent: the rank in whose window each has the number of its slot; else
+ * FAR. */
 #define FAR DROPPED
 
 /* The rank of slot number `slot`, and its row. */
-static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home)
-{
+static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home) {
     const uint2 to = destination[slot];
     return home != FAR ? (uint2)(to.x, (uint)slot) : to;
 }
 
-static inline global float *row_from(WINDOW window, uint2 to, uint home, uint stride)
-{
+static inline global float *row_from(WINDOW window, uint2 to, uint home, uint stride) {
     return row_of(window, home != FAR ? (uint2)(home, to.y) : to, stride);
 }
 
 #if MOERT_ITEMS == 1
 /* A whole row to one expert after the other: the stores stream. */
-INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x, uint topk,
-                            uint width, uint stride, bool once, uint own)
-{
+INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x,
+                            uint topk, uint width, uint stride, bool once, uint own) {
     const uint whole = width / VEC * VEC;
     for (uint k = 0; k < topk; k++) {
         const uint2 to = destination[k];
@@ -125,28 +117,29 @@ INLINED void dispatch_token(WINDOW window, global const uint2 *destination, glob
     }
 }
 
-INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
-                           uint topk, uint width, uint stride, bool once, uint own)
-{
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
+                           global const float *source, uint tokens, uint topk, uint width,
+                           uint stride, bool once, uint own) {
     const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
     for (uint t = first; t < last; t++)
-        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk, width, stride, once, own);
+        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk,
+                       width, stride, once, own);
     put_end();
 }
 
 /* The numbers of a row from i on: n are wanted, and there are whole vectors of floats. */
-INLINED vec read_row(global const float *row, bool codes, int i, int n)
-{
+INLINED vec read_row(global const float *row, bool codes, int i, int n) {
     if (codes)
         return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
     return *(global const vec *)(row + i);
 }
 
-/* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's sum. */
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
-                              bool firsts, global float *out, bool started, size_t token, uint from, uint slots, uint width,
-                              uint stride)
-{
+/* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's
+ * sum. */
+INLINED void combine_slots_of(WINDOW window, global const uint2 *destination,
+                              global const float *weight, bool codes, uint home, bool firsts,
+                              global float *out, bool started, size_t token, uint from, uint slots,
+                              uint width, uint stride) {
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
@@ -166,60 +159,59 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination, gl
 }
 
 /*
- * A token with more than STREAMS slots continues from the partial sum in `target`, which has the same bits as one long
- * chain. weight 0 (null) means 1 for all.
+ * A token with more than STREAMS slots continues from the partial sum in `target`, which has the
+ * same bits as one long chain. weight 0 (null) means 1 for all.
  */
-INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
-                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
-                          uint stride)
-{
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
+                          global const float *weight, bool codes, uint home, bool firsts,
+                          global float *target, uint tokens, uint topk, uint width, uint stride) {
     for (uint first = nth * TOKENS; first < tokens; first += teams * TOKENS)
         for (uint t = first; t < min(first + TOKENS, tokens); t++) {
             uint k = 0;
             do {
-                combine_slots_of(window, destination, weight, codes, home, firsts, target + (size_t)t * width, k > 0,
-                                 (size_t)t * topk, k, min(topk - k, (uint)STREAMS), width, stride);
+                combine_slots_of(window, destination, weight, codes, home, firsts,
+                                 target + (size_t)t * width, k > 0, (size_t)t * topk, k,
+                                 min(topk - k, (uint)STREAMS), width, stride);
                 k += STREAMS;
             } while (k < topk);
         }
 }
 #else
-/* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first` on, in loads that do not
- * wait for each other; DROPPED: none. */
-INLINED void load_slots(global const uint2 *destination, uint home, size_t slot, uint first, uint topk, uint2 to[STREAMS])
-{
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+/* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first`
+ * on, in loads that do not wait for each other; DROPPED: none. */
+INLINED void load_slots(global const uint2 *destination, uint home, size_t slot, uint first,
+                        uint topk, uint2 to[STREAMS]) {
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         to[k] = place_of(destination, slot + min(first + k, topk - 1), home);
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         to[k].x = first + k < topk ? to[k].x : DROPPED;
 }
 
 /* Their rows, found in the same way; null: none. */
-INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint home, uint stride, global float *row[STREAMS])
-{
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint home, uint stride,
+                       global float *row[STREAMS]) {
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         row[k] = row_from(window, to[k].x != DROPPED ? to[k] : (uint2)0, home, stride);
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         row[k] = to[k].x != DROPPED ? row[k] : 0;
 }
 
 /* Drops those that are not the first of the token on a rank other than `own`. */
-INLINED void keep_first(global const uint2 *destination, uint first, uint own, uint2 to[STREAMS])
-{
-    UNROLL for (int k = STREAMS - 1; k >= 0; k--) {
+INLINED void keep_first(global const uint2 *destination, uint first, uint own, uint2 to[STREAMS]) {
+    UNROLL_FOR(int k = STREAMS - 1; k >= 0; k--) {
         bool again = false;
         for (uint j = 0; j < first; j++)
             again = again || destination[j].x == to[k].x;
-        UNROLL for (int j = 0; j < k; j++)
+        UNROLL_FOR(int j = 0; j < k; j++)
             again = again || to[j].x == to[k].x;
         to[k].x = again && to[k].x != own ? DROPPED : to[k].x;
     }
 }
 
 /* A piece to all experts: it is read once. */
-INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination, global const float *source, uint tokens,
-                           uint topk, uint width, uint stride, bool once, uint own)
-{
+INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
+                           global const float *source, uint tokens, uint topk, uint width,
+                           uint stride, bool once, uint own) {
     const uint pieces = (stride + PIECE - 1) / PIECE, t = nth / pieces;
     const int i = (int)(nth % pieces * PIECE);
     vec part[BATCH];
@@ -232,18 +224,19 @@ INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destinat
         if (once)
             keep_first(destination, first, own, to);
         find_rows(window, to, FAR, stride, row);
-        UNROLL for (uint k = 0; k < STREAMS; k++)
+        UNROLL_FOR(uint k = 0; k < STREAMS; k++)
             if (row[k] != 0)
                 store_batch(part, row[k] + i, (int)stride - i);
     }
 }
 
-/* 16 bytes; zeros for null. The compiler may not put off these loads until each is used: they are under way together. */
-INLINED uint4 fetch(global const float *p)
-{
+/* 16 bytes; zeros for null. The compiler may not put off these loads until each is used: they are
+ * under way together. */
+INLINED uint4 fetch(global const float *p) {
     uint4 x = 0;
 #if MOERT_NVIDIA
-    __asm__ volatile("{.reg .pred given; setp.ne.u64 given, %4, 0; @given ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+    __asm__ volatile("{.reg .pred given; setp.ne.u64 given, %4, 0; @given ld.global.v4.u32 {%0, "
+                     "%1, %2, %3}, [%4];}"
                      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
                      : "l"(p));
 #else
@@ -254,17 +247,16 @@ INLINED uint4 fetch(global const float *p)
 }
 
 /* 16 bytes of a row, as 4 floats or, in their order, as 8 codes' values. */
-INLINED void widen(uint4 x, bool codes, vec value[2])
-{
+INLINED void widen(uint4 x, bool codes, vec value[2]) {
     const uint high = 0xffff0000u;
     value[0] = as_vec(codes ? (uint4)(x.x << 16, x.x & high, x.y << 16, x.y & high) : x);
     value[1] = as_vec((uint4)(x.z << 16, x.z & high, x.w << 16, x.w & high));
 }
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
-INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
-                       bool firsts, size_t slot, uint first, uint topk, size_t offset, uint stride, vec sum[2])
-{
+INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight,
+                       bool codes, uint home, bool firsts, size_t slot, uint first, uint topk,
+                       size_t offset, uint stride, vec sum[2]) {
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
@@ -273,25 +265,27 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
     if (firsts)
         keep_first(destination + slot, first, DROPPED, to);
     find_rows(window, to, home, stride, row);
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
-    UNROLL for (uint k = 0; k < STREAMS; k++)
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         part[k] = fetch(row[k] != 0 ? row[k] + offset : 0);
-    UNROLL for (uint k = 0; k < STREAMS; k++) {
+    UNROLL_FOR(uint k = 0; k < STREAMS; k++) {
         vec value[2];
         widen(part[k], codes, value);
-        UNROLL for (int i = 0; i < 2; i++)
+        UNROLL_FOR(int i = 0; i < 2; i++)
             sum[i] = row[k] != 0 ? fma((vec)factor[k], value[i], sum[i]) : sum[i];
     }
 }
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
-INLINED void combine_strip(WINDOW window, global const uint2 *destination, global const float *weight, bool codes, uint home,
-                           bool firsts, global float *target, uint nth, uint strips, uint topk, uint width, uint stride)
-{
+INLINED void combine_strip(WINDOW window, global const uint2 *destination,
+                           global const float *weight, bool codes, uint home, bool firsts,
+                           global float *target, uint nth, uint strips, uint topk, uint width,
+                           uint stride) {
     const uint t = nth / strips;
     /* an item's codes begin twice as far from the strip's start as its floats would */
-    const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0), n = (int)width - i;
+    const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0),
+              n = (int)width - i;
     global float *out = target + (size_t)t * width + i;
     vec sum[2] = {0.0f, 0.0f};
     if (n <= part_start())
@@ -305,12 +299,12 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination, globa
 }
 
 /* weight 0 (null) means 1 for all. */
-INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination, global const float *weight,
-                          bool codes, uint home, bool firsts, global float *target, uint tokens, uint topk, uint width,
-                          uint stride)
-{
+INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
+                          global const float *weight, bool codes, uint home, bool firsts,
+                          global float *target, uint tokens, uint topk, uint width, uint stride) {
     const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
     for (; nth < tokens * strips; nth += teams)
-        combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk, width, stride);
+        combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk,
+                      width, stride);
 }
 #endif

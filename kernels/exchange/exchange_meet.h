@@ -1,16 +1,21 @@
 /*
- * Included by kernels/exchange/exchange.cl: a move of few rows in one kernel, with the ranks' meeting (kernels/exchange/meet.h) inside.
+ * Included by kernels/exchange/exchange.cl: a move of few rows in one kernel, with the ranks'
+ * meeting (kernels/exchange/meet.h) inside.
  *
- *   dispatch_meeting   as dispatch and, with `slots`, dispatch_slots, by the first `storing` work-groups, the last of which to
- *                      be done raises this rank's flags; the others wait for all ranks' flags. If `once`, as dispatch_once,
- *                      and they do the work of fan_out then
- *   combine_meeting    the first work-group raises the flags, as what comes before this kernel is done; all wait for all
- *                      ranks' and then do the work of combine and, with `slots`, of combine_slots
- *   sum_meeting        the first `storing` work-groups do that of send, the last of which to be done raises the flags, or else
- *                      the first one; the others wait and do that of sum and, with `slots`, of combine_slots
+ *   dispatch_meeting   as dispatch and, with `slots`, dispatch_slots, by the first `storing`
+ *                      work-groups, the last of which to be done raises this rank's flags; the
+ *                      others wait for all ranks' flags. If `once`, as dispatch_once, and they do
+ *                      the work of fan_out then
+ *   combine_meeting    the first work-group raises the flags, as what comes before this kernel is
+ *                      done; all wait for all ranks' and then do the work of combine and, with
+ *                      `slots`, of combine_slots
+ *   sum_meeting        the first `storing` work-groups do that of send, the last of which to be
+ *                      done raises the flags, or else the first one; the others wait and do that of
+ *                      sum and, with `slots`, of combine_slots
  *
- * Work-groups begin in order: those that wait never keep those of this device out that they wait for. FAN_TEAMS teams each, of
- * which the first waits. Local memory: 4 bytes. Deterministic, as what they do is.
+ * Work-groups begin in order: those that wait never keep those of this device out that they wait
+ * for. FAN_TEAMS teams each, of which the first waits. Local memory: 4 bytes. Deterministic, as
+ * what they do is.
  */
 #include "exchange/meet.h"
 
@@ -20,11 +25,10 @@ typedef struct sizes {
 } sizes;
 
 /*
- * The meeting, behind what a work-group stores: the last of `storing` to come here raises the flags, or the first where none
- * stores; those that do not store wait.
+ * The meeting, behind what a work-group stores: the last of `storing` to come here raises the
+ * flags, or the first where none stores; those that do not store wait.
  */
-INLINED void meet_inside(uint storing, local uint *last, MEETING)
-{
+INLINED void meet_inside(uint storing, local uint *last, MEETING) {
     global uint *stored = (global uint *)verdict + LINE;
     const bool stores = get_group_id(0) < storing, first = team_index() == 0;
     put_end();
@@ -42,22 +46,23 @@ INLINED void meet_inside(uint storing, local uint *last, MEETING)
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
-/* A team's number, and how many there are, among those of work-groups that store or among the others. */
+/* A team's number, and how many there are, among those of work-groups that store or among the
+ * others. */
 typedef struct standing {
     bool stores;
     uint nth, teams;
 } standing;
 
-INLINED standing find_standing(uint storing)
-{
+INLINED standing find_standing(uint storing) {
     const bool stores = get_group_id(0) < storing;
     return (standing){stores, (get_group_id(0) - (stores ? 0 : storing)) * FAN_TEAMS + team_index(),
-                   (stores ? storing : get_num_groups(0) - storing) * FAN_TEAMS};
+                      (stores ? storing : get_num_groups(0) - storing) * FAN_TEAMS};
 }
 
-KERNEL_OF(FAN_TEAMS) void dispatch_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
-                                           global const float *source, global const float *slot_source, sizes s, MEETING)
-{
+KERNEL_OF(FAN_TEAMS)
+void dispatch_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
+                      global const float *source, global const float *slot_source, sizes s,
+                      MEETING) {
     local uint last;
     const standing p = find_standing(s.storing);
     if (p.stores && slots != 0)
@@ -65,49 +70,56 @@ KERNEL_OF(FAN_TEAMS) void dispatch_meeting(WINDOW window, WINDOW slots, global c
             put_slot(slots, destination, slot_source, i, s.topk, m.rank);
     if (p.stores && p.nth < shares_of(s.tokens, s.stride)) {
         if (s.once)
-            dispatch_team_once(p.nth, window, destination, source, s.tokens, s.topk, s.width, s.stride, s.capacity, m.rank);
+            dispatch_team_once(p.nth, window, destination, source, s.tokens, s.topk, s.width,
+                               s.stride, s.capacity, m.rank);
         else
-            dispatch_team(p.nth, window, destination, source, s.tokens, s.topk, s.width, s.stride, false, 0);
+            dispatch_team(p.nth, window, destination, source, s.tokens, s.topk, s.width, s.stride,
+                          false, 0);
     }
     meet_inside(s.storing, &last, segments, verdict, m);
     for (uint i = p.nth; !p.stores && s.once && i < shares_of(s.rows, s.stride); i += p.teams)
-        fan_out_share(i, row_of(window, (uint2)(m.rank, 0), s.stride), s.rows, s.stride, s.capacity);
+        fan_out_share(i, row_of(window, (uint2)(m.rank, 0), s.stride), s.rows, s.stride,
+                      s.capacity);
 }
 
 /* What a team does in a combine. */
-INLINED void combine_standing(standing p, WINDOW window, WINDOW slots, global const uint2 *destination, global const float *weight,
-                           uint home, global float *target, global float *slot_target, sizes s)
-{
-    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < s.slots; i += p.teams * MOERT_ITEMS)
+INLINED void combine_standing(standing p, WINDOW window, WINDOW slots,
+                              global const uint2 *destination, global const float *weight,
+                              uint home, global float *target, global float *slot_target, sizes s) {
+    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < s.slots;
+         i += p.teams * MOERT_ITEMS)
         slot_target[i] = slot_of(slots, destination[i]);
     if (s.codes)
-        combine_team(p.nth, p.teams, window, destination, weight, true, home, home != FAR && s.chain > 1, target, s.tokens,
-                     s.topk, s.width, s.stride);
+        combine_team(p.nth, p.teams, window, destination, weight, true, home,
+                     home != FAR && s.chain > 1, target, s.tokens, s.topk, s.width, s.stride);
     else
-        combine_team(p.nth, p.teams, window, destination, weight, false, home, home != FAR && s.chain > 1, target, s.tokens,
-                     s.topk, s.width, s.stride);
+        combine_team(p.nth, p.teams, window, destination, weight, false, home,
+                     home != FAR && s.chain > 1, target, s.tokens, s.topk, s.width, s.stride);
 }
 
-KERNEL_OF(FAN_TEAMS) void combine_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
-                                          global const float *weight, global float *target, global float *slot_target,
-                                          sizes s, MEETING)
-{
+KERNEL_OF(FAN_TEAMS)
+void combine_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
+                     global const float *weight, global float *target, global float *slot_target,
+                     sizes s, MEETING) {
     local uint last;
     meet_inside(0, &last, segments, verdict, m);
-    combine_standing(find_standing(0), window, slots, destination, weight, FAR, target, slot_target, s);
+    combine_standing(find_standing(0), window, slots, destination, weight, FAR, target, slot_target,
+                     s);
 }
 
-KERNEL_OF(FAN_TEAMS) void sum_meeting(WINDOW window, WINDOW slots, global const uint2 *destination, global const float *weight,
-                                      global float *target, global float *slot_target, global const uint4 *cells,
-                                      global const float *rows, sizes s, MEETING)
-{
+KERNEL_OF(FAN_TEAMS)
+void sum_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
+                 global const float *weight, global float *target, global float *slot_target,
+                 global const uint4 *cells, global const float *rows, sizes s, MEETING) {
     local uint last;
     const standing p = find_standing(s.storing);
     for (uint i = p.nth; p.stores && i < shares_of(s.rows, s.stride); i += p.teams)
         if (s.codes)
-            send_share(i, window, cells, rows, s.rows, s.chain, true, s.stride, m.ranks, s.capacity);
+            send_share(i, window, cells, rows, s.rows, s.chain, true, s.stride, m.ranks,
+                       s.capacity);
         else
-            send_share(i, window, cells, rows, s.rows, s.chain, false, s.stride, m.ranks, s.capacity);
+            send_share(i, window, cells, rows, s.rows, s.chain, false, s.stride, m.ranks,
+                       s.capacity);
     meet_inside(s.storing, &last, segments, verdict, m);
     if (!p.stores)
         combine_standing(p, window, slots, destination, weight, m.rank, target, slot_target, s);

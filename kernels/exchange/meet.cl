@@ -1,16 +1,17 @@
 /*
  * Ranks wait for each other on their devices.
  *
- *   meet   flag[rank] of every rank's segment = number; then until flag[r] of this rank's segment has come to `number`,
- *          for all r, or `patience_ns` have passed: then verdict = {r + 1, number} and later meetings wait no more
+ *   meet   flag[rank] of every rank's segment = number; then until flag[r] of this rank's segment
+ *          has come to `number`, for all r, or `patience_ns` have passed: then verdict = {r + 1,
+ *          number} and later meetings wait no more
  *
- * Numbers count up by one, and wrap. What the queues have done before a meeting, on any rank's device, is seen by what they
- * do after it. One work-group, no local memory. Waits for kernels of other devices, which must run at the same time.
+ * Numbers count up by one, and wrap. What the queues have done before a meeting, on any rank's
+ * device, is seen by what they do after it. One work-group, no local memory. Waits for kernels of
+ * other devices, which must run at the same time.
  */
 #include "exchange/meet.h"
 
-KERNEL void meet(MEETING)
-{
+KERNEL void meet(MEETING) {
     raise_all(segments, verdict, m);
     wait_for_all(segments, verdict, m);
 }

@@ -1,18 +1,22 @@
 /*
- * Where the slots of a batch go (moert/plan.h): index int32 [T,K] has the expert of each slot, of E, or -1 for none.
+ * Where the slots of a batch go (moert/plan.h): index int32 [T,K] has the expert of each slot, of
+ * E, or -1 for none.
  *
- *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c; counts[E,c] = whether an index of the chunk
- *                 is outside -1..E-1, or one expert twice in a token
- *   store_words   table[first + i] = words.word[i] for i < count: what the host tells travels as an argument, since a kernel
- *                 waits longer for a copy before it than it runs
- *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them; and so for row E
- *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0, position) of the slot:
- *                 table[first_lane + e] = (rank, row, position, 0) of the first slot of expert e, and the others follow in the
- *                 order of their tokens; (DROPPED, DROPPED) for no expert
+ *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c; counts[E,c] =
+ *                 whether an index of the chunk is outside -1..E-1, or one expert twice in a token
+ *   store_words   table[first + i] = words.word[i] for i < count: what the host tells travels as an
+ *                 argument, since a kernel waits longer for a copy before it than it runs
+ *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them;
+ *                 and so for row E
+ *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0,
+ *                 position) of the slot: table[first_lane + e] = (rank, row, position, 0) of the
+ *                 first slot of expert e, and the others follow in the order of their tokens;
+ *                 (DROPPED, DROPPED) for no expert
  *
- * A chunk is CHUNK tokens: a token has an expert once, so a word of bits says which tokens of a chunk have it, and the bits
- * below a token's are the slots before its own. Integers only; deterministic, in whatever order bits are set.
- * A team takes a chunk, or a row of counts. Local memory: marks[E + 1], of each expert and of what is wrong.
+ * A chunk is CHUNK tokens: a token has an expert once, so a word of bits says which tokens of a
+ * chunk have it, and the bits below a token's are the slots before its own. Integers only;
+ * deterministic, in whatever order bits are set. A team takes a chunk, or a row of counts. Local
+ * memory: marks[E + 1], of each expert and of what is wrong.
  */
 #define CHUNK   32
 #define DROPPED 0xffffffffu
@@ -22,16 +26,14 @@ typedef struct words {
     uint word[WORDS];
 } words;
 
-KERNEL void store_words(words from, uint count, global uint *restrict table, uint first)
-{
+KERNEL void store_words(words from, uint count, global uint *restrict table, uint first) {
     for (uint i = item_index(); i < count; i += MOERT_ITEMS)
         table[first + i] = from.word[i];
 }
 
 /* The tokens of a chunk by expert. */
-static inline void mark_tokens(global const int *restrict index, uint first, uint tokens, uint topk, uint experts,
-                               local uint *marks)
-{
+static inline void mark_tokens(global const int *restrict index, uint first, uint tokens, uint topk,
+                               uint experts, local uint *marks) {
     for (uint e = item_index(); e <= experts; e += MOERT_ITEMS)
         marks[e] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -45,17 +47,15 @@ static inline void mark_tokens(global const int *restrict index, uint first, uin
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-KERNEL void count_slots(global const int *restrict index, uint tokens, uint topk, uint experts, uint chunks,
-                        global uint *restrict counts, local uint *marks)
-{
+KERNEL void count_slots(global const int *restrict index, uint tokens, uint topk, uint experts,
+                        uint chunks, global uint *restrict counts, local uint *marks) {
     const uint chunk = get_group_id(0);
     mark_tokens(index, chunk * CHUNK, tokens, topk, experts, marks);
     for (uint e = item_index(); e <= experts; e += MOERT_ITEMS)
         counts[(ulong)e * chunks + chunk] = popcount(marks[e]);
 }
 
-KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *restrict total)
-{
+KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *restrict total) {
     local uint sums[MOERT_ITEMS];
     const uint row = get_group_id(0), share = (chunks + MOERT_ITEMS - 1) / MOERT_ITEMS;
     const uint first = min(chunks, item_index() * share), end = min(chunks, first + share);
@@ -76,10 +76,11 @@ KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *
         total[row] = before;
 }
 
-KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk, uint experts, uint chunks,
-                        global const uint *restrict before, global const uint4 *restrict table,
-                        uint first_lane, global uint2 *restrict destination, global uint2 *restrict packed, local uint *marks)
-{
+KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk, uint experts,
+                        uint chunks, global const uint *restrict before,
+                        global const uint4 *restrict table, uint first_lane,
+                        global uint2 *restrict destination, global uint2 *restrict packed,
+                        local uint *marks) {
     const uint chunk = get_group_id(0), first = chunk * CHUNK;
     mark_tokens(index, first, tokens, topk, experts, marks);
     for (uint i = item_index(); i < CHUNK && first + i < tokens; i += MOERT_ITEMS)
@@ -89,7 +90,8 @@ KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk
             uint2 to = DROPPED, from = DROPPED;
             if (expert >= 0) {
                 const uint4 lane = table[first_lane + (uint)expert];
-                const uint place = before[(ulong)expert * chunks + chunk] + popcount(marks[expert] & ((1u << i) - 1));
+                const uint place = before[(ulong)expert * chunks + chunk] +
+                                   popcount(marks[expert] & ((1u << i) - 1));
                 to = (uint2)(lane.x, lane.y + place);
                 from = (uint2)(0, lane.z + place);
             }

@@ -1,17 +1,19 @@
 /*
- * Included by gemm.h for DOT = 2: chains of bf16 products whose step is not a pair but 16 of them, as the matrix unit of
- * Intel's CPUs (AMX) sums them:
+ * Included by gemm.h for DOT = 2: chains of bf16 products whose step is not a pair but 16 of them,
+ * as the matrix unit of Intel's CPUs (AMX) sums them:
  *
  *   sum += (first[0] + ... + first[15]) + (second[0] + ... + second[15])
  *
- * where first and second are the products of the codes that come first and second in their pairs, each sum a chain of fma
- * in order from 0. Steps begin where the reduction does, and the pairs that the last one lacks are zeros. That is the
- * definition, which the code for any CPU follows; the unit agrees bit for bit, but for subnormal numbers, which it flushes.
+ * where first and second are the products of the codes that come first and second in their pairs,
+ * each sum a chain of fma in order from 0. Steps begin where the reduction does, and the pairs that
+ * the last one lacks are zeros. That is the definition, which the code for any CPU follows; the
+ * unit agrees bit for bit, but for subnormal numbers, which it flushes.
  *
- * A tile is 32 x 32 sums in memory, of which the unit holds four parts of 16 x 16. Of a step it reads 16 lines at a
- * time, 16 pairs of each, and 16 rows of a panel.
+ * A tile is 32 x 32 sums in memory, of which the unit holds four parts of 16 x 16. Of a step it
+ * reads 16 lines at a time, 16 pairs of each, and 16 rows of a panel.
  *
- * Required: LINES = 32, WIDTH = PACKED = 2; AMX (0, 1: the CPU has the unit, and the process may use it).
+ * Required: LINES = 32, WIDTH = PACKED = 2; AMX (0, 1: the CPU has the unit, and the process may
+ * use it).
  */
 #if !defined(AMX) || LINES != 32 || WIDTH != 2 || PACKED != 2
 #error "AMX must be defined; tiles have 32 lines, and 2 vectors as panels do"
@@ -25,8 +27,7 @@ typedef struct tile_shapes {
     uchar rows[16];
 } tile_shapes;
 
-static inline void begin_tiles(void)
-{
+static inline void begin_tiles(void) {
     tile_shapes shapes = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         shapes.bytes[i] = 64;
@@ -36,20 +37,27 @@ static inline void begin_tiles(void)
 }
 
 /* Lets other threads of the core go without the unit's state. */
-static inline void end_tiles(void)
-{
+static inline void end_tiles(void) {
     __asm__ volatile("tilerelease");
 }
 
-/* 16 rows at `at`, `stride` bytes apart, to and from a register; a register of sums += lines x rows of a panel. */
-#define LOAD_TILE(tile, at, stride) \
-    __asm__ volatile("tileloadd (%0, %1, 1), %%tmm" #tile : : "r"((ulong)(at)), "r"((ulong)(stride)) : "memory")
-#define STORE_TILE(tile, at, stride) \
-    __asm__ volatile("tilestored %%tmm" #tile ", (%0, %1, 1)" : : "r"((ulong)(at)), "r"((ulong)(stride)) : "memory")
-#define ADD_TILES(sums, lines, rows) __asm__ volatile("tdpbf16ps %tmm" #rows ", %tmm" #lines ", %tmm" #sums)
+/* 16 rows at `at`, `stride` bytes apart, to and from a register; a register of sums += lines x rows
+ * of a panel. */
+#define LOAD_TILE(tile, at, stride)                                                                \
+    __asm__ volatile("tileloadd (%0, %1, 1), %%tmm" #tile                                          \
+                     :                                                                             \
+                     : "r"((ulong)(at)), "r"((ulong)(stride))                                      \
+                     : "memory")
+#define STORE_TILE(tile, at, stride)                                                               \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0, %1, 1)"                                      \
+                     :                                                                             \
+                     : "r"((ulong)(at)), "r"((ulong)(stride))                                      \
+                     : "memory")
+#define ADD_TILES(sums, lines, rows)                                                               \
+    __asm__ volatile("tdpbf16ps %tmm" #rows ", %tmm" #lines ", %tmm" #sums)
 
-static inline void add_steps(accumulators acc, LINE line, int lines, int stride, PANEL const vec *row, int steps)
-{
+static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
+                             PANEL const vec *row, int steps) {
     const ulong next = stride * sizeof(element), width = WIDTH * sizeof(vec);
     LOAD_TILE(0, &acc[0][0], width);
     LOAD_TILE(1, &acc[0][1], width);
@@ -74,41 +82,43 @@ static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
 #define begin_tiles()
 #define end_tiles()
 
-static inline void add_steps(accumulators acc, LINE line, int lines, int stride, PANEL const vec *row, int steps)
-{
+static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
+                             PANEL const vec *row, int steps) {
     for (int s = 0; s < steps; s++, line += STEP, row += STEP * WIDTH)
         for (int r = 0; r < min(LINES, lines); r++) {
             vec first[WIDTH] = {0.0f, 0.0f}, second[WIDTH] = {0.0f, 0.0f};
             ROLLED for (int p = 0; p < STEP; p++) {
                 const uint a = line[r * stride + p];
-                UNROLL for (int v = 0; v < WIDTH; v++) {
+                UNROLL_FOR(int v = 0; v < WIDTH; v++) {
                     const uint16 b = as_uint16(row[p * WIDTH + v]);
-                    first[v] = fma((vec)as_float(a & 0xFFFF0000u), as_float16(b & 0xFFFF0000u), first[v]);
+                    first[v] =
+                        fma((vec)as_float(a & 0xFFFF0000u), as_float16(b & 0xFFFF0000u), first[v]);
                     second[v] = fma((vec)as_float(a << 16), as_float16(b << 16), second[v]);
                 }
             }
-            UNROLL for (int v = 0; v < WIDTH; v++)
+            UNROLL_FOR(int v = 0; v < WIDTH; v++)
                 acc[r][v] += first[v] + second[v];
         }
 }
 #endif
 
-/* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be left out. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], int lines, PANEL const vec *row, int height,
-                             int terms, fetch *coming, fetch *ahead)
-{
+/* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be
+ * left out. */
+static inline void add_terms(accumulators acc, LINE const line[LINES], int lines,
+                             PANEL const vec *row, int height, int terms, fetch *coming,
+                             fetch *ahead) {
     add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
 }
 
-static inline void begin_tile(accumulators acc, target c, bool fresh)
-{
+static inline void begin_tile(accumulators acc, target c, bool fresh) {
     for (int r = 0; r < LINES; r++)
-        UNROLL for (int v = 0; v < WIDTH; v++)
-            acc[r][v] = fresh || r >= c.lines ? 0.0f : load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
+        UNROLL_FOR(int v = 0; v < WIDTH; v++)
+            acc[r][v] = fresh || r >= c.lines
+                            ? 0.0f
+                            : load_part(c.at + r * c.line + v * VEC, c.columns - v * VEC);
 }
 
-static inline void end_tile(accumulators acc, target c)
-{
+static inline void end_tile(accumulators acc, target c) {
     for (int v = 0; v < WIDTH && v * VEC < c.columns; v++) {
         const int columns = c.columns - v * VEC;
         const vec bias = c.bias != 0 ? load_part(c.bias + v * VEC, columns) : 0.0f;

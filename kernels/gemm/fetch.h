@@ -1,12 +1,14 @@
 /*
- * Memory that is brought to a core's second cache before it is read, a little at a time while tiles are computed. The
- * prefetchers of a CPU stop at every page, and start again at the latency of memory.
+ * Memory that is brought to a core's second cache before it is read, a little at a time while tiles
+ * are computed. The prefetchers of a CPU stop at every page, and start again at the latency of
+ * memory.
  */
 typedef struct fetch {
-    size_t at, stride;       /* of the row that is brought next, and to the one after it */
-    uint rows, bytes, begun; /* rows that are left; bytes of each, and those that were brought of this one */
-    int every;               /* terms of a tile between two turns */
-    uint share;              /* lines of the cache in a turn */
+    size_t at, stride; /* of the row that is brought next, and to the one after it */
+    uint rows, bytes,
+        begun;  /* rows that are left; bytes of each, and those that were brought of this one */
+    int every;  /* terms of a tile between two turns */
+    uint share; /* lines of the cache in a turn */
 } fetch;
 
 /* Brings a line to the first cache (3) or the second (2). */
@@ -19,27 +21,23 @@ typedef struct fetch {
 enum { FETCH_LINE = 64, FETCH_NEVER = 1 << 24 /* terms */ };
 
 /* `rows` rows of `bytes` bytes, a turn every so many terms. */
-static inline fetch fetch_rows(size_t at, size_t stride, int rows, size_t bytes, int every)
-{
+static inline fetch fetch_rows(size_t at, size_t stride, int rows, size_t bytes, int every) {
     return (fetch){at, stride, rows, (uint)bytes, 0, every, 0};
 }
 
-static inline fetch no_fetch(void)
-{
+static inline fetch no_fetch(void) {
     return fetch_rows(0, 0, 0, 0, FETCH_NEVER);
 }
 
 /* All of it in so many turns. */
-static inline fetch in_turns(fetch f, int turns)
-{
+static inline fetch in_turns(fetch f, int turns) {
     const uint lines = f.rows * ((f.bytes + FETCH_LINE - 1) / FETCH_LINE);
     f.share = (lines + turns - 1) / turns;
     return f;
 }
 
 /* A turn. */
-static inline void fetch_some(fetch *f)
-{
+static inline void fetch_some(fetch *f) {
     for (uint i = 0; i < f->share && f->rows > 0; i++) {
         PREFETCH(f->at + f->begun, 2);
         f->begun += FETCH_LINE;

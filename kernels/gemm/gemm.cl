@@ -8,31 +8,34 @@
  *
  * gemm_glu_forward is gemm_forward with a GLU behind it (gemm_glu.h).
  *
- * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A shared weight has G = 1
- * and serves the rows below ends[shared - 1] as one group. Otherwise w begins with group `start`, of which the grid leaves out
- * the first `skip`.
- * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are rounded on the way.
+ * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A
+ * shared weight has G = 1 and serves the rows below ends[shared - 1] as one group. Otherwise w
+ * begins with group `start`, of which the grid leaves out the first `skip`.
+ * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are
+ * rounded on the way.
  *
- * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the reduction in blocks of
- * `depth` terms, whose panels it brings to local memory (gemm_packed.cl: it finds them in global memory). With the usual
- * tile, LINES = 8 and WIDTH = 2:
+ * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the
+ * reduction in blocks of `depth` terms, whose panels it brings to local memory (gemm_packed.cl: it
+ * finds them in global memory). With the usual tile, LINES = 8 and WIDTH = 2:
  *
  *                 <- panels x 32 ->
- *                 +---+---+---+            the second factor as panels of 32 columns, a row of them for each term
- *           depth |   |   |   |            (forward transposes its weight by 16x16 blocks)
+ *                 +---+---+---+     the second factor as panels of 32 columns, a row of them for
+ *           depth |   |   |   |     each term (forward transposes its weight by 16x16 blocks)
  *                 +---+---+---+
  *         depth
  *       +------+  +---+---+---+
- *     8 | line |->| 8 x 32    |            8 x 2 accumulators of 16 lanes; the first factor is read where it lies
- *       +------+  +---+---+---+            (wgrad: from a copy), one scalar spread over the lanes
+ *     8 | line |->| 8 x 32    |     8 x 2 accumulators of 16 lanes; the first factor is read where
+ *       +------+  +---+---+---+     it lies (wgrad: from a copy), one scalar spread over the lanes
  * split |      |  |   |   |   |
  *       +------+  +---+---+---+
  *
- * Grid: (line splits, groups, 1 + column blocks), so that a run of work-groups meets large and empty groups alike; for
- * gemm_wgrad, whose splits are all of one size, (groups, line splits, 1 + column blocks). Local
- * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16) * LINES * 4 (else 4);
- * gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the first two kernels alone.
+ * Grid: (line splits, groups, 1 + column blocks), so that a run of work-groups meets large and
+ * empty groups alike; for gemm_wgrad, whose splits are all of one size, (groups, line splits, 1 +
+ * column blocks). Local
+ * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16)
+ * * LINES * 4 (else 4); gemm_wgrad instead another depth * 256. Deterministic.
+ * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the
+ * first two kernels alone.
  */
 #define PANEL local
 #include "gemm/gemm.h"
@@ -45,17 +48,20 @@
 #define TILES (VEC / LINES) /* whose lines one vector holds */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES)
 #if TILES == 2 && defined(__clang__)
-#define EXCESS (VEC / 2 - LINES) /* lanes by which the store of a tile's lines runs into the next term's place */
+#define EXCESS                                                                                     \
+    (VEC / 2 -                                                                                     \
+     LINES) /* lanes by which the store of a tile's lines runs into the next term's place */
 #else
 #define EXCESS 0
 #endif
 #define TILE_ROOM(depth) (LINES * (depth) + EXCESS) /* of the strip's at most 64 * depth floats */
 #endif
 
-KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *x,
-                         ulong ldx, WEIGHT_ARGUMENTS, global const float *bias, global float *y, ulong ldy, ulong y_column,
-                         int n, int k, int panels, int depth, uint split, local vec *panel, local element *turned)
-{
+KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows,
+                         global const code *x, ulong ldx, WEIGHT_ARGUMENTS,
+                         global const float *bias, global float *y, ulong ldy, ulong y_column,
+                         int n, int k, int panels, int depth, uint split, local vec *panel,
+                         local element *turned) {
     const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
@@ -73,10 +79,10 @@ KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint sh
     }
 }
 
-KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shared, uint rows, global const code *y,
-                       ulong ldy, ulong y_column, WEIGHT_ARGUMENTS, global float *x, ulong ldx, int n, int k, int accumulate,
-                       int panels, int depth, uint split, local vec *panel, local element *turned)
-{
+KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shared, uint rows,
+                       global const code *y, ulong ldy, ulong y_column, WEIGHT_ARGUMENTS,
+                       global float *x, ulong ldx, int n, int k, int accumulate, int panels,
+                       int depth, uint split, local vec *panel, local element *turned) {
     const uint own = skip + get_group_id(1), g = start + own;
     span part = group_part(ends, g, shared, rows, get_group_id(0), split);
     int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
@@ -96,17 +102,20 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
 #if !CODED
 
 #if WIDTH % 2 == 0
-/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not written unless it is
- * kept, or there is more than one block. Panels hold 16 columns of h. The arguments are as many as gemm_packed_glu's. */
-KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, uint rows, global const code *x, ulong ldx,
-                             global const float *w, global const float *bias, global float *v, int keep,
-                             global const float *prob, ulong prob_stride, global void *h, int coded, int interleaved,
-                             float limit, float alpha, float offset, int width, int k, int panels, int depth, uint split,
-                             local element *turned, local vec *panel, int unused)
-{
+/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not
+ * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. The
+ * arguments are as many as gemm_packed_glu's. */
+KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, uint rows,
+                             global const code *x, ulong ldx, global const float *w,
+                             global const float *bias, global float *v, int keep,
+                             global const float *prob, ulong prob_stride, global void *h, int coded,
+                             int interleaved, float limit, float alpha, float offset, int width,
+                             int k, int panels, int depth, uint split, local element *turned,
+                             local vec *panel, int unused) {
     const uint g = skip + get_group_id(1);
     const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = column_block() * panels * PAIR_WIDTH, columns = min(panels * PAIR_WIDTH, width - column);
+    const int column = column_block() * panels * PAIR_WIDTH,
+              columns = min(panels * PAIR_WIDTH, width - column);
     if (column < 0 || part.count == 0)
         return;
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * width, k);
@@ -131,68 +140,66 @@ typedef struct rows_of {
     ulong stride;
 } rows_of;
 
-static inline vec load_row(rows_of x, int row, int column, int n)
-{
+static inline vec load_row(rows_of x, int row, int column, int n) {
     return load_factor(x.at + row * x.stride + column, n);
 }
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
 /* Lines i to i + 15 of the terms from number p on: zeros past the end, as -0 in half a pair. */
-static inline vec strip_term(global const code *a, ulong lda, int i, int lines, int p, int used)
-{
+static inline vec strip_term(global const code *a, ulong lda, int i, int lines, int p, int used) {
     vec number[PER_TERM];
-    UNROLL for (int q = 0; q < PER_TERM; q++)
+    UNROLL_FOR(int q = 0; q < PER_TERM; q++)
         number[q] = p + q < used ? load_factor(a + (p + q) * lda + i, lines - i) : -0.0f;
     return term_of(number);
 }
 
 #if DOT == 2
 /* strip[line, p] = a[p * lda + line], p below `used`, in whole steps, at stride `depth`. */
-static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
-{
+static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
+                              local float *strip) {
     for (int p = 0; p < used; p += STEP * PER_TERM)
         for (int i = 0; i < lines; i += VEC) {
             vec block[VEC];
-            UNROLL for (int q = 0; q < STEP; q++)
+            UNROLL_FOR(int q = 0; q < STEP; q++)
                 block[q] = strip_term(a, lda, i, lines, p + q * PER_TERM, used);
             transpose(block);
-            UNROLL for (int r = 0; r < VEC; r++)
+            UNROLL_FOR(int r = 0; r < VEC; r++)
                 vstore16(block[r], 0, strip + (i + r) * depth + p / PER_TERM);
         }
 }
 
 /* The terms of the tile whose lines begin with line i of the strip. */
-static inline void add_strip(accumulators acc, local const element *strip, int i, int lines, int depth,
-                             local const vec *row, int terms)
-{
+static inline void add_strip(accumulators acc, local const element *strip, int i, int lines,
+                             int depth, local const vec *row, int terms) {
     LINE line[LINES];
-    UNROLL for (int r = 0; r < LINES; r++)
+    UNROLL_FOR(int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
     fetch none = no_fetch();
     add_terms(acc, line, lines, row, 0, terms, &none, &none);
 }
 #else
-/* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms are stored in order. */
-static inline void store_tiles(vec term, int depth, local float *to)
-{
+/* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms
+ * are stored in order. */
+static inline void store_tiles(vec term, int depth, local float *to) {
 #if TILES == 2 && defined(__clang__)
     typedef float8 loose __attribute__((aligned(4)));
     *(local loose *)to = term.lo;
-    *(local loose *)(to + TILE_ROOM(depth)) = __builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3,
-                                                                      LINES + 4, LINES + 5, LINES + 6, LINES + 7);
+    *(local loose *)(to + TILE_ROOM(depth)) =
+        __builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3, LINES + 4,
+                                LINES + 5, LINES + 6, LINES + 7);
 #else
     float lane[VEC];
     vstore16(term, 0, lane);
-    UNROLL for (int t = 0; t < TILES; t++)
-        UNROLL for (int r = 0; r < LINES; r++)
+    UNROLL_FOR(int t = 0; t < TILES; t++)
+        UNROLL_FOR(int r = 0; r < LINES; r++)
             to[t * TILE_ROOM(depth) + r] = lane[t * LINES + r];
 #endif
 }
 
 /* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
-static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth, local float *strip)
-{
+static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
+                              local float *strip) {
     for (int p = 0; p < used; p += PER_TERM, strip += LINES) {
         local float *to = strip;
         for (int i = 0; i < lines; i += TILES * LINES, to += TILES * TILE_ROOM(depth))
@@ -200,13 +207,12 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
     }
 }
 
-static inline void add_strip(accumulators acc, local const element *strip, int i, int lines, int depth,
-                             local const vec *row, int terms)
-{
+static inline void add_strip(accumulators acc, local const element *strip, int i, int lines,
+                             int depth, local const vec *row, int terms) {
     local const element *tile = strip + i / LINES * TILE_ROOM(depth);
     EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
         spread term[LINES];
-        UNROLL for (int r = 0; r < LINES; r++)
+        UNROLL_FOR(int r = 0; r < LINES; r++)
             term[r] = tile[p * LINES + r];
         add_term(acc, term, row, 0);
     }
@@ -214,31 +220,30 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
 #endif
 
 /* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
-static inline void prefetch_line(global const code *p)
-{
+static inline void prefetch_line(global const code *p) {
     for (int i = 0; i < STRIP * (int)sizeof(code); i += FETCH_LINE)
         PREFETCH((size_t)p + i, 3);
 }
 
-/* Brings the tile after (i, j) to the cache: sums that were parked there, or, of tiles.h, what is stored at once, which
- * Intel's CPUs do faster there than past their caches. */
-static inline void prefetch_tile(target c, int i, int j)
-{
+/* Brings the tile after (i, j) to the cache: sums that were parked there, or, of tiles.h, what is
+ * stored at once, which Intel's CPUs do faster there than past their caches. */
+static inline void prefetch_tile(target c, int i, int j) {
     const bool edge = j + COLUMNS >= c.columns;
     global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
-    UNROLL for (int r = 0; r < LINES; r++)
-        UNROLL for (int v = 0; v < WIDTH; v++)
+    UNROLL_FOR(int r = 0; r < LINES; r++)
+        UNROLL_FOR(int v = 0; v < WIDTH; v++)
             PREFETCH(at + r * c.line + v * VEC, DOT == 2 ? 2 : 3);
 }
 
-/* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are packed as well: read
- * where they lie, every term would touch another page, and columns of a power-of-two stride push each other out of the
- * cache. */
-static inline void multiply_transposed(global const code *a, ulong lda, local float *strip, local const vec *panel,
-                                       int used, int depth, target c, bool fresh)
-{
+/* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are
+ * packed as well: read where they lie, every term would touch another page, and columns of a
+ * power-of-two stride push each other out of the cache. */
+static inline void multiply_transposed(global const code *a, ulong lda, local float *strip,
+                                       local const vec *panel, int used, int depth, target c,
+                                       bool fresh) {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
-    const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS), share = (used + tiles - 1) / tiles;
+    const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS),
+              share = (used + tiles - 1) / tiles;
     begin_tiles();
     for (int i = 0, ahead = 0; i < c.lines; i += LINES) {
         if (i % STRIP == 0) {
@@ -261,12 +266,12 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
     end_tiles();
 }
 
-/* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64 bytes (but those of
- * tiles.h). The lock that ends a work-group makes them visible. */
-KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y, ulong ldy, ulong y_column,
-                       global const code *x, ulong ldx, global float *w, int n, int k, int accumulate, int panels,
-                       int depth, int split, local vec *panel, local float *strip)
-{
+/* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64
+ * bytes (but those of tiles.h). The lock that ends a work-group makes them visible. */
+KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y,
+                       ulong ldy, ulong y_column, global const code *x, ulong ldx, global float *w,
+                       int n, int k, int accumulate, int panels, int depth, int split,
+                       local vec *panel, local float *strip) {
     uint g = start + get_group_id(0);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
     int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
@@ -278,8 +283,10 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
     x += part.first * ldx + column;
     const int terms = (part.count + PER_TERM - 1) / PER_TERM;
     depth = clamp((terms + 15) / 16 * 16, 16, depth); /* the less room panels take */
-    const bool once = part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
-    for (int p = 0; p == 0 || p < part.count; p += depth * PER_TERM) { /* a group without rows gets zeros */
+    const bool once =
+        part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
+    for (int p = 0; p == 0 || p < part.count;
+         p += depth * PER_TERM) { /* a group without rows gets zeros */
         int used = min(depth * PER_TERM, part.count - p);
         pack_rows((rows_of){x, ldx}, p, 0, columns, used, depth, panel);
         target c = {w, 0, k, lines, columns, once};
@@ -287,10 +294,10 @@ KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global co
     }
 }
 
-/* bias[g,n] = sum_m y[m,n], rows in order. Grid: (blocks of 16 columns, groups). No local memory. */
-KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy, ulong y_column,
-                           global float *bias, int n, int accumulate)
-{
+/* bias[g,n] = sum_m y[m,n], rows in order. Grid: (blocks of 16 columns, groups). No local
+ * memory. */
+KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy,
+                           ulong y_column, global float *bias, int n, int accumulate) {
     uint g = get_group_id(1);
     span part = group_part(ends, g, 0, rows, 0, INT_MAX);
     int column = get_group_id(0) * VEC, columns = n - column;

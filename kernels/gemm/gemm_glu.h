@@ -1,9 +1,11 @@
 /*
- * Tiles of a forward product that go through a GLU (glu.h) while they are in registers: v = x w^T + b, h = prob glu(v).
+ * Tiles of a forward product that go through a GLU (glu.h) while they are in registers: v = x w^T +
+ * b, h = prob glu(v).
  *
- * The vectors of a panel's row, and so of a tile, take turns: 16 gates, their ups, the next gates, their ups.
- * Interleaved weights keep the order of v: a vector has 8 gates and their ups. Either way two of them make 16 columns
- * of h. The chain is parked in v between two blocks of the reduction; else v is only written, and only if it is kept.
+ * The vectors of a panel's row, and so of a tile, take turns: 16 gates, their ups, the next gates,
+ * their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. Either
+ * way two of them make 16 columns of h. The chain is parked in v between two blocks of the
+ * reduction; else v is only written, and only if it is kept.
  */
 #if WIDTH % 2 == 0 /* else there are no such products */
 #include "gemm/glu.h"
@@ -15,7 +17,7 @@
 typedef struct gated {
     global float *v;
     global void *h;
-    int coded; /* h is bf16 codes; BF16 only */
+    int coded;                       /* h is bf16 codes; BF16 only */
     global const float *bias, *prob; /* of the group, of the first row; or null */
     ulong prob_stride;
     int lines, first, columns, width; /* columns [first, first + columns) of the `width` of h */
@@ -24,10 +26,10 @@ typedef struct gated {
     bool keep;        /* v is wanted */
 } gated;
 
-static inline gated gated_share(span rows, int first, int columns, int width, global float *v, global void *h,
-                                int coded, global const float *bias, uint g, global const float *prob, ulong prob_stride,
-                                glu_form form, int keep)
-{
+static inline gated gated_share(span rows, int first, int columns, int width, global float *v,
+                                global void *h, int coded, global const float *bias, uint g,
+                                global const float *prob, ulong prob_stride, glu_form form,
+                                int keep) {
     return (gated){.v = v + rows.first * 2ul * width,
                    .h = coded ? (global void *)((global ushort *)h + rows.first * (ulong)width)
                               : (global void *)((global float *)h + rows.first * (ulong)width),
@@ -43,19 +45,19 @@ static inline gated gated_share(span rows, int first, int columns, int width, gl
                    .keep = keep};
 }
 
-/* Vector i of the tile whose columns of h begin with j: where it begins in v, how many of its columns there are. */
-static inline span gated_part(int j, int i, int width, int interleaved)
-{
+/* Vector i of the tile whose columns of h begin with j: where it begins in v, how many of its
+ * columns there are. */
+static inline span gated_part(int j, int i, int width, int interleaved) {
     const int pair = j + i / 2 * VEC, odd = i % 2, left = width - pair;
     if (interleaved)
         return (span){2 * pair + odd * VEC, min(VEC, 2 * left - odd * VEC)};
     return (span){pair + odd * width, min(VEC, left)};
 }
 
-/* pack_transposed for the panels of the columns [first, first + columns) of h, of the terms from `term` on. */
-static inline void pack_gated(matrix w, int first, int columns, int width, int interleaved, int term, int used, int height,
-                              PANEL vec *panel)
-{
+/* pack_transposed for the panels of the columns [first, first + columns) of h, of the terms from
+ * `term` on. */
+static inline void pack_gated(matrix w, int first, int columns, int width, int interleaved,
+                              int term, int used, int height, PANEL vec *panel) {
     for (int j = 0; j < columns; j += PAIR_WIDTH, panel += height * WIDTH)
         for (int i = 0; i < WIDTH; i++) {
             const span part = gated_part(first + j, i, width, interleaved);
@@ -63,23 +65,20 @@ static inline void pack_gated(matrix w, int first, int columns, int width, int i
         }
 }
 
-static inline bool gated_whole(const gated *c, int line, int j)
-{
+static inline bool gated_whole(const gated *c, int line, int j) {
     return c->lines - line >= LINES && c->width - j >= PAIR_WIDTH;
 }
 
-static inline global float *gated_at(const gated *c, int line, span part)
-{
+static inline global float *gated_at(const gated *c, int line, span part) {
     return c->v + line * 2ul * c->width + part.first;
 }
 
-static inline void begin_gated(accumulators acc, const gated *c, int line, int j)
-{
+static inline void begin_gated(accumulators acc, const gated *c, int line, int j) {
     accumulators old;
     if (c->fresh || gated_whole(c, line, j)) {
-        UNROLL for (int i = 0; i < WIDTH; i++) {
+        UNROLL_FOR(int i = 0; i < WIDTH; i++) {
             const span part = gated_part(j, i, c->width, c->form.interleaved);
-            UNROLL for (int r = 0; r < LINES; r++)
+            UNROLL_FOR(int r = 0; r < LINES; r++)
                 acc[r][i] = c->fresh ? 0.0f : vload16(0, gated_at(c, line + r, part));
         }
         return;
@@ -89,14 +88,13 @@ static inline void begin_gated(accumulators acc, const gated *c, int line, int j
         for (int r = 0; r < min(LINES, c->lines - line) && part.count > 0; r++)
             old[r][i] = load_part(gated_at(c, line + r, part), part.count);
     }
-    UNROLL for (int r = 0; r < LINES; r++)
-        UNROLL for (int i = 0; i < WIDTH; i++)
+    UNROLL_FOR(int r = 0; r < LINES; r++)
+        UNROLL_FOR(int i = 0; i < WIDTH; i++)
             acc[r][i] = old[r][i];
 }
 
 /* Writes n columns of h from number `at` on. */
-static inline void store_h(vec x, const gated *c, ulong at, int n)
-{
+static inline void store_h(vec x, const gated *c, ulong at, int n) {
 #if BF16
     if (c->coded) {
         global ushort *to = (global ushort *)c->h + at;
@@ -115,20 +113,19 @@ static inline void store_h(vec x, const gated *c, ulong at, int n)
     store_part(x, (global float *)c->h + at, n);
 }
 
-static inline void end_gated(accumulators acc, const gated *c, int line, int j)
-{
+static inline void end_gated(accumulators acc, const gated *c, int line, int j) {
     const int lines = min(LINES, c->lines - line);
     accumulators x;
     if (!c->last && gated_whole(c, line, j)) {
-        UNROLL for (int i = 0; i < WIDTH; i++) {
+        UNROLL_FOR(int i = 0; i < WIDTH; i++) {
             const span part = gated_part(j, i, c->width, c->form.interleaved);
-            UNROLL for (int r = 0; r < LINES; r++)
+            UNROLL_FOR(int r = 0; r < LINES; r++)
                 store_vec(acc[r][i], gated_at(c, line + r, part));
         }
         return;
     }
-    UNROLL for (int r = 0; r < LINES; r++)
-        UNROLL for (int i = 0; i < WIDTH; i++)
+    UNROLL_FOR(int r = 0; r < LINES; r++)
+        UNROLL_FOR(int i = 0; i < WIDTH; i++)
             x[r][i] = acc[r][i];
     for (int i = 0; i < WIDTH; i++) {
         const span part = gated_part(j, i, c->width, c->form.interleaved);
@@ -153,16 +150,17 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j)
 }
 
 /* multiply for these tiles. */
-static inline void multiply_gated(global const code *a, ulong lda, local element *turned, PANEL const vec *panel,
-                                  int used, int height, const gated *c, fetch coming)
-{
+static inline void multiply_gated(global const code *a, ulong lda, local element *turned,
+                                  PANEL const vec *panel, int used, int height, const gated *c,
+                                  fetch coming) {
     const int terms = (used + PER_TERM - 1) / PER_TERM;
     coming = fetch_meanwhile(often(coming), c->lines, c->columns, PAIR_WIDTH, terms);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c->lines - i, used, turned, line);
-        fetch ahead = fetch_lines(a + i * lda, lda, c->lines - i, used, c->columns, PAIR_WIDTH, coming.every);
+        fetch ahead =
+            fetch_lines(a + i * lda, lda, c->lines - i, used, c->columns, PAIR_WIDTH, coming.every);
         PANEL const vec *row = panel;
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;

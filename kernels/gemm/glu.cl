@@ -1,5 +1,6 @@
 /*
- * The gated linear unit and its gradient over v[M,2I] = [g | u], or columns g, u alternating (interleaved).
+ * The gated linear unit and its gradient over v[M,2I] = [g | u], or columns g, u alternating
+ * (interleaved).
  *
  *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(alpha gc)    act = gc s
  *   h  = prob (uc + offset) act
@@ -7,14 +8,16 @@
  *   du = dh prob act                                     where -limit <= u <= limit, else 0
  *   dprob = sum over a row of dh (uc + offset) act
  *
- * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null = not wanted.
- * A team makes `split` whole rows, a step of columns at a time. NaNs of g and u pass through the limits; an infinite limit
- * limits nothing. Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the
- * lanes as a tree. A dv of v's type may be v.
+ * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null =
+ * not wanted. A team makes `split` whole rows, a step of columns at a time. NaNs of g and u pass
+ * through the limits; an infinite limit limits nothing. Deterministic: a row's bits depend on the
+ * row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree. A dv of v's type
+ * may be v.
  *
- * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded). What is computed is float32.
- * PLAIN may be defined if gates come first, limit is infinite, alpha 1 and offset 0: fewer steps to the same bits. A NaN has
- * any code. Grid: (splits of rows [first_row, rows)). Local memory: the team's.
+ * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded).
+ * What is computed is float32. PLAIN may be defined if gates come first, limit is infinite, alpha 1
+ * and offset 0: fewer steps to the same bits. A NaN has any code. Grid: (splits of rows [first_row,
+ * rows)). Local memory: the team's.
  */
 #if !defined(FROM) || !defined(TYPE)
 #error "FROM and TYPE must be defined"
@@ -24,43 +27,43 @@
 #include "gemm/glu.h"
 
 #ifdef PLAIN
-#define FORM {0, INFINITY, 1.0f, 0.0f}
+#define FORM                                                                                       \
+    { 0, INFINITY, 1.0f, 0.0f }
 #else
-#define FORM {interleaved, limit, alpha, offset}
+#define FORM                                                                                       \
+    { interleaved, limit, alpha, offset }
 #endif
 
-/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until they are needed. */
+/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until
+ * they are needed. */
 #if FROM == 2 && defined(ALIGNED)
 typedef uint2 raw;
 
-static inline raw load_raw(global const void *p, ulong at, int n)
-{
-    return n > part_start() ? *(global const raw *)((global const ushort *)p + at + part_start()) : (raw)(0);
+static inline raw load_raw(global const void *p, ulong at, int n) {
+    return n > part_start() ? *(global const raw *)((global const ushort *)p + at + part_start())
+                            : (raw)(0);
 }
 
-static inline vec widen(raw x)
-{
+static inline vec widen(raw x) {
     return as_vec((uvec)(x.x << 16, x.x & 0xFFFF0000u, x.y << 16, x.y & 0xFFFF0000u));
 }
 #else
 typedef vec raw;
 
-static inline raw load_raw(global const void *p, ulong at, int n)
-{
+static inline raw load_raw(global const void *p, ulong at, int n) {
     return load_as(p, FROM, at, n);
 }
 
-static inline vec widen(raw x)
-{
+static inline vec widen(raw x) {
     return x;
 }
 #endif
 
-static inline void store_result(vec x, global void *p, ulong at, int n)
-{
+static inline void store_result(vec x, global void *p, ulong at, int n) {
 #if TYPE == 2 && defined(ALIGNED) && defined(HAS_BF16)
     if (n > part_start())
-        *(global uint2 *)((global ushort *)p + at + part_start()) = (uint2)(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+        *(global uint2 *)((global ushort *)p + at + part_start()) =
+            (uint2)(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
 #else
     store_as(x, p, TYPE, at, n);
 #endif
@@ -72,11 +75,12 @@ typedef struct raw_pair {
 } raw_pair;
 
 /*
- * Columns [j, j + n) of the row of v from number `row` on, n below VEC at the row's end. Of an interleaved row an item has the
- * pairs that lie together at twice its place: two parts, of which load_raw adds its place to the first.
+ * Columns [j, j + n) of the row of v from number `row` on, n below VEC at the row's end. Of an
+ * interleaved row an item has the pairs that lie together at twice its place: two parts, of which
+ * load_raw adds its place to the first.
  */
-static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, int width, int interleaved)
-{
+static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, int width,
+                                 int interleaved) {
     if (!interleaved)
         return (raw_pair){load_raw(v, row + j, n), load_raw(v, row + width + j, n)};
     const ulong own = row + 2 * j + part_start();
@@ -87,14 +91,13 @@ static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, 
     return x;
 }
 
-static inline pair numbers_of(raw_pair x, int interleaved)
-{
+static inline pair numbers_of(raw_pair x, int interleaved) {
     return gate_and_up(widen(x.a), widen(x.b), interleaved);
 }
 
 /* The same, stored. */
-static inline void store_pair(pair x, global void *v, ulong row, int j, int n, int width, int interleaved)
-{
+static inline void store_pair(pair x, global void *v, ulong row, int j, int n, int width,
+                              int interleaved) {
     if (!interleaved) {
         store_result(x.g, v, row + j, n);
         store_result(x.u, v, row + width + j, n);
@@ -112,10 +115,9 @@ static inline void store_pair(pair x, global void *v, ulong row, int j, int n, i
         store_result(b, v, own + PART, left - PART);
 }
 
-KERNEL void glu_forward(global const void *v, global const float *prob, ulong prob_stride, global void *h,
-                        uint first_row, uint rows, int width, int interleaved, float limit, float alpha, float offset,
-                        uint split)
-{
+KERNEL void glu_forward(global const void *v, global const float *prob, ulong prob_stride,
+                        global void *h, uint first_row, uint rows, int width, int interleaved,
+                        float limit, float alpha, float offset, uint split) {
     const glu_form form = FORM;
     uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
     for (uint m = first; m < end; m++) {
@@ -123,17 +125,18 @@ KERNEL void glu_forward(global const void *v, global const float *prob, ulong pr
         vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
         for (int j = 0; j < width; j += BATCH * VEC) {
             raw_pair x[BATCH];
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, form.interleaved);
-            UNROLL for (int k = 0; k < BATCH; k++)
-                store_result(glu_of(numbers_of(x[k], form.interleaved), p, form), h, row + j + k * VEC, width - j - k * VEC);
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width,
+                                 form.interleaved);
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                store_result(glu_of(numbers_of(x[k], form.interleaved), p, form), h,
+                             row + j + k * VEC, width - j - k * VEC);
         }
     }
 }
 
 /* The gradients of a step's pairs by q = dh, and what they add to dprob. */
-static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dprob)
-{
+static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dprob) {
     const pair c = clamp_pair(x, form.limit);
     vec s = sigmoid(form.alpha * c.g), act = c.g * s, up = c.u + form.offset;
     vec dg = q * prob * up * s * (1.0f + form.alpha * c.g * (1.0f - s)), du = q * prob * act;
@@ -141,10 +144,10 @@ static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dpro
     return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
 }
 
-KERNEL void glu_backward(global const void *v, global const float *prob, ulong prob_stride, global const void *dh,
-                         global void *dv, global float *dprob, uint first_row, uint rows, int width, int interleaved,
-                         float limit, float alpha, float offset, uint split)
-{
+KERNEL void glu_backward(global const void *v, global const float *prob, ulong prob_stride,
+                         global const void *dh, global void *dv, global float *dprob,
+                         uint first_row, uint rows, int width, int interleaved, float limit,
+                         float alpha, float offset, uint split) {
     TEAM;
     const glu_form form = FORM;
     uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
@@ -154,15 +157,17 @@ KERNEL void glu_backward(global const void *v, global const float *prob, ulong p
         for (int j = 0; j < width; j += BATCH * VEC) {
             raw_pair x[BATCH];
             raw q[BATCH];
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width, form.interleaved);
-            UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width,
+                                 form.interleaved);
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
                 q[k] = load_raw(dh, row + j + k * VEC, width - j - k * VEC);
-            UNROLL for (int k = 0; k < BATCH; k++) {
+            UNROLL_FOR(int k = 0; k < BATCH; k++) {
                 const int left = width - j - k * VEC;
                 if (left > 0) /* else all of the team has nothing */
-                    store_pair(gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form, &sum), dv, 2 * row,
-                               j + k * VEC, left, width, form.interleaved);
+                    store_pair(
+                        gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form, &sum),
+                        dv, 2 * row, j + k * VEC, left, width, form.interleaved);
             }
         }
         if (dprob != 0) {

@@ -13,24 +13,20 @@ typedef struct glu_form {
 } glu_form;
 
 /* The pairs of two vectors of columns that follow each other in the order of v. */
-static inline pair gate_and_up(vec a, vec b, int interleaved)
-{
+static inline pair gate_and_up(vec a, vec b, int interleaved) {
     return interleaved ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)} : (pair){a, b};
 }
 
-static inline vec sigmoid(vec x)
-{
+static inline vec sigmoid(vec x) {
     return 1.0f / (1.0f + exp(-x));
 }
 
 /* NaN passes. */
-static inline pair clamp_pair(pair x, vec limit)
-{
+static inline pair clamp_pair(pair x, vec limit) {
     return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
 }
 
-static inline vec glu_of(pair x, vec prob, glu_form form)
-{
+static inline vec glu_of(pair x, vec prob, glu_form form) {
     const pair c = clamp_pair(x, form.limit);
     const vec act = c.g * sigmoid(form.alpha * c.g);
     return prob * (c.u + form.offset) * act;

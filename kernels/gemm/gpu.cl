@@ -1,12 +1,14 @@
 /*
- * Grouped GEMM for GPUs of any vendor: gemm_forward, gemm_dgrad, gemm_wgrad and gemm_bias_grad of gemm.cl, bit for bit.
- * Shapes, strides, the shared weight and what lines, columns and the reduction are stand there; how a work-group of 256
- * items makes its tile of LINES x COLUMNS, in gemm_gpu.h.
+ * Grouped GEMM for GPUs of any vendor: gemm_forward, gemm_dgrad, gemm_wgrad and gemm_bias_grad of
+ * gemm.cl, bit for bit. Shapes, strides, the shared weight and what lines, columns and the
+ * reduction are stand there; how a work-group of 256 items makes its tile of LINES x COLUMNS, in
+ * gemm_gpu.h.
  *
- * Grid of forward and dgrad: (row tiles, column blocks). Group g, whose first row is r, has the tiles from r / LINES + g on:
- * just enough, or one too many; so a work-group finds its group by halving. The grid begins with the tiles of group `skip`.
- * Of wgrad: (line blocks, column blocks, groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH * 8 bytes.
- * Deterministic.
+ * Grid of forward and dgrad: (row tiles, column blocks). Group g, whose first row is r, has the
+ * tiles from r / LINES + g on: just enough, or one too many; so a work-group finds its group by
+ * halving. The grid begins with the tiles of group `skip`. Of wgrad: (line blocks, column blocks,
+ * groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH
+ * * 8 bytes. Deterministic.
  * Required: BF16, LINES and DEPTH, as in gemm_gpu.h.
  */
 #include "gemm/gpu.h"
@@ -17,9 +19,10 @@ typedef struct row_tile {
     int lines;
 } row_tile;
 
-/* Of the groups from number `skip` to `groups`, counted from `start` on, or of the one that the `shared` groups make up. */
-static inline row_tile find_rows(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows)
-{
+/* Of the groups from number `skip` to `groups`, counted from `start` on, or of the one that the
+ * `shared` groups make up. */
+static inline row_tile find_rows(global const uint *ends, uint start, uint skip, uint groups,
+                                 uint shared, uint rows) {
     const uint tile = get_group_id(0) + group_start(ends, start + skip) / LINES + skip;
     uint g = skip;
     for (uint end = groups; end - g > 1;) {
@@ -35,41 +38,48 @@ static inline row_tile find_rows(global const uint *ends, uint start, uint skip,
     return (row_tile){g, first, min(left, LINES)};
 }
 
-GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows,
-                             global const code *x, ulong ldx, global const float *w, global const float *bias,
-                             global float *y, ulong ldy, ulong y_column, int n, int k)
-{
+GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint groups,
+                             uint shared, uint rows, global const code *x, ulong ldx,
+                             global const float *w, global const float *bias, global float *y,
+                             ulong ldy, ulong y_column, int n, int k) {
     BLOCKS;
     const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
     const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, n - column);
     if (tile.lines <= 0)
         return;
     const factor a = factor_of(x + tile.first * ldx, ldx, BF16, tile.lines, LINES, k, true, -0.0f);
-    const factor b = factor_of(w + ((ulong)tile.g * n + column) * k, k, false, width, COLUMNS, k, true, 0.0f);
-    const target c = {y + tile.first * ldy + y_column + column, bias != 0 ? bias + (ulong)(start + tile.g) * n + column : 0,
-                      ldy, tile.lines, width, true};
+    const factor b =
+        factor_of(w + ((ulong)tile.g * n + column) * k, k, false, width, COLUMNS, k, true, 0.0f);
+    const target c = {y + tile.first * ldy + y_column + column,
+                      bias != 0 ? bias + (ulong)(start + tile.g) * n + column : 0,
+                      ldy,
+                      tile.lines,
+                      width,
+                      true};
     multiply(a, b, c, lines, columns);
 }
 
-GPU_KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint groups, uint shared, uint rows,
-                           global const code *y, ulong ldy, ulong y_column, global const float *w, global float *x,
-                           ulong ldx, int n, int k, int accumulate)
-{
+GPU_KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint groups, uint shared,
+                           uint rows, global const code *y, ulong ldy, ulong y_column,
+                           global const float *w, global float *x, ulong ldx, int n, int k,
+                           int accumulate) {
     BLOCKS;
     const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
     const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, k - column);
     if (tile.lines <= 0)
         return;
-    const factor a = factor_of(y + tile.first * ldy + y_column, ldy, BF16, tile.lines, LINES, n, true, -0.0f);
-    const factor b = factor_of(w + (ulong)tile.g * n * k + column, k, false, width, COLUMNS, n, false, 0.0f);
+    const factor a =
+        factor_of(y + tile.first * ldy + y_column, ldy, BF16, tile.lines, LINES, n, true, -0.0f);
+    const factor b =
+        factor_of(w + (ulong)tile.g * n * k + column, k, false, width, COLUMNS, n, false, 0.0f);
     const target c = {x + tile.first * ldx + column, 0, ldx, tile.lines, width, !accumulate};
     multiply(a, b, c, lines, columns);
 }
 
 /* A group without rows gives zeros, or keeps. */
-GPU_KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y, ulong ldy, ulong y_column,
-                           global const code *x, ulong ldx, global float *w, int n, int k, int accumulate)
-{
+GPU_KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y,
+                           ulong ldy, ulong y_column, global const code *x, ulong ldx,
+                           global float *w, int n, int k, int accumulate) {
     BLOCKS;
     const uint g = start + get_group_id(2), first = group_start(ends, g), end = min(ends[g], rows);
     const int terms = first < end ? (int)(end - first) : 0;
@@ -77,18 +87,20 @@ GPU_KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, globa
     const int height = min(LINES, n - line), width = min(COLUMNS, k - column);
     if (terms == 0 && accumulate)
         return;
-    const factor a = factor_of(y + first * ldy + y_column + line, ldy, BF16, height, LINES, terms, false, -0.0f);
-    const factor b = factor_of(x + first * ldx + column, ldx, BF16, width, COLUMNS, terms, false, 0.0f);
-    const target c = {w + ((ulong)get_group_id(2) * n + line) * k + column, 0, k, height, width, !accumulate};
+    const factor a =
+        factor_of(y + first * ldy + y_column + line, ldy, BF16, height, LINES, terms, false, -0.0f);
+    const factor b =
+        factor_of(x + first * ldx + column, ldx, BF16, width, COLUMNS, terms, false, 0.0f);
+    const target c = {
+        w + ((ulong)get_group_id(2) * n + line) * k + column, 0, k, height, width, !accumulate};
     multiply(a, b, c, lines, columns);
 }
 
 #define AHEAD 16 /* rows on their way at once */
 
 /* bias[g,n] = sum_m y[m,n], rows in order. */
-GPU_KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy, ulong y_column,
-                               global float *bias, int n, int accumulate)
-{
+GPU_KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy,
+                               ulong y_column, global float *bias, int n, int accumulate) {
     const uint g = get_group_id(1), end = min(ends[g], rows);
     const int column = get_global_id(0);
     if (column >= n)
@@ -97,9 +109,9 @@ GPU_KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const 
     y += y_column + column;
     for (uint m = group_start(ends, g); m < end; m += AHEAD) {
         code row[AHEAD];
-        UNROLL for (int i = 0; i < AHEAD; i++)
+        UNROLL_FOR(int i = 0; i < AHEAD; i++)
             row[i] = y[min(m + i, end - 1) * ldy];
-        UNROLL for (int i = 0; i < AHEAD; i++)
+        UNROLL_FOR(int i = 0; i < AHEAD; i++)
             if (m + i < end)
                 sum += BF16 ? as_float((uint)row[i] << 16) : row[i];
     }

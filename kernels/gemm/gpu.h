@@ -1,28 +1,31 @@
 /*
  * A tile of a product of two factors, for GPUs of any vendor.
  *
- * A work-group of 256 items makes LINES x COLUMNS sums, an item 4 x 4, 4 x 8 or 8 x 8 of them. The reduction comes in
- * blocks of DEPTH terms: while one is added, the next is on its way to registers, and then goes to the other side of the
- * local memory.
+ * A work-group of 256 items makes LINES x COLUMNS sums, an item 4 x 4, 4 x 8 or 8 x 8 of them. The
+ * reduction comes in blocks of DEPTH terms: while one is added, the next is on its way to
+ * registers, and then goes to the other side of the local memory.
  *
  *                     <-  COLUMNS ->
- *                     +------+------+        quads of 4 neighbours: an item reads one of each half of the lines and of the
- *               DEPTH | o    | o    |        columns, so that neighbours read neighbouring quads (tiles of fewer lines have
- *                     +------+------+        no halves of lines, or none at all)
- *           DEPTH
+ *                     +------+------+  quads of 4 neighbours: an item reads one of each half of
+ *               DEPTH | o    | o    |  the lines and of the columns, so that neighbours read
+ *                     +------+------+  neighbouring quads (tiles of fewer lines have no halves of
+ *           DEPTH                      lines, or none at all)
  *         +-------+   +------+------+
- *         |   o   |   | 4x4  | 4x4  |        sums of the item, 4 columns to a float4
+ *         |   o   |   | 4x4  | 4x4  |  sums of the item, 4 columns to a float4
  *   LINES +-------+   +------+------+
  *         |   o   |   | 4x4  | 4x4  |
  *         +-------+   +------+------+
  *
- * A quad lies in local memory at its number, some bits of it turned by the block's term (place_of): a factor whose terms
- * are neighbours in memory is turned on its way there, and neither this nor reading it makes two items wait for a bank.
+ * A quad lies in local memory at its number, some bits of it turned by the block's term (place_of):
+ * a factor whose terms are neighbours in memory is turned on its way there, and neither this nor
+ * reading it makes two items wait for a bank.
  *
- * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or from the old value. Terms
- * past the end have factors -0 and 0, whose product changes nothing, not even a zero's sign.
- * Required: BF16 (0, 1: row factors are bf16 codes, widened on the way, and weights are rounded), LINES (32, 64, 128),
- * DEPTH (8, 16, 32; at least 1024 / LINES, so that each item has a quad to bring).
+ * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or
+ * from the old value. Terms past the end have factors -0 and 0, whose product changes nothing, not
+ * even a zero's sign.
+ * Required: BF16 (0, 1: row factors are bf16 codes, widened on the way, and weights are rounded),
+ * LINES (32, 64, 128), DEPTH (8, 16, 32; at least 1024 / LINES, so that each item has a quad to
+ * bring).
  */
 #if !defined(BF16) || !defined(LINES) || !defined(DEPTH)
 #error "BF16, LINES and DEPTH must be defined"
@@ -34,8 +37,8 @@
 #error "DEPTH must be 8, 16 or 32, and at least 1024 / LINES"
 #endif
 
-#define ITEMS   256
-#define COLUMNS 128
+#define ITEMS      256
+#define COLUMNS    128
 #define GPU_KERNEL __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 #define LINE_QUADS   (LINES == 128 ? 2 : 1) /* of an item */
@@ -62,16 +65,15 @@ typedef struct factor {
     float none; /* past the last term */
 } factor;
 
-static inline factor factor_of(global const void *at, ulong stride, bool coded, int lines, int width, int terms, bool along,
-                               float none)
-{
+static inline factor factor_of(global const void *at, ulong stride, bool coded, int lines,
+                               int width, int terms, bool along, float none) {
     const uint bytes = coded ? 2 : 4;
     const bool aligned = (((size_t)at | stride * bytes) & (4 * bytes - 1)) == 0;
-    return (factor){at, stride, lines, terms, along, coded, aligned && (along || lines == width), none};
+    return (factor){at,  stride, lines, terms, along, coded, aligned && (along || lines == width),
+                    none};
 }
 
-static inline float4 rounded(float4 x)
-{
+static inline float4 rounded(float4 x) {
 #if BF16
     const uint4 u = as_uint4(x), up = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000u;
     return as_float4((u & 0x7FFFFFFF) > 0x7F800000u ? (uint4)0x7FC00000u : up);
@@ -81,18 +83,17 @@ static inline float4 rounded(float4 x)
 }
 
 /* Four neighbours. */
-static inline float4 load_quad(const factor *f, ulong at)
-{
+static inline float4 load_quad(const factor *f, ulong at) {
     if (f->coded)
-        return as_float4(convert_uint4(*(global const ushort4 *)((global const ushort *)f->at + at)) << 16);
+        return as_float4(convert_uint4(*(global const ushort4 *)((global const ushort *)f->at + at))
+                         << 16);
     return rounded(*(global const float4 *)((global const float *)f->at + at));
 }
 
 /* The same, if only n of them are there or they are not aligned. */
-static inline float4 load_edge(const factor *f, ulong at, int n)
-{
+static inline float4 load_edge(const factor *f, ulong at, int n) {
     float x[4];
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL_FOR(int i = 0; i < 4; i++) {
         x[i] = f->none;
         if (i < n)
             x[i] = f->coded ? as_float((uint)((global const ushort *)f->at)[at + i] << 16)
@@ -103,29 +104,25 @@ static inline float4 load_edge(const factor *f, ulong at, int n)
 
 /* ---- blocks in local memory ---- */
 
-#define QUADS(width) ((width) * DEPTH / 4 / ITEMS) /* that an item brings of a block */
+#define QUADS(width) ((width)*DEPTH / 4 / ITEMS) /* that an item brings of a block */
 
 /* Of a quad of lines or columns, term p of a block. */
-static inline int place_of(int p, int quad, int width)
-{
+static inline int place_of(int p, int quad, int width) {
     return p * (width / 4) + (quad ^ (p / 4 * (32 / DEPTH)));
 }
 
 /* Where the quad number i of an item begins in a block. */
-static inline int line_in(const factor *f, int i, int width)
-{
+static inline int line_in(const factor *f, int i, int width) {
     const int quad = i * ITEMS + get_local_id(0);
     return f->along ? quad / (DEPTH / 4) : quad % (width / 4) * 4;
 }
 
-static inline int term_in(const factor *f, int i, int width)
-{
+static inline int term_in(const factor *f, int i, int width) {
     const int quad = i * ITEMS + get_local_id(0);
     return f->along ? quad % (DEPTH / 4) * 4 : quad / (width / 4);
 }
 
-static inline void put_quad(const factor *f, int i, int width, float4 x, local float4 *block)
-{
+static inline void put_quad(const factor *f, int i, int width, float4 x, local float4 *block) {
     const int line = line_in(f, i, width), term = term_in(f, i, width);
     if (!f->along) {
         block[place_of(term, line / 4, width)] = x;
@@ -138,37 +135,39 @@ static inline void put_quad(const factor *f, int i, int width, float4 x, local f
     to[3 * width] = x.w;
 }
 
-static inline bool is_whole(const factor *f, int p)
-{
+static inline bool is_whole(const factor *f, int p) {
     return f->whole && p + DEPTH <= f->terms;
 }
 
 /* The terms from p on, if they are whole; lines past the last repeat it. */
-static inline void load_block(const factor *f, int p, int width, float4 to[])
-{
+static inline void load_block(const factor *f, int p, int width, float4 to[]) {
     if (is_whole(f, p))
-        UNROLL for (int i = 0; i < QUADS(width); i++) {
+        UNROLL_FOR(int i = 0; i < QUADS(width); i++) {
             const int line = line_in(f, i, width);
             const ulong term = p + term_in(f, i, width);
-            to[i] = load_quad(f, f->along ? min(line, f->lines - 1) * f->stride + term : term * f->stride + line);
+            to[i] = load_quad(f, f->along ? min(line, f->lines - 1) * f->stride + term
+                                          : term * f->stride + line);
         }
 }
 
 /* Puts them into local memory. */
-static inline void put_block(const factor *f, int width, const float4 from[], local float4 *block)
-{
-    UNROLL for (int i = 0; i < QUADS(width); i++)
+static inline void put_block(const factor *f, int width, const float4 from[], local float4 *block) {
+    UNROLL_FOR(int i = 0; i < QUADS(width); i++)
         put_quad(f, i, width, from[i], block);
 }
 
 /* Brings terms that are not whole to local memory. */
-static inline void bring_block(const factor *f, int p, int width, local float4 *block)
-{
+static inline void bring_block(const factor *f, int p, int width, local float4 *block) {
     ROLLED for (int i = 0; i < QUADS(width); i++) {
         const int line = line_in(f, i, width), term = p + term_in(f, i, width);
         const ulong at = f->along ? line * f->stride + term : term * f->stride + line;
         const bool is_there = line < f->lines && term < f->terms;
-        put_quad(f, i, width, load_edge(f, at, !is_there ? 0 : f->along ? f->terms - term : f->lines - line), block);
+        put_quad(f, i, width,
+                 load_edge(f, at,
+                           !is_there  ? 0
+                           : f->along ? f->terms - term
+                                      : f->lines - line),
+                 block);
     }
 }
 
@@ -178,26 +177,23 @@ static inline void bring_block(const factor *f, int p, int width, local float4 *
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
 /* The first line of an item's quad, and the first column. */
-static inline int line_of(int quad)
-{
+static inline int line_of(int quad) {
     return (quad * DOWN + (int)get_local_id(0) / ACROSS) * 4;
 }
 
-static inline int column_of(int quad)
-{
+static inline int column_of(int quad) {
     return (quad * ACROSS + (int)get_local_id(0) % ACROSS) * 4;
 }
 
-static inline void add_block(sums sum, local const float4 *lines, local const float4 *columns)
-{
-    UNROLL for (int p = 0; p < DEPTH; p++) {
+static inline void add_block(sums sum, local const float4 *lines, local const float4 *columns) {
+    UNROLL_FOR(int p = 0; p < DEPTH; p++) {
         float4 a[LINE_QUADS], b[COLUMN_QUADS];
-        UNROLL for (int i = 0; i < LINE_QUADS; i++)
+        UNROLL_FOR(int i = 0; i < LINE_QUADS; i++)
             a[i] = lines[place_of(p, line_of(0) / 4, LINES) + i * DOWN];
-        UNROLL for (int j = 0; j < COLUMN_QUADS; j++)
+        UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++)
             b[j] = columns[place_of(p, column_of(0) / 4, COLUMNS) + j * ACROSS];
-        UNROLL for (int i = 0; i < LINE_QUADS; i++)
-            UNROLL for (int j = 0; j < COLUMN_QUADS; j++) {
+        UNROLL_FOR(int i = 0; i < LINE_QUADS; i++)
+            UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++) {
                 sum[4 * i][j] = fma((float4)a[i].x, b[j], sum[4 * i][j]);
                 sum[4 * i + 1][j] = fma((float4)a[i].y, b[j], sum[4 * i + 1][j]);
                 sum[4 * i + 2][j] = fma((float4)a[i].z, b[j], sum[4 * i + 2][j]);
@@ -217,20 +213,18 @@ typedef struct target {
     bool fresh; /* begins with 0, not with the old value */
 } target;
 
-static inline void begin_sums(sums sum, const target *c)
-{
-    UNROLL for (int r = 0; r < 4 * LINE_QUADS; r++)
-        UNROLL for (int j = 0; j < COLUMN_QUADS; j++) {
+static inline void begin_sums(sums sum, const target *c) {
+    UNROLL_FOR(int r = 0; r < 4 * LINE_QUADS; r++)
+        UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++) {
             const int line = line_of(r / 4) + r % 4, n = c->columns - column_of(j);
             global const float *p = c->at + line * c->stride + column_of(j);
             const bool old = !c->fresh && line < c->lines;
-            sum[r][j] = (float4)(old && n > 0 ? p[0] : 0.0f, old && n > 1 ? p[1] : 0.0f, old && n > 2 ? p[2] : 0.0f,
-                                 old && n > 3 ? p[3] : 0.0f);
+            sum[r][j] = (float4)(old && n > 0 ? p[0] : 0.0f, old && n > 1 ? p[1] : 0.0f,
+                                 old && n > 2 ? p[2] : 0.0f, old && n > 3 ? p[3] : 0.0f);
         }
 }
 
-static inline void store_quad(float4 x, global float *p, int n, bool aligned)
-{
+static inline void store_quad(float4 x, global float *p, int n, bool aligned) {
     if (n >= 4 && aligned) {
         *(global float4 *)p = x;
         return;
@@ -245,16 +239,16 @@ static inline void store_quad(float4 x, global float *p, int n, bool aligned)
         p[3] = x.w;
 }
 
-static inline void end_sums(sums sum, const target *c)
-{
+static inline void end_sums(sums sum, const target *c) {
     const bool aligned = (((size_t)c->at | c->stride * sizeof(float)) & 15) == 0;
-    UNROLL for (int j = 0; j < COLUMN_QUADS; j++) {
+    UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++) {
         const int column = column_of(j), n = c->columns - column;
         global const float *p = c->bias + column;
         float4 bias = 0.0f;
         if (c->bias != 0)
-            bias = (float4)(n > 0 ? p[0] : 0.0f, n > 1 ? p[1] : 0.0f, n > 2 ? p[2] : 0.0f, n > 3 ? p[3] : 0.0f);
-        UNROLL for (int r = 0; r < 4 * LINE_QUADS; r++) {
+            bias = (float4)(n > 0 ? p[0] : 0.0f, n > 1 ? p[1] : 0.0f, n > 2 ? p[2] : 0.0f,
+                            n > 3 ? p[3] : 0.0f);
+        UNROLL_FOR(int r = 0; r < 4 * LINE_QUADS; r++) {
             const int line = line_of(r / 4) + r % 4;
             const float4 x = c->bias != 0 ? sum[r][j] + bias : sum[r][j];
             if (line < c->lines)
@@ -268,16 +262,17 @@ static inline void end_sums(sums sum, const target *c)
 /* Two blocks of each factor; declared in the kernel. */
 #define BLOCKS local float4 lines[2 * DEPTH * LINES / 4], columns[2 * DEPTH * COLUMNS / 4]
 
-__attribute__((always_inline)) static inline void multiply(factor a, factor b, target c, local float4 *lines,
-                                                           local float4 *columns)
-{
+__attribute__((always_inline)) static inline void multiply(factor a, factor b, target c,
+                                                           local float4 *lines,
+                                                           local float4 *columns) {
     float4 next_a[QUADS(LINES)], next_b[QUADS(COLUMNS)];
     sums sum;
     begin_sums(sum, &c);
     load_block(&a, 0, LINES, next_a);
     load_block(&b, 0, COLUMNS, next_b);
     for (int p = 0, side = 0; p < a.terms; p += DEPTH, side ^= 1) {
-        local float4 *its_lines = lines + side * (DEPTH * LINES / 4), *its_columns = columns + side * (DEPTH * COLUMNS / 4);
+        local float4 *its_lines = lines + side * (DEPTH * LINES / 4),
+                     *its_columns = columns + side * (DEPTH * COLUMNS / 4);
         if (is_whole(&a, p))
             put_block(&a, LINES, next_a, its_lines);
         else

@@ -1,6 +1,6 @@
 /*
- * Included after gemm.h by the families of the grouped GEMM: where the numbers of a weight come from, and the panels that
- * are made of them.
+ * Included after gemm.h by the families of the grouped GEMM: where the numbers of a weight come
+ * from, and the panels that are made of them.
  *
  * Required: CODED (0, 1: weights are block-scaled matrices; then also what blocks.h requires).
  */
@@ -15,133 +15,138 @@
 /* ---- the weight ---- */
 
 /*
- * One group's matrix [N,K] of a weight: float32, or with CODED a part of a block-scaled matrix, which with `flipped`
- * holds [K,N]. Its rows are then decoded where panels are made, without the copy that dequantize.cl would make.
+ * One group's matrix [N,K] of a weight: float32, or with CODED a part of a block-scaled matrix,
+ * which with `flipped` holds [K,N]. Its rows are then decoded where panels are made, without the
+ * copy that dequantize.cl would make.
  */
 #if CODED
-#define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole, int axis, int flipped
+#define WEIGHT_ARGUMENTS                                                                           \
+    global const uchar *w, global const uchar *scale, global const float *whole, int axis,         \
+        int flipped
 typedef struct matrix {
     blocks as;
     uint row, slot; /* the first of its rows, and their block */
     float whole;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k)
-{
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k) {
     const int rows = flipped ? k : n, columns = flipped ? n : k;
     const ulong across = (columns + BLOCK - 1) / BLOCK, halves = (columns + 1) / 2;
-    const blocks as = {w, scale, ELEMENT_BITS == 4 && axis != COLUMN ? halves : columns,
-                       axis == COLUMN ? columns : across, axis, 0};
+    const blocks as = {w,
+                       scale,
+                       ELEMENT_BITS == 4 && axis != COLUMN ? halves : columns,
+                       axis == COLUMN ? columns : across,
+                       axis,
+                       0};
     return (matrix){as, g * rows, g * ((rows + BLOCK - 1) / BLOCK), whole != 0 ? whole[g] : 1.0f};
 }
 
-static inline vec load_weight(matrix w, int row, int column, int n)
-{
-    vec x = values_of(load_coded(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n));
+static inline vec load_weight(matrix w, int row, int column, int n) {
+    vec x = values_of(
+        load_coded(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n));
     if (SCALE == 1)
         x *= w.whole;
     return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);
 }
 #else
-#define WEIGHT_ARGUMENTS global const float *w, global const uchar *scale, global const float *whole, int axis, int flipped
+#define WEIGHT_ARGUMENTS                                                                           \
+    global const float *w, global const uchar *scale, global const float *whole, int axis,         \
+        int flipped
 typedef struct matrix {
     global const float *at;
     ulong stride;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k)
-{
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k) {
     return (matrix){w + g * n * k, k};
 }
 
-static inline vec load_weight(matrix w, int row, int column, int n)
-{
+static inline vec load_weight(matrix w, int row, int column, int n) {
     return load_part(w.at + (ulong)row * w.stride + column, n);
 }
 #endif
 
-static inline vec load_rounded(matrix w, int row, int column, int n)
-{
+static inline vec load_rounded(matrix w, int row, int column, int n) {
     return rounded(load_weight(w, row, column, n));
 }
 
 /* ---- panels ---- */
 
 /* Transposes 16x16 floats: every step turns the 8 bits (row, lane) of an element's place by one. */
-static inline void transpose(vec block[VEC])
-{
-    UNROLL for (int step = 0; step < 4; step++) {
+static inline void transpose(vec block[VEC]) {
+    UNROLL_FOR(int step = 0; step < 4; step++) {
         vec turned[VEC];
-        UNROLL for (int i = 0; i < VEC / 2; i++) {
+        UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
             turned[2 * i].even = block[i].lo;
             turned[2 * i].odd = block[i + VEC / 2].lo;
             turned[2 * i + 1].even = block[i].hi;
             turned[2 * i + 1].odd = block[i + VEC / 2].hi;
         }
-        UNROLL for (int i = 0; i < VEC; i++)
+        UNROLL_FOR(int i = 0; i < VEC; i++)
             block[i] = turned[i];
     }
 }
 
-/* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in blocks of 16 and whole steps,
- * for 16 columns c; those past `columns` are zero. */
-static inline void pack_columns(matrix w, int column, int first, int columns, int used, PANEL vec *panel)
-{
+/* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in
+ * blocks of 16 and whole steps, for 16 columns c; those past `columns` are zero. */
+static inline void pack_columns(matrix w, int column, int first, int columns, int used,
+                                PANEL vec *panel) {
     for (int p = 0; p < WHOLE_STEPS(used); p += VEC) {
         vec block[VEC];
         if (used - p >= VEC && columns >= VEC) {
-            UNROLL for (int i = 0; i < VEC; i++)
+            UNROLL_FOR(int i = 0; i < VEC; i++)
                 block[i] = load_weight(w, column + i, first + p, VEC);
         } else {
             vec edge[VEC];
             for (int i = 0; i < VEC; i++)
-                edge[i] = i < columns && p < used ? load_weight(w, column + i, first + p, used - p) : 0.0f;
-            UNROLL for (int i = 0; i < VEC; i++)
+                edge[i] = i < columns && p < used ? load_weight(w, column + i, first + p, used - p)
+                                                  : 0.0f;
+            UNROLL_FOR(int i = 0; i < VEC; i++)
                 block[i] = edge[i];
         }
         transpose(block);
-        UNROLL for (int i = 0; i < VEC; i++)
+        UNROLL_FOR(int i = 0; i < VEC; i++)
             block[i] = rounded(block[i]);
-        UNROLL for (int i = 0; i < VEC / PER_TERM; i++)
+        UNROLL_FOR(int i = 0; i < VEC / PER_TERM; i++)
             panel[(p / PER_TERM + i) * WIDTH] = term_of(block + i * PER_TERM);
     }
 }
 
 /* The same for all columns. */
-static inline void pack_transposed(matrix w, int column, int first, int columns, int used, int height, PANEL vec *panel)
-{
+static inline void pack_transposed(matrix w, int column, int first, int columns, int used,
+                                   int height, PANEL vec *panel) {
     for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC)
         pack_columns(w, column + c, first, columns - c, used,
                      panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH);
 }
 
-/* panel[p, c] = source[first + p, column + c], p below `used`, in whole steps, by `load` from a matrix of a type. */
-#define DEFINE_PACK(name, type, load)                                                                                  \
-    static inline vec name##_term(type source, int row, int column, int columns, int terms)                            \
-    {                                                                                                                  \
-        vec number[PER_TERM];                                                                                          \
-        UNROLL for (int i = 0; i < PER_TERM; i++)                                                                      \
-            number[i] = i < terms ? load(source, row + i, column, columns) : 0.0f;                                     \
-        return term_of(number);                                                                                        \
-    }                                                                                                                  \
-    static inline void name(type source, int first, int column, int columns, int used, int height, PANEL vec *panel)   \
-    {                                                                                                                  \
-        for (int p = 0; p < WHOLE_STEPS(used); p += PER_TERM, panel += WIDTH) {                                        \
-            PANEL vec *to = panel;                                                                                     \
-            for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                                           \
-                UNROLL for (int v = 0; v < WIDTH; v++) {                                                               \
-                    const int at = c + v * VEC, left = columns - at;                                                   \
-                    to[v] = left > 0 ? name##_term(source, first + p, column + at, left, used - p) : 0.0f;             \
-                }                                                                                                      \
-        }                                                                                                              \
+/* panel[p, c] = source[first + p, column + c], p below `used`, in whole steps, by `load` from a
+ * matrix of a type. */
+#define DEFINE_PACK(name, type, load)                                                              \
+    static inline vec name##_term(type source, int row, int column, int columns, int terms) {      \
+        vec number[PER_TERM];                                                                      \
+        UNROLL_FOR(int i = 0; i < PER_TERM; i++)                                                   \
+            number[i] = i < terms ? load(source, row + i, column, columns) : 0.0f;                 \
+        return term_of(number);                                                                    \
+    }                                                                                              \
+    static inline void name(type source, int first, int column, int columns, int used, int height, \
+                            PANEL vec *panel) {                                                    \
+        for (int p = 0; p < WHOLE_STEPS(used); p += PER_TERM, panel += WIDTH) {                    \
+            PANEL vec *to = panel;                                                                 \
+            for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                       \
+                UNROLL_FOR(int v = 0; v < WIDTH; v++) {                                            \
+                    const int at = c + v * VEC, left = columns - at;                               \
+                    to[v] = left > 0 ? name##_term(source, first + p, column + at, left, used - p) \
+                                     : 0.0f;                                                       \
+                }                                                                                  \
+        }                                                                                          \
     }
 
 DEFINE_PACK(pack_straight, matrix, load_rounded)
 
 /* The panels of forward: columns of the result are rows of the weight, terms its columns. */
-static inline void pack_forward(matrix w, int flipped, int column, int first, int columns, int used, int height,
-                                PANEL vec *panel)
-{
+static inline void pack_forward(matrix w, int flipped, int column, int first, int columns, int used,
+                                int height, PANEL vec *panel) {
 #if CODED
     if (flipped) {
         pack_straight(w, first, column, columns, used, height, panel);
@@ -152,9 +157,8 @@ static inline void pack_forward(matrix w, int flipped, int column, int first, in
 }
 
 /* The panels of dgrad: the other way round. */
-static inline void pack_dgrad(matrix w, int flipped, int column, int first, int columns, int used, int height,
-                              PANEL vec *panel)
-{
+static inline void pack_dgrad(matrix w, int flipped, int column, int first, int columns, int used,
+                              int height, PANEL vec *panel) {
 #if CODED
     if (flipped) {
         pack_transposed(w, column, first, columns, used, height, panel);

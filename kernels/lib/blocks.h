@@ -1,8 +1,9 @@
 /*
- * Included after formats.h by the families that read block-scaled matrices (pictures in quantize.cl), a vec of values at once.
+ * Included after formats.h by the families that read block-scaled matrices (pictures in
+ * quantize.cl), a vec of values at once.
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
- * 1 E4M3 with a global scale, 2 F32).
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
+ * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32).
  */
 typedef struct blocks {
     global const uchar *q, *scale;
@@ -15,12 +16,12 @@ typedef struct block_row {
     uint row, slot, r;
 } block_row;
 
-static inline uvec load_codes(const blocks *b, block_row at, int column, int n)
-{
+static inline uvec load_codes(const blocks *b, block_row at, int column, int n) {
     if (b->axis == COLUMN) {
         const ulong line = ELEMENT_BITS == 4 ? at.slot * (BLOCK / 2) + at.r / 2 : at.row;
-        const uvec code = b->transposed ? load_bytes_apart(b->q + column * b->q_bytes + line, b->q_bytes, n)
-                                          : load_bytes(b->q + line * b->q_bytes + column, n);
+        const uvec code = b->transposed
+                              ? load_bytes_apart(b->q + column * b->q_bytes + line, b->q_bytes, n)
+                              : load_bytes(b->q + line * b->q_bytes + column, n);
         return ELEMENT_BITS == 4 ? code >> (at.r % 2 * 4) & 0xF : code;
     }
     global const uchar *line = b->q + at.row * b->q_bytes;
@@ -45,9 +46,9 @@ static inline uvec load_codes(const blocks *b, block_row at, int column, int n)
 #endif
 }
 
-/* The scales of a step's columns, as they are kept: one for this item's (stride 0), or n at this stride. */
-static inline uvec load_scales(global const uchar *scale, ulong at, ulong stride, int n)
-{
+/* The scales of a step's columns, as they are kept: one for this item's (stride 0), or n at this
+ * stride. */
+static inline uvec load_scales(global const uchar *scale, ulong at, ulong stride, int n) {
 #if SCALE == 2
     global const uint *p = (global const uint *)scale + at;
     if (stride == 0)
@@ -67,10 +68,9 @@ typedef struct coded {
     uvec code, scale;
 } coded;
 
-/* Columns [column, column + n) of a row, a step at most; lanes past them hold anything. `column` is a multiple of 16, and
- * column + n at least 1. */
-static inline coded load_coded(const blocks *b, block_row at, int column, int n)
-{
+/* Columns [column, column + n) of a row, a step at most; lanes past them hold anything. `column` is
+ * a multiple of 16, and column + n at least 1. */
+static inline coded load_coded(const blocks *b, block_row at, int column, int n) {
     const ulong line = SCALE == 2 && b->axis == TILE ? at.slot : at.row;
     const int own = column + min(part_start(), n - 1);
     const ulong scale = b->axis != COLUMN ? line * b->scales + own / BLOCK
@@ -81,8 +81,7 @@ static inline coded load_coded(const blocks *b, block_row at, int column, int n)
 }
 
 /* The numbers that scales stand for; of a NaN any. */
-static inline vec scales_of(uvec scale)
-{
+static inline vec scales_of(uvec scale) {
 #if defined(HAS_FP8) && SCALE == 1
     return unpack_e4m3(as_uint(convert_byte_vec(scale)));
 #else
@@ -91,7 +90,6 @@ static inline vec scales_of(uvec scale)
 }
 
 /* Their numbers, without the global scale. */
-static inline vec values_of(coded x)
-{
+static inline vec values_of(coded x) {
     return decode(x.code, ELEMENT) * scales_of(x.scale);
 }

@@ -1,16 +1,18 @@
 /*
  * Precedes every kernel file.
  *
- * A row, or another piece of work, belongs to a team: a work-group of MOERT_ITEMS work-items. The CPU form is a team of
- * one, which computes in explicit vectors of 16 floats; kernels written for GPUs run 20 to 90 times slower on CPUs.
- * In the GPU form a team has 32 work-items with vectors of 4 floats, so that its loads and stores are contiguous. Both
- * run through a row in steps of VEC floats, of which a work-item holds PART in a `vec`: item i those from i * PART on.
- * Every elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count), so that a value
- * does not depend on its place in a buffer. What all items of a team know alike is stored by the first.
- * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs MOERT_NVIDIA is the compute
- * capability, 90 for sm_90, by which instructions are chosen that PTX has and OpenCL C has not. ALIGNED may be defined in the GPU form: what is
- * read and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a part is one
- * access or none, and the compiler can have many under way.
+ * A row, or another piece of work, belongs to a team: a work-group of MOERT_ITEMS work-items. The
+ * CPU form is a team of one, which computes in explicit vectors of 16 floats; kernels written for
+ * GPUs run 20 to 90 times slower on CPUs. In the GPU form a team has 32 work-items with vectors of
+ * 4 floats, so that its loads and stores are contiguous. Both run through a row in steps of VEC
+ * floats, of which a work-item holds PART in a `vec`: item i those from i * PART on. Every
+ * elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count),
+ * so that a value does not depend on its place in a buffer. What all items of a team know alike is
+ * stored by the first. Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On
+ * NVIDIA's GPUs MOERT_NVIDIA is the compute capability, 90 for sm_90, by which instructions are
+ * chosen that PTX has and OpenCL C has not. ALIGNED may be defined in the GPU form: what is read
+ * and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a
+ * part is one access or none, and the compiler can have many under way.
  */
 #if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
 #error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
@@ -20,24 +22,28 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-#define KERNEL          KERNEL_OF(1)
-#define KERNEL_OF(teams) __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
-#define UNROLL _Pragma("unroll")
-/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the instructions would be the
- * loop's own. */
+#define KERNEL KERNEL_OF(1)
+#define KERNEL_OF(teams)                                                                           \
+    __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
+#define UNROLL             _Pragma("unroll")
+#define UNROLL_FOR(header) UNROLL for (header)
+/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the
+ * instructions would be the loop's own. */
 #if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
-#define NARROW 1
+#define NARROW    1
 #define EACH_TERM _Pragma("unroll 4")
 #else
 #define NARROW 0
 #define EACH_TERM
 #endif
-/* Where what is constant must stay so; and else PoCL's compiler may leave `team` in a function of its own, where all
- * work-groups share it. */
+/* Where what is constant must stay so; and else PoCL's compiler may leave `team` in a function of
+ * its own, where all work-groups share it. */
 #define INLINED static inline __attribute__((always_inline))
 #if MOERT_ITEMS > 1 && !defined(__NV_CL_C_VERSION) && !defined(__NVPTX__)
 #pragma clang diagnostic ignored "-Wkeyword-macro"
-#define inline inline __attribute__((always_inline)) /* PoCL's threads share the work-item's number elsewhere, too */
+#define inline                                                                                     \
+    inline __attribute__((                                                                         \
+        always_inline)) /* PoCL's threads share the work-item's number elsewhere, too */
 #endif
 #define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
 #if MOERT_CPU
@@ -48,68 +54,63 @@
 
 /* BATCH: steps whose loads are under way together in loops that are to hide the way to memory. */
 #if MOERT_ITEMS == 1
-#define PART 16
+#define PART  16
 #define BATCH 1
 typedef float16 vec;
 typedef int16 ivec;
 typedef uint16 uvec;
-#define as_vec as_float16
-#define as_uvec as_uint16
-#define convert_vec convert_float16
-#define convert_uvec convert_uint16
-#define as_ivec as_int16
+#define as_vec         as_float16
+#define as_uvec        as_uint16
+#define convert_vec    convert_float16
+#define convert_uvec   convert_uint16
+#define as_ivec        as_int16
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
-#define PART 4
-#define BATCH 4
+#define PART           4
+#define BATCH          4
 typedef float4 vec;
 typedef int4 ivec;
 typedef uint4 uvec;
-#define as_vec as_float4
-#define as_uvec as_uint4
-#define convert_vec convert_float4
-#define convert_uvec convert_uint4
-#define as_ivec as_int4
+#define as_vec         as_float4
+#define as_uvec        as_uint4
+#define convert_vec    convert_float4
+#define convert_uvec   convert_uint4
+#define as_ivec        as_int4
 #define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
-static inline int item_index(void)
-{
+static inline int item_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(0) : 0;
 }
 
-static inline bool is_first_item(void)
-{
+static inline bool is_first_item(void) {
     return item_index() == 0;
 }
 
 /* Where in a step this work-item's part begins. */
-static inline int part_start(void)
-{
+static inline int part_start(void) {
     return item_index() * PART;
 }
 
 /* Which of a work-group's teams this work-item's is. */
-static inline int team_index(void)
-{
+static inline int team_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
 /* The places in a step of this work-item's lanes. */
-static inline ivec lane_places(void)
-{
+static inline ivec lane_places(void) {
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is then its name. With
- * several teams it is an array of theirs, and they join at the same time. */
+/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is
+ * then its name. With several teams it is an array of theirs, and they join at the same time. */
 #define TEAM           local float team[MOERT_ITEMS]
 #define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
 
-/* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes past them are zero. */
-static inline vec load_part(global const float *p, int n)
-{
+/* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes
+ * past them are zero. */
+static inline vec load_part(global const float *p, int n) {
     p += part_start();
     n -= part_start();
 #ifdef ALIGNED
@@ -134,8 +135,7 @@ static inline vec load_part(global const float *p, int n)
 
 #if MOERT_ITEMS == 1
 /* Writes 16 floats. PoCL's vstore16 is three stores. */
-static inline void store_vec(vec x, global float *p)
-{
+static inline void store_vec(vec x, global float *p) {
 #if MOERT_CPU && defined(__clang__)
     typedef vec loose __attribute__((aligned(4)));
     *(global loose *)p = x;
@@ -146,8 +146,7 @@ static inline void store_vec(vec x, global float *p)
 #endif
 
 /* Writes the first n lanes of the step. */
-static inline void store_part(vec x, global float *p, int n)
-{
+static inline void store_part(vec x, global float *p, int n) {
     p += part_start();
     n -= part_start();
 #ifdef ALIGNED
@@ -178,89 +177,82 @@ static inline void store_part(vec x, global float *p, int n)
 }
 
 /* The same for BATCH steps. */
-static inline void load_batch(vec x[BATCH], global const float *p, int n)
-{
-    UNROLL for (int i = 0; i < BATCH; i++)
+static inline void load_batch(vec x[BATCH], global const float *p, int n) {
+    UNROLL_FOR(int i = 0; i < BATCH; i++)
         x[i] = load_part(p + i * VEC, n - i * VEC);
 }
 
-static inline void store_batch(const vec x[BATCH], global float *p, int n)
-{
-    UNROLL for (int i = 0; i < BATCH; i++)
+static inline void store_batch(const vec x[BATCH], global float *p, int n) {
+    UNROLL_FOR(int i = 0; i < BATCH; i++)
         store_part(x[i], p + i * VEC, n - i * VEC);
 }
 
 /*
- * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole team calls at once:
- * `team` is what TEAM declares.
+ * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole
+ * team calls at once: `team` is what TEAM declares.
  */
 #if MOERT_ITEMS == 1
-static inline float sum_lanes(vec x, local float *team)
-{
+static inline float sum_lanes(vec x, local float *team) {
     float8 a = x.lo + x.hi;
     float4 b = a.lo + a.hi;
     float2 c = b.lo + b.hi;
     return c.x + c.y;
 }
 
-static inline float max_lanes(vec x, local float *team)
-{
+static inline float max_lanes(vec x, local float *team) {
     float8 a = fmax(x.lo, x.hi);
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
 }
 
-static inline uint max_uints(uvec x, local float *team)
-{
+static inline uint max_uints(uvec x, local float *team) {
     uint8 a = max(x.lo, x.hi);
     uint4 b = max(a.lo, a.hi);
     uint2 c = max(b.lo, b.hi);
     return max(c.x, c.y);
 }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-/* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or down. */
-static inline float exchanged(float x, int distance)
-{
+/* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or
+ * down. */
+static inline float exchanged(float x, int distance) {
     float other;
-    __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;" : "=f"(other) : "f"(x), "r"(distance));
+    __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+                     : "=f"(other)
+                     : "f"(x), "r"(distance));
     return other;
 }
 
-static inline float sum_lanes(vec x, local float *team)
-{
+static inline float sum_lanes(vec x, local float *team) {
     float2 own = x.lo + x.hi;
     float sum = own.x + own.y;
-    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
         sum += exchanged(sum, distance);
     return sum;
 }
 
-static inline float max_lanes(vec x, local float *team)
-{
+static inline float max_lanes(vec x, local float *team) {
     float2 own = fmax(x.lo, x.hi);
     float most = fmax(own.x, own.y);
-    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
         most = fmax(most, exchanged(most, distance));
     return most;
 }
 
-static inline uint max_uints(uvec x, local float *team)
-{
+static inline uint max_uints(uvec x, local float *team) {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
 #if MOERT_NVIDIA >= 80
     __asm__ volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(most) : "r"(most));
 #else
-    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
         most = max(most, as_uint(exchanged(as_float(most), distance)));
 #endif
     return most;
 }
 #else
 /* The 32 items' floats, in all items. */
-static inline void share_floats(float x, local float *team, float16 *low, float16 *high)
-{
+static inline void share_floats(float x, local float *team, float16 *low, float16 *high) {
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
     team[get_local_id(0)] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -268,8 +260,7 @@ static inline void share_floats(float x, local float *team, float16 *low, float1
     *high = vload16(1, team);
 }
 
-static inline float sum_lanes(vec x, local float *team)
-{
+static inline float sum_lanes(vec x, local float *team) {
     float2 own = x.lo + x.hi;
     float16 low, high;
     share_floats(own.x + own.y, team, &low, &high);
@@ -280,8 +271,7 @@ static inline float sum_lanes(vec x, local float *team)
     return c.x + c.y;
 }
 
-static inline float max_lanes(vec x, local float *team)
-{
+static inline float max_lanes(vec x, local float *team) {
     float2 own = fmax(x.lo, x.hi);
     float16 low, high;
     share_floats(fmax(own.x, own.y), team, &low, &high);
@@ -292,8 +282,7 @@ static inline float max_lanes(vec x, local float *team)
     return fmax(c.x, c.y);
 }
 
-static inline uint max_uints(uvec x, local float *team)
-{
+static inline uint max_uints(uvec x, local float *team) {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
     float16 low, high;
@@ -307,19 +296,16 @@ static inline uint max_uints(uvec x, local float *team)
 #endif
 
 /* The first n lanes of a step, zeros after them. */
-static inline vec first_lanes(vec x, int n)
-{
+static inline vec first_lanes(vec x, int n) {
     return lane_places() < n ? x : 0.0f;
 }
 
 /* The largest magnitude; NaN stays. */
-static inline vec raise(vec peak, vec x)
-{
+static inline vec raise(vec peak, vec x) {
     return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
 }
 
-static inline float raise_lanes(vec peak, local float *team)
-{
+static inline float raise_lanes(vec peak, local float *team) {
     const ivec none = isnan(peak);
     const float most = max_lanes(peak, team); /* fmax passes over a NaN */
     const float missing = max_lanes(none != 0 ? (vec)1.0f : (vec)0.0f, team);
@@ -327,8 +313,7 @@ static inline float raise_lanes(vec peak, local float *team)
 }
 
 /* Row r belongs to group g when ends[g-1] <= r < ends[g]: the first such group, or `groups`. */
-static inline uint group_of(global const uint *ends, uint groups, uint r)
-{
+static inline uint group_of(global const uint *ends, uint groups, uint r) {
     uint from = 0, to = groups;
     while (from < to) {
         const uint middle = (from + to) / 2;
@@ -340,7 +325,6 @@ static inline uint group_of(global const uint *ends, uint groups, uint r)
     return from;
 }
 
-static inline uint group_start(global const uint *ends, uint g)
-{
+static inline uint group_start(global const uint *ends, uint g) {
     return g > 0 ? ends[g - 1] : 0;
 }

@@ -1,21 +1,22 @@
 /*
- * Included by formats.h: elements of less than a float, and of types that are known at run time, to and from memory.
+ * Included by formats.h: elements of less than a float, and of types that are known at run time, to
+ * and from memory.
  */
 /*
- * Reads and writes n elements of a step, as load_part() and store_part() do: name##s in a row, and at distance `stride`, a
- * column of a transpose. The lanes past n are zero.
+ * Reads and writes n elements of a step, as load_part() and store_part() do: name##s in a row, and
+ * at distance `stride`, a column of a transpose. The lanes past n are zero.
  */
 #if MOERT_ITEMS == 1
-#define WHOLE(type, p) 1
-#define LOAD_WHOLE(type, p) vload16(0, p)
+#define WHOLE(type, p)          1
+#define LOAD_WHOLE(type, p)     vload16(0, p)
 #define STORE_WHOLE(type, x, p) vstore16(x, 0, p)
 #elif defined(ALIGNED)
-#define WHOLE(type, p) 1
-#define LOAD_WHOLE(type, p) (*(global const type *)(p))
+#define WHOLE(type, p)          1
+#define LOAD_WHOLE(type, p)     (*(global const type *)(p))
 #define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
 #else
-#define WHOLE(type, p) (((size_t)(p) & (sizeof(type) - 1)) == 0)
-#define LOAD_WHOLE(type, p) (*(global const type *)(p))
+#define WHOLE(type, p)          (((size_t)(p) & (sizeof(type) - 1)) == 0)
+#define LOAD_WHOLE(type, p)     (*(global const type *)(p))
 #define STORE_WHOLE(type, x, p) (*(global type *)(p) = (x))
 #endif
 #ifdef ALIGNED
@@ -23,41 +24,38 @@
 #else
 #define ALL_OR_NONE 0
 #endif
-#define MOVES(name, element)                                                                                           \
-    static inline uvec load_##name##s(global const element *p, int n)                                                  \
-    {                                                                                                                  \
-        p += part_start();                                                                                             \
-        n -= part_start();                                                                                             \
-        if (ALL_OR_NONE)                                                                                               \
-            return n > 0 ? convert_uvec(LOAD_WHOLE(name##_vec, p)) : (uvec)0;                                          \
-        if (n >= PART && WHOLE(name##_vec, p))                                                                         \
-            return convert_uvec(LOAD_WHOLE(name##_vec, p));                                                            \
-        element lane[PART];                                                                                            \
-        for (int i = 0; i < PART; i++)                                                                                 \
-            lane[i] = i < n ? p[i] : 0;                                                                                \
-        return convert_uvec(vload_part(0, lane));                                                                      \
-    }                                                                                                                  \
-    static inline void store_##name##s(uvec x, global element *p, int n)                                               \
-    {                                                                                                                  \
-        p += part_start();                                                                                             \
-        n -= part_start();                                                                                             \
-        if (ALL_OR_NONE ? n > 0 : n >= PART && WHOLE(name##_vec, p)) {                                                 \
-            STORE_WHOLE(name##_vec, convert_##name##_vec(x), p);                                                       \
-            return;                                                                                                    \
-        }                                                                                                              \
-        if (ALL_OR_NONE)                                                                                               \
-            return;                                                                                                    \
-        element lane[PART];                                                                                            \
-        vstore_part(convert_##name##_vec(x), 0, lane);                                                                 \
-        for (int i = 0; i < PART; i++)                                                                                 \
-            if (i < n)                                                                                                 \
-                p[i] = lane[i];                                                                                        \
+#define MOVES(name, element)                                                                       \
+    static inline uvec load_##name##s(global const element *p, int n) {                            \
+        p += part_start();                                                                         \
+        n -= part_start();                                                                         \
+        if (ALL_OR_NONE)                                                                           \
+            return n > 0 ? convert_uvec(LOAD_WHOLE(name##_vec, p)) : (uvec)0;                      \
+        if (n >= PART && WHOLE(name##_vec, p))                                                     \
+            return convert_uvec(LOAD_WHOLE(name##_vec, p));                                        \
+        element lane[PART];                                                                        \
+        for (int i = 0; i < PART; i++)                                                             \
+            lane[i] = i < n ? p[i] : 0;                                                            \
+        return convert_uvec(vload_part(0, lane));                                                  \
+    }                                                                                              \
+    static inline void store_##name##s(uvec x, global element *p, int n) {                         \
+        p += part_start();                                                                         \
+        n -= part_start();                                                                         \
+        if (ALL_OR_NONE ? n > 0 : n >= PART && WHOLE(name##_vec, p)) {                             \
+            STORE_WHOLE(name##_vec, convert_##name##_vec(x), p);                                   \
+            return;                                                                                \
+        }                                                                                          \
+        if (ALL_OR_NONE)                                                                           \
+            return;                                                                                \
+        element lane[PART];                                                                        \
+        vstore_part(convert_##name##_vec(x), 0, lane);                                             \
+        for (int i = 0; i < PART; i++)                                                             \
+            if (i < n)                                                                             \
+                p[i] = lane[i];                                                                    \
     }
 MOVES(byte, uchar)
 MOVES(short, ushort)
 
-static inline uvec load_bytes_apart(global const uchar *p, ulong stride, int n)
-{
+static inline uvec load_bytes_apart(global const uchar *p, ulong stride, int n) {
     p += part_start() * stride;
     n -= part_start();
     uchar lane[PART];
@@ -66,8 +64,7 @@ static inline uvec load_bytes_apart(global const uchar *p, ulong stride, int n)
     return convert_uvec(vload_part(0, lane));
 }
 
-static inline void store_bytes_apart(uvec x, global uchar *p, ulong stride, int n)
-{
+static inline void store_bytes_apart(uvec x, global uchar *p, ulong stride, int n) {
     p += part_start() * stride;
     n -= part_start();
     uchar lane[PART];
@@ -86,31 +83,27 @@ enum { IS_F32, IS_F16, IS_BF16, IS_E4M3, IS_E5M2 };
 #define NUMBER_E4M3 8, 3, 7, 0x7Eu, 0x7Fu, 1
 #define NUMBER_E5M2 8, 2, 15, 0x7Bu, 0x7Fu, 2
 
-static inline uvec encode_as(vec x, int type)
-{
-    return type == IS_BF16       ? encode(x, NUMBER_BF16)
-           : type == IS_F16      ? encode(x, NUMBER_F16)
+static inline uvec encode_as(vec x, int type) {
+    return type == IS_BF16   ? encode(x, NUMBER_BF16)
+           : type == IS_F16  ? encode(x, NUMBER_F16)
            : type == IS_E4M3 ? encode(x, NUMBER_E4M3)
-                              : encode(x, NUMBER_E5M2);
+                             : encode(x, NUMBER_E5M2);
 }
 
-static inline vec decode_as(uvec code, int type)
-{
-    return type == IS_BF16       ? decode(code, NUMBER_BF16)
-           : type == IS_F16      ? decode(code, NUMBER_F16)
+static inline vec decode_as(uvec code, int type) {
+    return type == IS_BF16   ? decode(code, NUMBER_BF16)
+           : type == IS_F16  ? decode(code, NUMBER_F16)
            : type == IS_E4M3 ? decode(code, NUMBER_E4M3)
-                              : decode(code, NUMBER_E5M2);
+                             : decode(code, NUMBER_E5M2);
 }
 
 /* x as a number of the type has it. */
-static inline vec round_as(vec x, int type)
-{
+static inline vec round_as(vec x, int type) {
     return type == IS_F32 ? x : decode_as(encode_as(x, type), type);
 }
 
 /* Reads elements [at, at + n) of a step; the lanes past them are zero. */
-static inline vec load_as(global const void *p, int type, ulong at, int n)
-{
+static inline vec load_as(global const void *p, int type, ulong at, int n) {
     if (type == IS_F32)
         return load_part((global const float *)p + at, n);
     if (type >= IS_E4M3)
@@ -119,8 +112,7 @@ static inline vec load_as(global const void *p, int type, ulong at, int n)
 }
 
 /* Writes the first n lanes, rounded. */
-static inline void store_as(vec x, global void *p, int type, ulong at, int n)
-{
+static inline void store_as(vec x, global void *p, int type, ulong at, int n) {
     if (type == IS_F32)
         store_part(x, (global float *)p + at, n);
     else if (type >= IS_E4M3)

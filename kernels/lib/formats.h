@@ -1,34 +1,35 @@
 /*
- * Included by the families of number formats: conversions of a vec of elements at once, the rotation of NVFP4, and where a
- * team's rows lie.
+ * Included by the families of number formats: conversions of a vec of elements at once, the
+ * rotation of NVFP4, and where a team's rows lie.
  *
- * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits, mantissa bits, bias,
- * code above the largest finite value, code of NaN, special values (0 none, 1 one NaN, 2 infinities). The host defines
- * them as macros, so that they are constants here. Everything works on bits or is exact, except for one rounding.
+ * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits,
+ * mantissa bits, bias, code above the largest finite value, code of NaN, special values (0 none, 1
+ * one NaN, 2 infinities). The host defines them as macros, so that they are constants here.
+ * Everything works on bits or is exact, except for one rounding.
  */
 #if MOERT_ITEMS == 1
 typedef uchar16 byte_vec;
 typedef ushort16 short_vec;
-#define convert_ivec convert_int16
-#define convert_byte_vec convert_uchar16
+#define convert_ivec      convert_int16
+#define convert_byte_vec  convert_uchar16
 #define convert_short_vec convert_ushort16
-#define vload_part vload16
-#define vstore_part vstore16
+#define vload_part        vload16
+#define vstore_part       vstore16
 #else
 typedef uchar4 byte_vec;
 typedef ushort4 short_vec;
-#define convert_ivec convert_int4
-#define convert_byte_vec convert_uchar4
+#define convert_ivec      convert_int4
+#define convert_byte_vec  convert_uchar4
 #define convert_short_vec convert_ushort4
-#define vload_part vload4
-#define vstore_part vstore4
+#define vload_part        vload4
+#define vstore_part       vstore4
 #endif
 
 #define QUIET 0x7FC00000u /* the one NaN that is made here */
 
-enum { ROW, COLUMN, TILE };                    /* moert_axis */
-enum { RCEIL, FLOOR };                         /* moert_scale_rounding */
-enum { TE, TORCHAO, BRIDGE };                  /* moert_nvfp4_rule */
+enum { ROW, COLUMN, TILE };                     /* moert_axis */
+enum { RCEIL, FLOOR };                          /* moert_scale_rounding */
+enum { TE, TORCHAO, BRIDGE };                   /* moert_nvfp4_rule */
 enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 
 #ifndef TRANSPOSED
@@ -36,10 +37,10 @@ enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 #endif
 
 /* Scales without a buffer of their own lie behind the payload of their row. */
-#define SCALES_OF(q, scale, columns) ((scale) != 0 ? (scale) : (q) + ((columns) * ELEMENT_BITS + 7) / 8)
+#define SCALES_OF(q, scale, columns)                                                               \
+    ((scale) != 0 ? (scale) : (q) + ((columns)*ELEMENT_BITS + 7) / 8)
 
-static inline vec quiet(vec x)
-{
+static inline vec quiet(vec x) {
     return isnan(x) ? as_vec((uvec)QUIET) : x;
 }
 
@@ -51,8 +52,7 @@ static inline vec quiet(vec x)
 #if MOERT_NVIDIA >= 80 && MOERT_ITEMS > 1
 #define HAS_BF16
 /* Two bf16 codes to nearest even; of a NaN any. */
-static inline uint pack_bf16(float low, float high)
-{
+static inline uint pack_bf16(float low, float high) {
     uint codes;
     __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(high), "f"(low));
     return codes;
@@ -61,11 +61,10 @@ static inline uint pack_bf16(float low, float high)
 
 #if MOERT_ITEMS > 1
 /*
- * 2^23 and the code of E2M1 nearest to x, ties to even: the magnitude's is the least of 2 x, x + 2, x / 2 + 4 and 7, and a
- * sum with 2^23 rounds to a whole number. A NaN must be positive.
+ * 2^23 and the code of E2M1 nearest to x, ties to even: the magnitude's is the least of 2 x, x + 2,
+ * x / 2 + 4 and 7, and a sum with 2^23 rounds to a whole number. A NaN must be positive.
  */
-static inline vec e2m1_steps(vec x)
-{
+static inline vec e2m1_steps(vec x) {
     const vec a = fabs(x), sign = as_vec((as_uvec(x) & 0x80000000u) | 0x3F800000u);
     const vec low = fmin(fma(a, (vec)2.0f, (vec)0x800004p0f), a + 0x800006p0f);
     const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
@@ -73,16 +72,14 @@ static inline vec e2m1_steps(vec x)
 }
 
 /* Their 8 codes. */
-static inline uint pack_e2m1(vec first, vec second)
-{
+static inline uint pack_e2m1(vec first, vec second) {
     const uvec a = as_uvec(first), b = as_uvec(second);
     const uint low = a.x + (a.y << 4) - 0xFB000000u; /* what 2^23 is in both */
     return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
 }
 
 /* NaNs that are positive, as those are which NVIDIA's arithmetic makes. */
-static inline vec computed(vec x)
-{
+static inline vec computed(vec x) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return x;
 #else
@@ -92,11 +89,12 @@ static inline vec computed(vec x)
 #endif
 
 /*
- * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted; below, the sum with
- * the power of two whose float has the step of the subnormal numbers rounds, and its low bits count the steps.
+ * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted;
+ * below, the sum with the power of two whose float has the step of the subnormal numbers rounds,
+ * and its low bits count the steps.
  */
-static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
-{
+static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code,
+                          int special) {
     const uvec u = as_uvec(x), a = u & 0x7FFFFFFF;
     const int shift = 23 - mantissa;
     const uint magic = (uint)(151 - bias - mantissa) << 23;
@@ -114,12 +112,17 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     if (mantissa == 1)
         return as_uvec(e2m1_steps(quiet(x))) & 15u;
 #endif
-    if (mantissa == 1) { /* E2M1: the sum with a power of two rounds, whose float has the step of the number's binade */
+    if (mantissa == 1) {
+        /* E2M1: the sum with a power of two rounds, whose float has the step of the number's
+         * binade */
         const uvec most = min(a, 0x40C00000u), binade = max(most & 0x7F800000u, 0x3F800000u);
-        const uvec power = binade + (22u << 23), steps = as_uvec(as_vec(most) + as_vec(power)) - power;
-        return a > 0x7F800000u ? nan_code : (steps + (binade >> 22) - 254u) | (u >> 31) << (bits - 1);
+        const uvec power = binade + (22u << 23),
+                   steps = as_uvec(as_vec(most) + as_vec(power)) - power;
+        return a > 0x7F800000u ? nan_code
+                               : (steps + (binade >> 22) - 254u) | (u >> 31) << (bits - 1);
     }
-    uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((uint)(127 - bias) << mantissa);
+    uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) -
+                ((uint)(127 - bias) << mantissa);
     if (bias < 127) { /* else a number is subnormal, and too large, where a float is */
         code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
         code = min(code, overflow);
@@ -128,8 +131,8 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     return a > 0x7F800000u ? nan_code : code;
 }
 
-static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overflow, uint nan_code, int special)
-{
+static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overflow, uint nan_code,
+                         int special) {
 #ifdef HAS_FP8
     if (bits == 8)
         return special == 1 ? decode_e4m3(code) : decode_e5m2(code);
@@ -140,11 +143,13 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
     const uvec a = code & (sign - 1);
     if (bias == 127) /* bf16, the high half of a float */
         return as_vec(a > infinity ? QUIET : code << 16);
-    /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the bias */
+    /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the
+     * bias */
     const int least = 1 - bias - mantissa;
     const float step = as_float((uint)(least + 127) << 23);
     uvec u = (a << (23 - mantissa)) + ((uint)(127 - bias) << 23);
-    u = a < 1u << mantissa ? (mantissa == 1 ? a * as_uint(step) : as_uvec(convert_vec(a) * step)) : u;
+    u = a < 1u << mantissa ? (mantissa == 1 ? a * as_uint(step) : as_uvec(convert_vec(a) * step))
+                           : u;
     if (special == 2)
         u = a == infinity ? 0x7F800000u : u;
     u |= (code & sign) << (32 - bits);
@@ -156,43 +161,40 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
 }
 
 /* 2^(b-127), NaN for 255. */
-static inline vec decode_e8m0(uvec b)
-{
+static inline vec decode_e8m0(uvec b) {
     return as_vec(b == 255u ? QUIET : b == 0u ? 0x00400000u : b << 23);
 }
 
-static inline uvec magnitude_bits(vec x)
-{
+static inline uvec magnitude_bits(vec x) {
     return as_uvec(x) & 0x7FFFFFFFu;
 }
 
 /* The float of the largest magnitude bits: those of NaN are above all others. */
-static inline vec largest_of(uvec bits)
-{
+static inline vec largest_of(uvec bits) {
     return as_vec(bits > 0x7F800000u ? QUIET : bits);
 }
 
 /* Each lane's 16 rows: signs, then sums and differences at distances 1, 2, 4, 8, then a quarter. */
-static inline void rotate_rows(vec v[16])
-{
+static inline void rotate_rows(vec v[16]) {
     const uint negative = 0xD7E8; /* bit i: row i changes sign */
-    UNROLL for (int i = 0; i < 16; i++)
+    UNROLL_FOR(int i = 0; i < 16; i++)
         v[i] = (negative >> i & 1) ? -v[i] : v[i];
-    UNROLL for (int distance = 1; distance < 16; distance *= 2)
-        UNROLL for (int i = 0; i < 16; i++)
+    UNROLL_FOR(int distance = 1; distance < 16; distance *= 2)
+        UNROLL_FOR(int i = 0; i < 16; i++)
             if ((i & distance) == 0) {
                 const vec a = v[i], b = v[i + distance];
                 v[i] = a + b;
                 v[i + distance] = a - b;
             }
-    UNROLL for (int i = 0; i < 16; i++)
+    UNROLL_FOR(int i = 0; i < 16; i++)
         v[i] *= 0.25f;
 }
 
-/* The random bytes of a vec's elements, of which 16 have a counter, on GPUs in four words: Philox4x32-10, as in src/base/rng.c. */
-static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int word)
-{
-    uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32), c2 = counter_high, c3 = 0;
+/* The random bytes of a vec's elements, of which 16 have a counter, on GPUs in four words:
+ * Philox4x32-10, as in src/base/rng.c. */
+static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int word) {
+    uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32),
+         c2 = counter_high, c3 = 0;
     for (int round = 0; round < 10; round++) {
         const uint high0 = mul_hi(0xD2511F53u, c0), high1 = mul_hi(0xCD9E8D57u, c2);
         const uint low0 = 0xD2511F53u * c0, low1 = 0xCD9E8D57u * c2;
@@ -215,17 +217,17 @@ static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int
 #define NUMBER_E2M1 4, 1, 1, 7u, 7u, 0
 
 /* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
-static inline uvec encode_half_steps(vec x)
-{
+static inline uvec encode_half_steps(vec x) {
     const uvec h = convert_uvec(rint(fmin(fabs(x) * 2.0f, 12.0f)));
     uvec code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uvec)7;
     code |= as_uvec(x) >> 31 << 3;
     return isnan(x) ? 7u : code;
 }
 
-static inline uvec encode_stochastic(vec x, uvec random)
-{
-    const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f ? (vec)0.5f : a < 4.0f ? (vec)1.0f : (vec)2.0f;
+static inline uvec encode_stochastic(vec x, uvec random) {
+    const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f   ? (vec)0.5f
+                                              : a < 4.0f ? (vec)1.0f
+                                                         : (vec)2.0f;
     const vec moved = a + convert_vec(random) / 256.0f * step;
     const uvec code = encode(copysign(floor(moved / step) * step, x), NUMBER_E2M1);
     return isnan(x) ? 7u : code;
@@ -233,9 +235,9 @@ static inline uvec encode_stochastic(vec x, uvec random)
 
 /* ---- rows, bytes ---- */
 
-/* Where group g ends, which starts at `start`: within the rows, whatever ends says. ends null: one group. */
-static inline uint group_end(global const uint *ends, uint g, uint start, uint rows)
-{
+/* Where group g ends, which starts at `start`: within the rows, whatever ends says. ends null: one
+ * group. */
+static inline uint group_end(global const uint *ends, uint g, uint start, uint rows) {
     return ends != 0 ? max(start, min(ends[g], rows)) : rows;
 }
 
@@ -245,17 +247,19 @@ typedef struct place {
 } place;
 
 /* Row `slot`. Its group is 0 unless it is asked for, which takes several steps. */
-static inline place find_row(global const uint *ends, uint groups, uint rows, bool with_group, uint slot)
-{
+static inline place find_row(global const uint *ends, uint groups, uint rows, bool with_group,
+                             uint slot) {
     const bool inside = slot < (ends != 0 ? min(rows, groups > 0 ? ends[groups - 1] : 0) : rows);
-    return inside ? (place){with_group && ends != 0 ? group_of(ends, groups, slot) : 0, slot, 1} : (place){0, 0, 0};
+    return inside ? (place){with_group && ends != 0 ? group_of(ends, groups, slot) : 0, slot, 1}
+                  : (place){0, 0, 0};
 }
 
-static inline place find_place(global const uint *ends, uint groups, uint rows, uint height, uint slot)
-{
+static inline place find_place(global const uint *ends, uint groups, uint rows, uint height,
+                               uint slot) {
     uint start = 0;
     for (uint g = 0; g < groups; g++) {
-        const uint end = group_end(ends, g, start, rows), blocks = (end - start + height - 1) / height;
+        const uint end = group_end(ends, g, start, rows),
+                   blocks = (end - start + height - 1) / height;
         if (slot < blocks)
             return (place){g, start + slot * height, min(height, end - start - slot * height)};
         slot -= blocks;

@@ -1,43 +1,43 @@
 /*
- * PTX that NVIDIA's OpenCL compiler takes inline: barriers in local memory, TMA, wgmma. Local memory is named by its
- * 32-bit address. What needs sm_90a is a comment marked @sm_90a until src/device/nvidia/ptx.c turns it into instructions,
- * because programs built from source get sm_90. Source: the PTX ISA manual.
+ * PTX that NVIDIA's OpenCL compiler takes inline: barriers in local memory, TMA, wgmma. Local
+ * memory is named by its 32-bit address. What needs sm_90a is a comment marked @sm_90a until
+ * src/device/nvidia/ptx.c turns it into instructions, because programs built from source get sm_90.
+ * Source: the PTX ISA manual.
  * Required: F16 (0 bf16, 1 f16).
  */
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
 
-static inline uint local_address(local void *p)
-{
+static inline uint local_address(local void *p) {
     return (uint)(size_t)p;
 }
 
 /* Adds to a number in local memory. */
-static inline void add_local(uint to, uint x)
-{
+static inline void add_local(uint to, uint x) {
     __asm__ volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-/* Adds to a number in global memory, of which it returns the old value: between a work-group's own earlier accesses, those
- * before its last barrier, and its later ones. */
-static inline uint add_global(global uint *to, uint x)
-{
+/* Adds to a number in global memory, of which it returns the old value: between a work-group's own
+ * earlier accesses, those before its last barrier, and its later ones. */
+static inline uint add_global(global uint *to, uint x) {
     uint old;
-    __asm__ volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(to), "r"(x) : "memory");
+    __asm__ volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                     : "=r"(old)
+                     : "l"(to), "r"(x)
+                     : "memory");
     return old;
 }
 
 /* Reads a number in global memory before all that follows. */
-static inline uint acquire_global(global const uint *from)
-{
+static inline uint acquire_global(global const uint *from) {
     uint x;
     __asm__ volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
 
-/* This work-item's number in its warp, read anew: what is computed from it is not kept in registers over a loop. */
-static inline uint lane_again(void)
-{
+/* This work-item's number in its warp, read anew: what is computed from it is not kept in registers
+ * over a loop. */
+static inline uint lane_again(void) {
     uint lane;
     __asm__ volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
@@ -45,68 +45,63 @@ static inline uint lane_again(void)
 
 /* ---- barriers in local memory (mbarrier) ---- */
 
-static inline void begin_barrier(uint barrier, uint arrivals)
-{
-    __asm__ volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+static inline void begin_barrier(uint barrier, uint arrivals) {
+    __asm__ volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                     : "memory");
 }
 
-static inline void arrive(uint barrier)
-{
+static inline void arrive(uint barrier) {
     __asm__ volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Arrives, and promises that TMA will bring so many bytes. */
-static inline void expect(uint barrier, uint bytes)
-{
-    __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+static inline void expect(uint barrier, uint bytes) {
+    __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(bytes)
+                     : "memory");
 }
 
 /* Waits until round number `round`, from 0, is complete. */
-static inline void await(uint barrier, uint round)
-{
+static inline void await(uint barrier, uint round) {
     uint done = 0;
     while (done == 0)
-        __asm__ volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        __asm__ volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                         "selp.u32 %0, 1, 0, p; }"
                          : "=r"(done)
                          : "r"(barrier), "r"(round & 1)
                          : "memory");
 }
 
 /* Makes new barriers known to TMA. */
-static inline void fence_barriers(void)
-{
+static inline void fence_barriers(void) {
     __asm__ volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
 }
 
 /* ---- synchronisation ---- */
 
-static inline void barrier_of(uint number, uint threads)
-{
+static inline void barrier_of(uint number, uint threads) {
     __asm__ volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 /* Arrives there without waiting. */
-static inline void pass_barrier(uint number, uint threads)
-{
+static inline void pass_barrier(uint number, uint threads) {
     __asm__ volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-static inline void sync_warp(void)
-{
+static inline void sync_warp(void) {
     __asm__ volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 
-/* What the first work-item of a warp has, so that the compiler knows that all of it have the same. */
-static inline int of_warp(int x)
-{
+/* What the first work-item of a warp has, so that the compiler knows that all of it have the
+ * same. */
+static inline int of_warp(int x) {
     int first;
     __asm__ volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(first) : "r"(x));
     return first;
 }
 
 /* Orders this thread's stores to local memory before later reads by tensor cores and TMA. */
-static inline void fence_tensor(void)
-{
+static inline void fence_tensor(void) {
     __asm__ volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
@@ -117,68 +112,67 @@ typedef struct tensor_map {
 } tensor_map;
 
 /* The address of a kernel's argument number `n`, a tensor_map. */
-static inline ulong map_address(ulong parameter)
-{
+static inline ulong map_address(ulong parameter) {
     ulong address;
     __asm__("cvta.param.u64 %0, %1;" : "=l"(address) : "l"(parameter));
     return address;
 }
-#define MAP_ADDRESS(kernel, n)                                                                                         \
-    ({                                                                                                                 \
-        ulong parameter_;                                                                                              \
-        __asm__("mov.b64 %0, " TEXT(kernel) "_param_" TEXT(n) ";" : "=l"(parameter_));                                 \
-        map_address(parameter_);                                                                                       \
+#define MAP_ADDRESS(kernel, n)                                                                     \
+    ({                                                                                             \
+        ulong parameter_;                                                                          \
+        __asm__("mov.b64 %0, " TEXT(kernel) "_param_" TEXT(n) ";" : "=l"(parameter_));             \
+        map_address(parameter_);                                                                   \
     })
 
 /* Loads the map's box at (x, y, z), innermost first, and counts its bytes at the barrier. */
-static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrier)
-{
+static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrier) {
     __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                     "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                     "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                      : "memory");
 }
 
-/* The same of a map whose rows are gates and ups in turn (rank 5): rows from `row` on of run number `run` of them and of
- * the following, of the ups if `up`. */
-static inline void load_gated_box(uint to, ulong map, int x, int row, int up, int run, int z, uint barrier)
-{
+/* The same of a map whose rows are gates and ups in turn (rank 5): rows from `row` on of run number
+ * `run` of them and of the following, of the ups if `up`. */
+static inline void load_gated_box(uint to, ulong map, int x, int row, int up, int run, int z,
+                                  uint barrier) {
     __asm__ volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(up),
-                     "r"(run), "r"(z)
+                     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+                     "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(up), "r"(run), "r"(z)
                      : "memory");
 }
 
 /* ---- tensor cores ---- */
 
 /*
- * The descriptor of a matrix in boxes of 64 rows of 128 bytes, swizzled by 128 bytes, at a multiple of 1024 bytes. Rows
- * are lines or columns of the result, 8 of them 1024 bytes on; or, turned, terms, with the next 64 lines or columns one
- * box on.
+ * The descriptor of a matrix in boxes of 64 rows of 128 bytes, swizzled by 128 bytes, at a multiple
+ * of 1024 bytes. Rows are lines or columns of the result, 8 of them 1024 bytes on; or, turned,
+ * terms, with the next 64 lines or columns one box on.
  */
-static inline ulong matrix_at(uint address, int turned)
-{
-    return (ulong)(address >> 4 & 0x3FFF) | (ulong)(turned ? 512 : 1) << 16 | (ulong)64 << 32 | (ulong)1 << 62;
+static inline ulong matrix_at(uint address, int turned) {
+    return (ulong)(address >> 4 & 0x3FFF) | (ulong)(turned ? 512 : 1) << 16 | (ulong)64 << 32 |
+           (ulong)1 << 62;
 }
 
 /* The same, of rows, at an address in units of 16 bytes. */
-static inline ulong matrix_of(uint at)
-{
+static inline ulong matrix_of(uint at) {
     return (ulong)at | (ulong)1 << 16 | (ulong)64 << 32 | (ulong)1 << 62;
 }
 
-static inline void wgmma_fence(void)
-{
+static inline void wgmma_fence(void) {
     __asm__ volatile("//@sm_90a wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-static inline void wgmma_commit(void)
-{
+static inline void wgmma_commit(void) {
     __asm__ volatile("//@sm_90a wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-#define wgmma_wait(n)        __asm__ volatile("//@sm_90a wgmma.wait_group.sync.aligned " TEXT(n) ";" ::: "memory")
-#define claim_registers(n)   __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 " TEXT(n) ";")
-#define release_registers(n) __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 " TEXT(n) ";")
+#define wgmma_wait(n)                                                                              \
+    __asm__ volatile("//@sm_90a wgmma.wait_group.sync.aligned " TEXT(n) ";" ::: "memory")
+#define claim_registers(n)                                                                         \
+    __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 " TEXT(n) ";")
+#define release_registers(n)                                                                       \
+    __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 " TEXT(n) ";")
 
 #if F16
 #define NUMBER "f16"
@@ -187,28 +181,31 @@ static inline void wgmma_commit(void)
 #endif
 
 /* Operands %0 to %127, sums s[0] to s[127]. */
-#define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define SUMS                                                                                                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10)  \
-        TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TEN(t)                                                                                     \
+    "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t         \
+    "8, %" #t "9, "
+#define SUMS                                                                                       \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7)    \
+        TEN(8) TEN(9) TEN(10) TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 #define SUMS_4(s, i)  "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3])
 #define SUMS_16(s, i) SUMS_4(s, i), SUMS_4(s, i + 4), SUMS_4(s, i + 8), SUMS_4(s, i + 12)
-#define SUMS_128(s)                                                                                                    \
-    SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48), SUMS_16(s, 64), SUMS_16(s, 80), SUMS_16(s, 96),     \
-        SUMS_16(s, 112)
+#define SUMS_128(s)                                                                                \
+    SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48), SUMS_16(s, 64), SUMS_16(s, 80), \
+        SUMS_16(s, 96), SUMS_16(s, 112)
 
-/* sums[64,256] of four warps += a[64,16] b[16,256]; 1 as the scale keeps the old sums and the factors' signs. */
-#define WGMMA(s, a, b, turned_a, turned_b)                                                                             \
-    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n//@sm_90a wgmma.mma_async.sync.aligned.m64n256k16.f32." NUMBER \
-                     "." NUMBER " {" SUMS "}, %128, %129, p, 1, 1, " TEXT(turned_a) ", " TEXT(turned_b) ";\n}"         \
-                     : SUMS_128(s)                                                                                     \
+/* sums[64,256] of four warps += a[64,16] b[16,256]; 1 as the scale keeps the old sums and the
+ * factors' signs. */
+#define WGMMA(s, a, b, turned_a, turned_b)                                                         \
+    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n//@sm_90a "                            \
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." NUMBER "." NUMBER " {" SUMS    \
+                     "}, %128, %129, p, 1, 1, " TEXT(turned_a) ", " TEXT(turned_b) ";\n}"          \
+                     : SUMS_128(s)                                                                 \
                      : "l"(a), "l"(b))
 
 /* ---- numbers of 16 bits, two in a word, the first in the low half ---- */
 
 /* Rounds to nearest even. */
-static inline uint round_pair_as(int f16, float low, float high)
-{
+static inline uint round_pair_as(int f16, float low, float high) {
     uint pair;
     if (f16)
         __asm__("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -217,16 +214,15 @@ static inline uint round_pair_as(int f16, float low, float high)
     return pair;
 }
 
-static inline uint round_pair(float low, float high)
-{
+static inline uint round_pair(float low, float high) {
     return round_pair_as(F16, low, high);
 }
 
-static inline float2 widen_pair(int f16, uint pair)
-{
+static inline float2 widen_pair(int f16, uint pair) {
     float2 x = {as_float(pair << 16), as_float(pair & 0xFFFF0000u)};
     if (f16)
-        __asm__("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        __asm__("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 "
+                "%1, high; }"
                 : "=f"(x.x), "=f"(x.y)
                 : "r"(pair));
     return x;
@@ -234,41 +230,44 @@ static inline float2 widen_pair(int f16, uint pair)
 
 /* ---- maxima ---- */
 
-static inline int largest_of_warp(int x)
-{
+static inline int largest_of_warp(int x) {
     int largest;
     __asm__ volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(x));
     return largest;
 }
 
-static inline void raise_global(global int *to, int x)
-{
+static inline void raise_global(global int *to, int x) {
     __asm__ volatile("red.global.max.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/* Four 8x8 matrices of 16-bit numbers in the tensor cores' order; lane l gives the address of row l % 8 of matrix l / 8. */
-static inline void store_matrices(uint address, uint4 m)
-{
-    __asm__ volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m.x), "r"(m.y),
-                     "r"(m.z), "r"(m.w)
-                     : "memory");
+/* Four 8x8 matrices of 16-bit numbers in the tensor cores' order; lane l gives the address of row l
+ * % 8 of matrix l / 8. */
+static inline void store_matrices(uint address, uint4 m) {
+    __asm__ volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m.x),
+        "r"(m.y), "r"(m.z), "r"(m.w)
+        : "memory");
 }
 
 /* ---- tensor cores, 8-bit numbers ---- */
 
 /* Operands %0 to %63, sums s[0] to s[63], `how` "+f" or "=f". */
-#define SUMS_TO_63                                                                                                     \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
-#define LIST_4(how, s, i)  how((s)[i]), how((s)[i + 1]), how((s)[i + 2]), how((s)[i + 3])
-#define LIST_16(how, s, i) LIST_4(how, s, i), LIST_4(how, s, i + 4), LIST_4(how, s, i + 8), LIST_4(how, s, i + 12)
-#define LIST_64(how, s)    LIST_16(how, s, 0), LIST_16(how, s, 16), LIST_16(how, s, 32), LIST_16(how, s, 48)
+#define SUMS_TO_63                                                                                 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4)                         \
+        TEN(5) "%60, %61, %62, %63"
+#define LIST_4(how, s, i) how((s)[i]), how((s)[i + 1]), how((s)[i + 2]), how((s)[i + 3])
+#define LIST_16(how, s, i)                                                                         \
+    LIST_4(how, s, i), LIST_4(how, s, i + 4), LIST_4(how, s, i + 8), LIST_4(how, s, i + 12)
+#define LIST_64(how, s)                                                                            \
+    LIST_16(how, s, 0), LIST_16(how, s, 16), LIST_16(how, s, 32), LIST_16(how, s, 48)
 
 /* sums[64,128] of four warps = a[64,32] b[32,128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
-#define WGMMA_BYTES(s, a, b, how, keep, number)                                                                        \
-    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(keep) ", 0;\n"                                             \
-                     "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number "." number " {" SUMS_TO_63        \
-                     "}, %64, %65, p, 1, 1;\n}"                                                                        \
-                     : LIST_64(how, s)                                                                                 \
+#define WGMMA_BYTES(s, a, b, how, keep, number)                                                    \
+    __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(                                       \
+                         keep) ", 0;\n"                                                            \
+                               "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number     \
+                               "." number " {" SUMS_TO_63 "}, %64, %65, p, 1, 1;\n}"               \
+                     : LIST_64(how, s)                                                             \
                      : "l"(a), "l"(b))
 
 /* Keeps the compiler from reading the sums before the wait ahead of this. */

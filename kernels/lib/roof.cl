@@ -1,13 +1,15 @@
 /*
  * What a device can do at best, to compare other kernels with.
  *
- *   roof_fma    CHAINS accumulators of registers a work-item, sum[c] = fma(sum[c], scale, add), ROUNDS times: that many
- *               chains hide the latency of a multiply-add. 2 * CHAINS * LANES * ROUNDS operations a work-item.
+ *   roof_fma    CHAINS accumulators of registers a work-item, sum[c] = fma(sum[c], scale, add),
+ *               ROUNDS times: that many chains hide the latency of a multiply-add. 2 * CHAINS *
+ *               LANES * ROUNDS operations a work-item.
  *   roof_copy   target[i] = source[i], BLOCK vectors of LANES floats a work-group.
  *
- * Required: CHAINS (more hide longer latencies, fewer fit into small register files: the host tries several), ROUNDS,
- * BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: one of 16 lanes on CPUs, many of 4 elsewhere. No
- * local memory. Deterministic; the result of roof_fma only keeps the compiler from leaving it out.
+ * Required: CHAINS (more hide longer latencies, fewer fit into small register files: the host tries
+ * several), ROUNDS, BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: one of 16
+ * lanes on CPUs, many of 4 elsewhere. No local memory. Deterministic; the result of roof_fma only
+ * keeps the compiler from leaving it out.
  */
 #if !defined(CHAINS) || !defined(ROUNDS) || !defined(BLOCK) || !defined(LANES) || !defined(ITEMS)
 #error "CHAINS, ROUNDS, BLOCK, LANES and ITEMS must be defined"
@@ -19,22 +21,20 @@ typedef VECTOR(LANES) lanes;
 
 #define ROOF __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-ROOF void roof_fma(global float *result, float scale, float add)
-{
+ROOF void roof_fma(global float *result, float scale, float add) {
     lanes sum[CHAINS];
-    UNROLL for (int c = 0; c < CHAINS; c++)
+    UNROLL_FOR(int c = 0; c < CHAINS; c++)
         sum[c] = (lanes)((float)(get_local_id(0) + c));
     for (int round = 0; round < ROUNDS; round++)
-        UNROLL for (int c = 0; c < CHAINS; c++)
+        UNROLL_FOR(int c = 0; c < CHAINS; c++)
             sum[c] = fma(sum[c], (lanes)(scale), (lanes)(add));
-    UNROLL for (int c = 1; c < CHAINS; c++)
+    UNROLL_FOR(int c = 1; c < CHAINS; c++)
         sum[0] += sum[c];
     if (all(sum[0] == (lanes)(12345.0f)))
         result[0] = sum[0].x;
 }
 
-ROOF void roof_copy(global const lanes *restrict source, global lanes *restrict target)
-{
+ROOF void roof_copy(global const lanes *restrict source, global lanes *restrict target) {
     const size_t first = get_group_id(0) * (size_t)BLOCK;
     for (size_t i = get_local_id(0); i < BLOCK; i += ITEMS)
         target[first + i] = source[first + i];

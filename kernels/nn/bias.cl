@@ -7,17 +7,18 @@
  *
  * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. Deterministic.
  *
- * Grid: (groups, shares). A team has every shares-th row of a group, the first being number `skip` (forward, dprob). A
- * work-group has `columns` columns of a group (gradient), which in the GPU form are those of one step: CREW teams take turns at the rows, and their sums are
- * added in order. Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
+ * Grid: (groups, shares). A team has every shares-th row of a group, the first being number `skip`
+ * (forward, dprob). A work-group has `columns` columns of a group (gradient), which in the GPU form
+ * are those of one step: CREW teams take turns at the rows, and their sums are added in order.
+ * Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
 #include "lib/teams.h"
 
 #define CREW (MOERT_ITEMS == 1 ? 1 : 8)
 
-KERNEL void bias_forward(global const uint *ends, uint skip, uint n, ulong ldy, global const float *prob, ulong prob_stride,
-                         global const float *bias, global float *y)
-{
+KERNEL void bias_forward(global const uint *ends, uint skip, uint n, ulong ldy,
+                         global const float *prob, ulong prob_stride, global const float *bias,
+                         global float *y) {
     uint g = skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec weight = (vec)(prob[r * prob_stride]);
@@ -26,16 +27,15 @@ KERNEL void bias_forward(global const uint *ends, uint skip, uint n, ulong ldy, 
             vec a[BATCH], b[BATCH];
             load_batch(a, row + c, n - c);
             load_batch(b, bias + (ulong)g * n + c, n - c);
-            UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
                 a[k] = fma(weight, b[k], a[k]);
             store_batch(a, row + c, n - c);
         }
     }
 }
 
-KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ulong prob_stride, global const float *bias,
-                       global const float *y, global float *dprob)
-{
+KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ulong prob_stride,
+                       global const float *bias, global const float *y, global float *dprob) {
     TEAM;
     uint g = skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
@@ -44,7 +44,7 @@ KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ul
             vec a[BATCH], b[BATCH];
             load_batch(a, y + r * ldy + c, n - c);
             load_batch(b, bias + (ulong)g * n + c, n - c);
-            UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
                 sum = fma(a[k], b[k], sum);
         }
         const float total = sum_lanes(sum, team);
@@ -54,9 +54,9 @@ KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ul
 }
 
 #if MOERT_ITEMS == 1
-KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob, ulong prob_stride,
-                          global const float *y, global float *dbias, int accumulate, uint columns)
-{
+KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
+                          ulong prob_stride, global const float *y, global float *dbias,
+                          int accumulate, uint columns) {
     uint g = get_group_id(0), end = min(n, (uint)(get_group_id(1) + 1) * columns);
     for (uint c = get_group_id(1) * columns; c < end; c += VEC) {
         int part = min(end - c, (uint)VEC);
@@ -68,22 +68,22 @@ KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global con
     }
 }
 #else
-KERNEL_OF(CREW) void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
-                                   ulong prob_stride, global const float *y, global float *dbias, int accumulate,
-                                   uint columns)
-{
+KERNEL_OF(CREW)
+void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
+                   ulong prob_stride, global const float *y, global float *dbias, int accumulate,
+                   uint columns) {
     SUMS_OF(CREW);
     const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
     vec sum = 0.0f;
     for (uint r = group_start(ends, g) + team_index(); r < end; r += ROWS_AHEAD * CREW) {
         vec part[ROWS_AHEAD];
         float weight[ROWS_AHEAD];
-        UNROLL for (int k = 0; k < ROWS_AHEAD; k++) {
+        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
             const uint row = min(r + k * CREW, end - 1);
             part[k] = load_part(y + row * ldy + c, n - c);
             weight[k] = prob[row * prob_stride];
         }
-        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
+        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum = r + k * CREW < end ? fma((vec)weight[k], part[k], sum) : sum;
     }
     sum = sum_teams(sum, CREW, sums);

@@ -5,15 +5,14 @@
  */
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
-KERNEL void add(global const float *restrict x, global float *restrict y, ulong n)
-{
+KERNEL void add(global const float *restrict x, global float *restrict y, ulong n) {
     ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
     for (ulong i = first; i < end; i += BATCH * VEC) {
         int left = (int)min(BLOCK, end - i);
         vec a[BATCH], b[BATCH];
         load_batch(a, x + i, left);
         load_batch(b, y + i, left);
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             b[k] += a[k];
         store_batch(b, y + i, left);
     }

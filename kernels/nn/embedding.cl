@@ -1,38 +1,39 @@
 /*
  * Token embedding.
  *
- *   forward   x[t,h] = table[token[t],h]                                  x[T,H], table[V,H], token int32 [T]
+ *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
  *   backward  partial[s,r,h] = sum over t of sequence s, token[t] = first_row + r, of dx[t,h]
- *                                                                         partial[S,rows,H], dx[T,H], T = S * length
- *   gradient  the same for all rows, summed over the sequences of each tree node (base/tree.h) at once: node i's table lies
- *             at target + i * stride + offset. Rows without tokens are left alone. link[T,2] has, for a token that is
- *             the first of its row in a node, the node, else -1; and the next token of that row in the node, or -1.
+ *             partial[S,rows,H], dx[T,H], T = S * length
+ *   gradient  the same for all rows, summed over the sequences of each tree node (base/tree.h) at
+ *             once: node i's table lies at target + i * stride + offset. Rows without tokens are
+ *             left alone. link[T,2] has, for a token that is the first of its row in a node, the
+ *             node, else -1; and the next token of that row in the node, or -1.
  *
- * Deterministic: a gradient row adds its tokens in the order of the sequence, in whatever order they are found (by an atomic
- * count); every element has one owner.
- * Forward: a team owns TOKENS rows. Backward on CPUs: a team owns COLUMNS columns of all rows of one sequence, so that the
- * sequence's tokens are read once and its part of a gradient row stays in the cache. On GPUs CREW teams own `share` rows: they
- * look for their tokens, as many as ROOM at once, link those of a row, and write each row once where that is all of them.
- * Local memory: 12 bytes for each of ROOM. Gradient: a team owns GRADIENT_COLUMNS columns of the row that a token is the
- * first of, and follows its links; the next gradient is under way while one is added.
+ * Deterministic: a gradient row adds its tokens in the order of the sequence, in whatever order
+ * they are found (by an atomic count); every element has one owner.
+ * Forward: a team owns TOKENS rows. Backward on CPUs: a team owns COLUMNS columns of all rows of
+ * one sequence, so that the sequence's tokens are read once and its part of a gradient row stays in
+ * the cache. On GPUs CREW teams own `share` rows: they look for their tokens, as many as ROOM at
+ * once, link those of a row, and write each row once where that is all of them. Local memory: 12
+ * bytes for each of ROOM. Gradient: a team owns GRADIENT_COLUMNS columns of the row that a token is
+ * the first of, and follows its links; the next gradient is under way while one is added.
  */
 #if MOERT_ITEMS == 1
-#define TOKENS  16
-#define COLUMNS 256
+#define TOKENS           16
+#define COLUMNS          256
 #define GRADIENT_COLUMNS 256
 #else
-#define TOKENS  1
+#define TOKENS           1
 #define GRADIENT_COLUMNS 128
 #endif
-#define CREW 8
-#define ROOM 512
-#define MOST_ROWS 8 /* `share` at most */
-#define AHEAD 16 /* tokens that an item looks at together */
-#define LEVELS 32 /* of the tree */
+#define CREW      8
+#define ROOM      512
+#define MOST_ROWS 8  /* `share` at most */
+#define AHEAD     16 /* tokens that an item looks at together */
+#define LEVELS    32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
-                              global float *restrict x, ulong tokens, ulong hidden)
-{
+                              global float *restrict x, ulong tokens, ulong hidden) {
     ulong first = get_group_id(0) * (ulong)TOKENS, end = min(first + TOKENS, tokens);
     for (ulong t = first; t < end; t++) {
         global const float *row = table + (ulong)token[t] * hidden;
@@ -47,61 +48,66 @@ KERNEL void embedding_forward(global const float *restrict table, global const i
 
 #if MOERT_ITEMS == 1
 /* The place of the first of the tokens [at, end) that is among the rows; `end` if there is none. */
-static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row, ulong rows)
-{
-    while (at < end && (ulong)token[at] - first_row >= rows) /* wraps to a large number below first_row */
+static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row,
+                               ulong rows) {
+    while (at < end &&
+           (ulong)token[at] - first_row >= rows) /* wraps to a large number below first_row */
         at++;
     return at;
 }
 
 KERNEL void embedding_backward(global const int *restrict token, global const float *restrict dx,
-                               global float *restrict partial, ulong length, ulong hidden, ulong first_row, ulong rows,
-                               ulong share)
-{
+                               global float *restrict partial, ulong length, ulong hidden,
+                               ulong first_row, ulong rows, ulong share) {
     ulong first = get_group_id(0) * (ulong)COLUMNS, end = min(first + COLUMNS, hidden);
-    ulong sequence = get_group_id(1), skipped = get_group_id(2) * share, own = min(share, rows - skipped);
+    ulong sequence = get_group_id(1), skipped = get_group_id(2) * share,
+          own = min(share, rows - skipped);
     ulong begin = sequence * length, tokens_end = begin + length;
     global float *sum = partial + (sequence * rows + skipped) * hidden;
     for (ulong r = 0; r < own; r++)
         for (ulong h = first; h < end; h += VEC)
             store_part((vec)(0.0f), sum + r * hidden + h, (int)min((ulong)VEC, end - h));
     first_row += skipped;
-    for (ulong t = begin; (t = find_token(token, t, tokens_end, first_row, own)) < tokens_end; t++) {
+    for (ulong t = begin; (t = find_token(token, t, tokens_end, first_row, own)) < tokens_end;
+         t++) {
         global float *row = sum + ((ulong)token[t] - first_row) * hidden;
         for (ulong h = first; h < end; h += BATCH * VEC) {
             int n = (int)min((ulong)BATCH * VEC, end - h);
             vec part[BATCH], more[BATCH];
             load_batch(more, dx + t * hidden + h, n);
             load_batch(part, row + h, n);
-            UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
                 part[k] += more[k];
             store_batch(part, row + h, n);
         }
     }
 }
 #else
-/* A sequence's tokens among the rows of a work-group, in any order: token, row, and the next of that row, or ROOM. */
+/* A sequence's tokens among the rows of a work-group, in any order: token, row, and the next of
+ * that row, or ROOM. */
 typedef struct found {
     uint token[ROOM], row[ROOM], next[ROOM], first[MOST_ROWS], count;
 } found;
 
-static inline int group_item(void)
-{
+static inline int group_item(void) {
     return team_index() * MOERT_ITEMS + item_index();
 }
 
-/* How many of the tokens [from, to) are among the rows; all of them are found if no more than ROOM. */
-INLINED uint find_tokens(local found *f, global const int *token, uint from, uint to, ulong first_row, uint rows)
-{
+/* How many of the tokens [from, to) are among the rows; all of them are found if no more than
+ * ROOM. */
+INLINED uint find_tokens(local found *f, global const int *token, uint from, uint to,
+                         ulong first_row, uint rows) {
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
     if (group_item() == 0)
         f->count = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = from + group_item(); t < to; t += AHEAD * CREW * MOERT_ITEMS) {
         uint row[AHEAD];
-        UNROLL for (uint i = 0; i < AHEAD; i++) /* a row below the first one wraps to a large number */
-            row[i] = (uint)min((ulong)token[min(t + i * CREW * MOERT_ITEMS, to - 1)] - first_row, (ulong)UINT_MAX);
-        UNROLL for (uint i = 0; i < AHEAD; i++)
+        UNROLL_FOR(uint i = 0; i < AHEAD;
+                   i++) /* a row below the first one wraps to a large number */
+            row[i] = (uint)min((ulong)token[min(t + i * CREW * MOERT_ITEMS, to - 1)] - first_row,
+                               (ulong)UINT_MAX);
+        UNROLL_FOR(uint i = 0; i < AHEAD; i++)
             if (row[i] < rows && t + i * CREW * MOERT_ITEMS < to) {
                 const uint at = atomic_inc(&f->count);
                 if (at < ROOM) {
@@ -114,9 +120,9 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     return f->count;
 }
 
-/* Which of the n that are found is the first of a row after token `after`, counted from 1; ROOM if there is none. */
-static inline uint find_next(local const found *f, uint n, uint row, uint after)
-{
+/* Which of the n that are found is the first of a row after token `after`, counted from 1; ROOM if
+ * there is none. */
+static inline uint find_next(local const found *f, uint n, uint row, uint after) {
     uint at = ROOM, nearest = UINT_MAX;
     for (uint i = 0; i < n; i++) {
         const uint token = f->token[i] + 1;
@@ -128,8 +134,7 @@ static inline uint find_next(local const found *f, uint n, uint row, uint after)
     return at;
 }
 
-INLINED void link_tokens(local found *f, uint n, uint rows)
-{
+INLINED void link_tokens(local found *f, uint n, uint rows) {
     for (uint i = group_item(); i < n; i += CREW * MOERT_ITEMS)
         f->next[i] = find_next(f, n, f->row[i], f->token[i] + 1);
     for (uint r = group_item(); r < rows; r += CREW * MOERT_ITEMS)
@@ -139,8 +144,7 @@ INLINED void link_tokens(local found *f, uint n, uint rows)
 
 /* Adds the tokens that are found to the first rows of `sum`, or to zeros. */
 static inline void add_tokens(local const found *f, uint rows, global const float *restrict dx,
-                              global float *restrict sum, ulong hidden, bool adds)
-{
+                              global float *restrict sum, ulong hidden, bool adds) {
     const uint chunks = (uint)((hidden + BATCH * VEC - 1) / (BATCH * VEC));
     for (uint i = team_index(); i < rows * chunks; i += CREW) {
         const uint row = i / chunks, h = i % chunks * BATCH * VEC;
@@ -149,26 +153,28 @@ static inline void add_tokens(local const found *f, uint rows, global const floa
         vec part[BATCH], more[BATCH];
         if (adds && at == ROOM)
             continue;
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             part[k] = 0.0f;
         if (adds)
             load_batch(part, sum + row * hidden + h, n);
         for (; at < ROOM; at = f->next[at]) {
             load_batch(more, dx + f->token[at] * hidden + h, n);
-            UNROLL for (int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
                 part[k] += more[k];
         }
         store_batch(part, sum + row * hidden + h, n);
     }
 }
 
-KERNEL_OF(CREW) void embedding_backward(global const int *restrict token, global const float *restrict dx,
-                                        global float *restrict partial, ulong length, ulong hidden, ulong first_row,
-                                        ulong rows, ulong share)
-{
+KERNEL_OF(CREW)
+void embedding_backward(global const int *restrict token, global const float *restrict dx,
+                        global float *restrict partial, ulong length, ulong hidden, ulong first_row,
+                        ulong rows, ulong share) {
     local found f;
-    const ulong sequence = get_group_id(1), skipped = get_group_id(2) * share, begin = sequence * length;
-    const uint own = (uint)min(min(share, (ulong)MOST_ROWS), rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
+    const ulong sequence = get_group_id(1), skipped = get_group_id(2) * share,
+                begin = sequence * length;
+    const uint own =
+        (uint)min(min(share, (ulong)MOST_ROWS), rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
     global float *sum = partial + (sequence * rows + skipped) * hidden;
     uint from = 0, most = (uint)length;
     bool adds = false;
@@ -185,11 +191,11 @@ KERNEL_OF(CREW) void embedding_backward(global const int *restrict token, global
 }
 #endif
 
-/* The sum of a row's gradients in a node, `token` being its first, by the tree without the leaves that have none: those
- * would add zeros. A stack holds sums of complete subtrees, and the level at which each meets what follows it. */
-static inline vec sum_links(global const int *restrict link, global const float *restrict dx, ulong token, ulong length,
-                            ulong first_leaf, ulong hidden, int n)
-{
+/* The sum of a row's gradients in a node, `token` being its first, by the tree without the leaves
+ * that have none: those would add zeros. A stack holds sums of complete subtrees, and the level at
+ * which each meets what follows it. */
+static inline vec sum_links(global const int *restrict link, global const float *restrict dx,
+                            ulong token, ulong length, ulong first_leaf, ulong hidden, int n) {
     vec stack[LEVELS], sum = 0.0f, part = load_part(dx + token * hidden, n);
     uint level[LEVELS], depth = 0, leaf = first_leaf + token / length;
     for (int next; (next = link[2 * token + 1]) >= 0;) {
@@ -215,11 +221,13 @@ static inline vec sum_links(global const int *restrict link, global const float 
 }
 
 KERNEL void embedding_gradient(global const int *restrict token, global const int *restrict link,
-                               global const float *restrict dx, ulong length, ulong hidden, ulong first_leaf,
-                               global float *restrict target, ulong stride, ulong offset, int accumulate)
-{
-    const ulong groups = (hidden + GRADIENT_COLUMNS - 1) / GRADIENT_COLUMNS, t = get_group_id(0) / groups;
-    const ulong first = get_group_id(0) % groups * GRADIENT_COLUMNS, end = min(first + GRADIENT_COLUMNS, hidden);
+                               global const float *restrict dx, ulong length, ulong hidden,
+                               ulong first_leaf, global float *restrict target, ulong stride,
+                               ulong offset, int accumulate) {
+    const ulong groups = (hidden + GRADIENT_COLUMNS - 1) / GRADIENT_COLUMNS,
+                t = get_group_id(0) / groups;
+    const ulong first = get_group_id(0) % groups * GRADIENT_COLUMNS,
+                end = min(first + GRADIENT_COLUMNS, hidden);
     const int node = link[2 * t];
     if (node < 0)
         return;

@@ -1,21 +1,25 @@
 /*
  * Cross-entropy over a vocabulary.
  *
- *   m = max_v logits[t,v]      s = sum_v exp(logits[t,v] - m)      loss[t] = log(s) - (logits[t,target[t]] - m)
- *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor          when factor is not 0
+ *   m = max_v logits[t,v]      s = sum_v exp(logits[t,v] - m)
+ *   loss[t] = log(s) - (logits[t,target[t]] - m)
+ *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor          when factor is
+ *                                                                                 not 0
  *
- * Where CODED is 1 what becomes of a row is bf16 codes, in its first half: rows of 2 V codes, of which V count. Codes overtake
- * no logit that is still to be read.
+ * Where CODED is 1 what becomes of a row is bf16 codes, in its first half: rows of 2 V codes, of
+ * which V count. Codes overtake no logit that is still to be read.
  *
- * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of V or more, and any
- * logit that is not finite (but -infinity), gives a loss of NaN.
+ * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of
+ * V or more, and any logit that is not finite (but -infinity), gives a loss of NaN.
  * Deterministic: a row depends on itself alone and the order of its sums on V alone.
- * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in blocks of BLOCK vectors, then
- * the blocks, then the lanes; two levels keep the rounding error of a long row small.
- * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in registers; the others are read
- * twice, the first time backwards, and caches are told what to keep until then: the NEAR turns that are met last the unit's
- * own, the others the one that all units share. The second time they are told that nobody reads it again, which leaves
- * room for the other rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
+ * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in
+ * blocks of BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a
+ * long row small.
+ * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in
+ * registers; the others are read twice, the first time backwards, and caches are told what to keep
+ * until then: the NEAR turns that are met last the unit's own, the others the one that all units
+ * share. The second time they are told that nobody reads it again, which leaves room for the other
+ * rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
  * Gimelshein: "Online normalizer calculation for softmax", 2018.
  * Required: CODED (0, 1). Local memory: the teams'.
  */
@@ -26,40 +30,40 @@
 #include "lib/teams.h"
 
 #define BLOCK 64
-#define HELD  4  /* turns that stay in registers: of BATCH steps of all teams */
-#define NEAR  6  /* a unit's cache has room for */
-#define TURNS 2  /* whose loads are under way together */
+#define HELD  4 /* turns that stay in registers: of BATCH steps of all teams */
+#define NEAR  6 /* a unit's cache has room for */
+#define TURNS 2 /* whose loads are under way together */
 #define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
-static inline vec load_logits(global const float *p, int n)
-{
-    return n >= VEC ? load_part(p, n) : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
+static inline vec load_logits(global const float *p, int n) {
+    return n >= VEC ? load_part(p, n)
+                    : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
 }
 
 #if MOERT_ITEMS == 1
 typedef uint8 half_uvec;
 typedef float8 half_vec;
-#define as_half_vec as_float8
+#define as_half_vec      as_float8
 #define vstore_half_part vstore8
 #else
 typedef uint2 half_uvec;
 typedef float2 half_vec;
-#define as_half_vec as_float2
+#define as_half_vec      as_float2
 #define vstore_half_part vstore2
 #endif
 
-/* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own one alone. */
+/* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own
+ * one alone. */
 enum { LAST_USE, KEEP_FAR, KEEP_NEAR };
 
 #if defined(ALIGNED) && MOERT_NVIDIA >= 80
 #define HAS_LAST_USE /* the caches take advice */
-#define LOAD(how)                                                                                                      \
-    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"                                   \
-                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)                                                      \
+#define LOAD(how)                                                                                  \
+    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"               \
+                     : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)                                  \
                      : "l"(p), "r"((int)inside), "l"(policy))
-static inline vec load_for(int use, global const float *p, bool inside, float other)
-{
+static inline vec load_for(int use, global const float *p, bool inside, float other) {
     vec x = other;
     ulong policy = 0;
     if (use == KEEP_FAR) {
@@ -74,18 +78,18 @@ static inline vec load_for(int use, global const float *p, bool inside, float ot
     return x;
 }
 
-static inline void store_last(vec x, global float *p, bool inside)
-{
-    __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.f32 [%4], {%0, %1, %2, %3}; }"
-                     :
-                     : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(p), "r"((int)inside)
-                     : "memory");
+static inline void store_last(vec x, global float *p, bool inside) {
+    __asm__ volatile(
+        "{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.f32 [%4], {%0, %1, %2, %3}; }"
+        :
+        : "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(p), "r"((int)inside)
+        : "memory");
 }
 #endif
 
-/* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of floats. */
-static inline void store_gradient(vec x, global float *row, ulong at, int n)
-{
+/* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of
+ * floats. */
+static inline void store_gradient(vec x, global float *row, ulong at, int n) {
 #ifdef HAS_LAST_USE
     if (!CODED) {
         store_last(x, row + at + part_start(), part_start() < n);
@@ -116,15 +120,13 @@ static inline void store_gradient(vec x, global float *row, ulong at, int n)
             row[i] = lane[i];
 }
 
-static inline void row_zero(global float *row, ulong vocabulary)
-{
+static inline void row_zero(global float *row, ulong vocabulary) {
     for (ulong v = team_index() * VEC; v < vocabulary; v += CREW * VEC)
         store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
 }
 
 #if MOERT_ITEMS == 1
-static inline float row_maximum(global const float *row, ulong vocabulary)
-{
+static inline float row_maximum(global const float *row, ulong vocabulary) {
     vec most = (vec)(-INFINITY);
     for (ulong v = 0; v < vocabulary; v += VEC)
         most = fmax(most, load_logits(row + v, (int)min((ulong)VEC, vocabulary - v)));
@@ -132,8 +134,7 @@ static inline float row_maximum(global const float *row, ulong vocabulary)
 }
 
 /* Sum of exp(row - most); leaves the exponentials in the row when `keep`. */
-static inline float row_exponentials(global float *row, ulong vocabulary, float most, bool keep)
-{
+static inline float row_exponentials(global float *row, ulong vocabulary, float most, bool keep) {
     vec sum = (vec)(0.0f);
     for (ulong first = 0; first < vocabulary; first += BLOCK * VEC) {
         ulong end = min(first + BLOCK * VEC, vocabulary);
@@ -151,8 +152,8 @@ static inline float row_exponentials(global float *row, ulong vocabulary, float 
 }
 
 /* row = (row / sum - onehot(target)) * factor */
-static inline void row_gradient(global float *row, ulong vocabulary, float sum, float factor, ulong target)
-{
+static inline void row_gradient(global float *row, ulong vocabulary, float sum, float factor,
+                                ulong target) {
     for (ulong v = 0; v < vocabulary; v += VEC) {
         int n = (int)min((ulong)VEC, vocabulary - v);
         vec p = load_part(row + v, n) / (vec)(sum);
@@ -164,8 +165,7 @@ static inline void row_gradient(global float *row, ulong vocabulary, float sum, 
 
 /* The loss; and the gradient when factor is not 0. */
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
-                             local float *team, local float *crew)
-{
+                             local float *team, local float *crew) {
     float most = row_maximum(row, vocabulary);
     float chosen = target < vocabulary ? row[target] : NAN;
     float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
@@ -175,19 +175,17 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
 }
 #else
 /* exp(x - most), where most may be -infinity as all of x is. */
-static inline vec exponentials(vec x, float most)
-{
+static inline vec exponentials(vec x, float most) {
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
 #define TURN (CREW * BATCH * VEC)
 
-
 /* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity. */
-static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first, long vocabulary, int use)
-{
-    UNROLL for (int i = 0; i < turns; i++)
-        UNROLL for (int k = 0; k < BATCH; k++) {
+static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first,
+                              long vocabulary, int use) {
+    UNROLL_FOR(int i = 0; i < turns; i++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
             const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
 #ifdef HAS_LAST_USE
@@ -205,15 +203,14 @@ typedef struct scan {
 } scan;
 
 /* Turns that are later in the row come first. */
-static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH])
-{
-    UNROLL for (int i = turns - 1; i >= 0; i--) {
+static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH]) {
+    UNROLL_FOR(int i = turns - 1; i >= 0; i--) {
         vec peak = s->most;
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             peak = fmax(peak, x[i][k]);
         const float larger = fmax(fmax(peak.x, peak.y), fmax(peak.z, peak.w));
         s->lanes *= exponentials(s->most, larger);
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             s->lanes += exponentials(x[i][k], larger);
         s->most = larger;
     }
@@ -226,25 +223,26 @@ typedef struct slope {
 } slope;
 
 /* The gradient of the turns from number `first` on, of which those from `end` on are others'. */
-static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end, const slope *s)
-{
-    UNROLL for (int i = 0; i < turns; i++) {
+static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end,
+                               const slope *s) {
+    UNROLL_FOR(int i = 0; i < turns; i++) {
         const long v = (first + i) * TURN + team_index() * BATCH * VEC;
         const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             x[i][k] = exponentials(x[i][k], s->most) * s->scale;
         if (s->target - (ulong)v < BATCH * VEC) {
-            UNROLL for (int k = 0; k < BATCH; k++)
-                x[i][k] -= lane_places() == (ivec)((int)(s->target - (ulong)v) - k * VEC) ? s->factor : 0.0f;
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                x[i][k] -= lane_places() == (ivec)((int)(s->target - (ulong)v) - k * VEC)
+                               ? s->factor
+                               : 0.0f;
         }
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             store_gradient(x[i][k], row, v + k * VEC, n - k * VEC);
     }
 }
 
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
-                             local float *team, local float *crew)
-{
+                             local float *team, local float *crew) {
     const float chosen = target < vocabulary ? row[target] : NAN;
     const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
     vec x[TURNS][BATCH];
@@ -260,7 +258,8 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
         scan_turns(TURNS, &found, x);
     }
     const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
-    const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) * exp2((found.most - most) * M_LOG2E_F);
+    const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) *
+                      exp2((found.most - most) * M_LOG2E_F);
     const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
     const slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
@@ -277,9 +276,9 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
 }
 #endif
 
-KERNEL_OF(CREW) void cross_entropy(global const int *restrict targets, global float *restrict logits,
-                                   global float *restrict loss, ulong vocabulary, float factor)
-{
+KERNEL_OF(CREW)
+void cross_entropy(global const int *restrict targets, global float *restrict logits,
+                   global float *restrict loss, ulong vocabulary, float factor) {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong t = get_group_id(0);

@@ -1,26 +1,33 @@
 /*
  * RMSNorm over the rows of x[R,W], and its gradients.
  *
- *   forward   rstd[r] = 1 / sqrt(sum_c x[r,c]^2 / W + epsilon),  y[r,c] = x[r,c] * rstd[r] * weight[c]
+ *   forward   rstd[r] = 1 / sqrt(sum_c x[r,c]^2 / W + epsilon),  y[r,c] = x[r,c] * rstd[r] *
+ *             weight[c]
  *   dx        g[r,c] = dy[r,c] * weight[c],  s[r] = sum_c g[r,c] * x[r,c]
  *             dx[r,c] (+)= rstd[r] * g[r,c] - x[r,c] * rstd[r]^3 / W * s[r]
- *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] * rstd[r]
+ *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] *
+ *             rstd[r]
  *
- * y and dx are float32 matrices, bf16 codes of them, or both, by RESULTS; all else is float32, row-major, without padding; W
- * is any positive number. A piece is `block` rows of a sequence, counted from
- * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there are more. Teams own
- * `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where STEPS is not 0, CREW teams own a row together,
- * which stays in their registers, and norm_gradients makes dx and a piece in one pass; else rows are read twice.
- * Local memory: the teams' and a float for each; a vector for each work-item (norm_join).
+ * y and dx are float32 matrices, bf16 codes of them, or both, by RESULTS; all else is float32,
+ * row-major, without padding; W is any positive number. A piece is `block` rows of a sequence,
+ * counted from
+ * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there
+ * are more. Teams own `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where
+ * STEPS is not 0, CREW teams own a row together, which stays in their registers, and norm_gradients
+ * makes dx and a piece in one pass; else rows are read twice. Local memory: the teams' and a float
+ * for each; a vector for each work-item (norm_join).
  *
- * Where ROTATED is 1 rows are heads, `heads` of a token in a sequence of `length`: y is rotated by its position, as by
- * rope.cl, and dy rotated back before anything else. An item computes its part's partners, W / 2 columns away, as well.
+ * Where ROTATED is 1 rows are heads, `heads` of a token in a sequence of `length`: y is rotated by
+ * its position, as by rope.cl, and dy rotated back before anything else. An item computes its
+ * part's partners, W / 2 columns away, as well.
  *
- * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW; RESULTS, 1 (float32), 2 (codes) or
- * 3 (both); ROTATED (0, 1: only with STEPS, W a multiple of 8, and results that are not the input).
+ * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW; RESULTS, 1
+ * (float32), 2 (codes) or 3 (both); ROTATED (0, 1: only with STEPS, W a multiple of 8, and results
+ * that are not the input).
  *
- * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a row's result depends on that row
- * alone; a column's sum has one accumulator in a piece, and the pieces are added in an order that their number decides.
+ * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a
+ * row's result depends on that row alone; a column's sum has one accumulator in a piece, and the
+ * pieces are added in an order that their number decides.
  */
 #include "lib/formats.h"
 #include "lib/teams.h"
@@ -32,8 +39,7 @@
 #define JOINERS     32 /* teams of norm_join */
 
 /* Writes the first n lanes of results from place `at` of their matrices on. */
-static inline void store_results(vec x, global float *y, global ushort *codes, ulong at, int n)
-{
+static inline void store_results(vec x, global float *y, global ushort *codes, ulong at, int n) {
     if (RESULTS & 1)
         store_part(x, y + at, n);
     if (RESULTS & 2)
@@ -42,8 +48,9 @@ static inline void store_results(vec x, global float *y, global ushort *codes, u
 
 #if STEPS == 0
 KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                         global const float *weight, global float *y, global ushort *codes, global float *rstd,
-                         global const float *table, int heads, int length) /* the last three: of another form */
+                         global const float *weight, global float *y, global ushort *codes,
+                         global float *rstd, global const float *table, int heads,
+                         int length) /* the last three: of another form */
 {
     TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
@@ -59,16 +66,16 @@ KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, glob
             rstd[row] = scale;
         for (int c = 0; c < width; c += VEC) {
             int n = width - c;
-            store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, codes, row * width + c, n);
+            store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, codes,
+                          row * width + c, n);
         }
     }
 }
 
 /* dx may be dy: every element is read before it is written. */
 KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, global const float *x,
-                          global const float *weight, global const float *rstd, global const float *dy,
-                          global float *dx, global ushort *codes)
-{
+                          global const float *weight, global const float *rstd,
+                          global const float *dy, global float *dx, global ushort *codes) {
     TEAM;
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
     for (ulong row = first; row < end; row++) {
@@ -91,31 +98,32 @@ KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, gl
     }
 }
 
-KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global const float *x, global const float *rstd,
-                         global const float *dy, global float *partial)
-{
+KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global const float *x,
+                         global const float *rstd, global const float *dy, global float *partial) {
     int column = get_group_id(0) * COLUMNS;
-    ulong piece = get_group_id(2) * get_num_groups(1) + get_group_id(1), sequence_end = (get_group_id(2) + 1) * sequence_rows;
-    ulong first = get_group_id(2) * sequence_rows + get_group_id(1) * block, end = min(first + block, sequence_end);
+    ulong piece = get_group_id(2) * get_num_groups(1) + get_group_id(1),
+          sequence_end = (get_group_id(2) + 1) * sequence_rows;
+    ulong first = get_group_id(2) * sequence_rows + get_group_id(1) * block,
+          end = min(first + block, sequence_end);
     vec sum[COLUMN_VECS];
-    UNROLL for (int v = 0; v < COLUMN_VECS; v++)
+    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
         sum[v] = 0.0f;
     for (ulong row = first; row < end; row += BATCH) {
         vec g[BATCH][COLUMN_VECS], a[BATCH][COLUMN_VECS];
-        UNROLL for (int k = 0; k < BATCH; k++)
-            UNROLL for (int v = 0; v < COLUMN_VECS; v++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
+            UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
                 ulong at = (row + k) * width + column + v * VEC;
                 int n = row + k < end ? width - column - v * VEC : 0;
                 g[k][v] = load_part(dy + at, n);
                 a[k][v] = load_part(x + at, n);
             }
-        UNROLL for (int k = 0; k < BATCH; k++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             float scale = row + k < end ? rstd[row + k] : 0.0f;
-            UNROLL for (int v = 0; v < COLUMN_VECS; v++)
+            UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
                 sum[v] = fma(g[k][v] * scale, a[k][v], sum[v]);
         }
     }
-    UNROLL for (int v = 0; v < COLUMN_VECS; v++) {
+    UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
         int n = width - column - v * VEC;
         if (n > 0)
             store_part(sum[v], partial + piece * width + column + v * VEC, n);
@@ -123,54 +131,53 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
 }
 #else
 /* Rows whose loads are under way together; a rotation has as many loads again. */
-#define SOME_STEPS (ROTATED ? 2 * STEPS : STEPS)
-#define ROWS       (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
+#define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
+#define ROWS         (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
 #define HOLDS_WEIGHT (STEPS <= 2)
 #define PREFETCHES   (STEPS <= 2 && !ROTATED) /* the next ROWS rows, while some are worked on */
 
 #include "nn/norm_rotated.h"
 
 /* Where step s of this team's share of a row begins. */
-static inline int column_of(int s)
-{
+static inline int column_of(int s) {
     return (team_index() * STEPS + s) * VEC;
 }
 
 /* The parts of ROWS rows, zeros from row `end` on. */
-static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end, int width)
-{
-    UNROLL for (int r = 0; r < ROWS; r++)
-        UNROLL for (int s = 0; s < STEPS; s++)
-            parts[r][s] = load_part(p + (row + r) * width + column_of(s), row + r < end ? width - column_of(s) : 0);
+static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end,
+                             int width) {
+    UNROLL_FOR(int r = 0; r < ROWS; r++)
+        UNROLL_FOR(int s = 0; s < STEPS; s++)
+            parts[r][s] = load_part(p + (row + r) * width + column_of(s),
+                                    row + r < end ? width - column_of(s) : 0);
 }
 
-static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float *crew)
-{
+static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float *crew) {
     const float own = sum_lanes(x, team[team_index()]);
     return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
 }
 
 /* The sums of ROWS rows' lanes: all rows wait for a step of the tree together. */
-static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*team)[MOERT_ITEMS], local float *crew)
-{
+static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*team)[MOERT_ITEMS],
+                            local float *crew) {
 #if CREW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
-    UNROLL for (int r = 0; r < ROWS; r++) {
+    UNROLL_FOR(int r = 0; r < ROWS; r++) {
         const float2 own = x[r].lo + x[r].hi;
         sum[r] = own.x + own.y;
     }
-    UNROLL for (int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
-        UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
+        UNROLL_FOR(int r = 0; r < ROWS; r++)
             sum[r] += exchanged(sum[r], distance);
 #else
-    UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL_FOR(int r = 0; r < ROWS; r++)
         sum[r] = sum_row(x[r], team, crew);
 #endif
 }
 
-KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                                  global const float *weight, global float *y, global ushort *codes, global float *rstd,
-                                  global const float *table, int heads, int length)
-{
+KERNEL_OF(CREW)
+void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
+                  global const float *weight, global float *y, global ushort *codes,
+                  global float *rstd, global const float *table, int heads, int length) {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong first = get_group_id(0) * block, end = min(first + block, rows);
@@ -180,20 +187,22 @@ KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsi
     for (ulong row = first; row < end; row += ROWS) {
         vec a[ROWS][STEPS];
         load_rows(a, x, row, end, width);
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL_FOR(int r = 0; r < ROWS; r++) {
             vec squares = 0.0f;
-            UNROLL for (int s = 0; s < STEPS; s++)
+            UNROLL_FOR(int s = 0; s < STEPS; s++)
                 squares = fma(a[r][s], a[r][s], squares);
             float scale = 1.0f / sqrt(sum_row(squares, team, crew) / (float)width + epsilon);
             if (is_first_item() && team_index() == 0 && row + r < end)
                 rstd[row + r] = scale;
-            UNROLL for (int s = 0; s < STEPS; s++) {
+            UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 int c = column_of(s), n = row + r < end ? width - c : 0;
                 vec value = a[r][s] * scale * load_part(weight + c, n);
                 if (ROTATED) {
                     const int other = c + to_partners(c, width);
-                    const vec partner = load_part(x + (row + r) * width + other, n) * scale * load_part(weight + other, n);
-                    value = rotated(value, partner, table + (ulong)at.position * width, c, n, width, 1.0f);
+                    const vec partner = load_part(x + (row + r) * width + other, n) * scale *
+                                        load_part(weight + other, n);
+                    value = rotated(value, partner, table + (ulong)at.position * width, c, n, width,
+                                    1.0f);
                 }
                 store_results(value, y, codes, (row + r) * width + c, n);
             }
@@ -204,21 +213,23 @@ KERNEL_OF(CREW) void norm_forward(ulong rows, ulong block, int width, float epsi
 }
 
 /* dx and a piece of partial. dx may be dy. */
-KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate, global const float *x,
-                                    global const float *weight, global const float *rstd, global const float *dy,
-                                    global float *dx, global ushort *codes, global float *partial,
-                                    global const float *table, int heads, int length)
-{
+KERNEL_OF(CREW)
+void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate,
+                    global const float *x, global const float *weight, global const float *rstd,
+                    global const float *dy, global float *dx, global ushort *codes,
+                    global float *partial, global const float *table, int heads, int length) {
     TEAM_OF(CREW);
     local float crew[CREW];
-    ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0), sequence_end = (get_group_id(1) + 1) * sequence_rows;
-    ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block, end = min(first + block, sequence_end);
+    ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0),
+          sequence_end = (get_group_id(1) + 1) * sequence_rows;
+    ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block,
+          end = min(first + block, sequence_end);
     vec sum[STEPS];
     seat at = {0, 0};
     if (ROTATED)
         at = seat_of(first - get_group_id(1) * sequence_rows, heads, length);
     vec weights[STEPS], ahead_g[ROWS][STEPS], ahead_a[ROWS][STEPS];
-    UNROLL for (int s = 0; s < STEPS; s++) {
+    UNROLL_FOR(int s = 0; s < STEPS; s++) {
         sum[s] = 0.0f;
         if (HOLDS_WEIGHT)
             weights[s] = load_part(weight + column_of(s), width - column_of(s));
@@ -231,69 +242,75 @@ KERNEL_OF(CREW) void norm_gradients(ulong sequence_rows, ulong block, int width,
         vec g[ROWS][STEPS], a[ROWS][STEPS], products[ROWS];
         float scale[ROWS], dot[ROWS];
         if (PREFETCHES) {
-            UNROLL for (int r = 0; r < ROWS; r++)
-                UNROLL for (int s = 0; s < STEPS; s++)
+            UNROLL_FOR(int r = 0; r < ROWS; r++)
+                UNROLL_FOR(int s = 0; s < STEPS; s++)
                     g[r][s] = ahead_g[r][s], a[r][s] = ahead_a[r][s];
         } else {
             load_rows(g, dy, row, end, width);
             load_rows(a, x, row, end, width);
         }
-        UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL_FOR(int r = 0; r < ROWS; r++)
             scale[r] = rstd[min(row + r, end - 1)];
         if (PREFETCHES) {
             load_rows(ahead_g, dy, row + ROWS, end, width);
             load_rows(ahead_a, x, row + ROWS, end, width);
         }
-        UNROLL for (int r = 0; ROTATED && r < ROWS; r++, at = next_seat(at, heads, length))
-            UNROLL for (int s = 0; s < STEPS; s++) {
+        UNROLL for (int r = 0; ROTATED && r < ROWS; r++, at = next_seat(at, heads, length)) {
+            UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 const int c = column_of(s), n = row + r < end ? width - c : 0;
-                const vec partner = load_part(dy + (row + r) * width + c + to_partners(c, width), n);
-                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * width, c, n, width, -1.0f);
+                const vec partner =
+                    load_part(dy + (row + r) * width + c + to_partners(c, width), n);
+                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * width, c, n, width,
+                                  -1.0f);
             }
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        }
+        UNROLL_FOR(int r = 0; r < ROWS; r++) {
             scale[r] = row + r < end ? scale[r] : 0.0f;
             products[r] = 0.0f;
-            UNROLL for (int s = 0; s < STEPS; s++) {
+            UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 sum[s] = fma(g[r][s] * scale[r], a[r][s], sum[s]);
-                g[r][s] *= HOLDS_WEIGHT ? weights[s] : load_part(weight + column_of(s), width - column_of(s));
+                g[r][s] *= HOLDS_WEIGHT ? weights[s]
+                                        : load_part(weight + column_of(s), width - column_of(s));
                 products[r] = fma(g[r][s], a[r][s], products[r]);
             }
         }
         sum_rows(products, dot, team, crew);
-        UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL_FOR(int r = 0; r < ROWS; r++) {
             const float pull = -scale[r] * scale[r] * scale[r] / (float)width * dot[r];
-            UNROLL for (int s = 0; s < STEPS; s++)
+            UNROLL_FOR(int s = 0; s < STEPS; s++)
                 g[r][s] = fma((vec)pull, a[r][s], scale[r] * g[r][s]);
         }
         if (accumulate) {
             load_rows(a, dx, row, end, width);
-            UNROLL for (int r = 0; r < ROWS; r++)
-                UNROLL for (int s = 0; s < STEPS; s++)
+            UNROLL_FOR(int r = 0; r < ROWS; r++)
+                UNROLL_FOR(int s = 0; s < STEPS; s++)
                     g[r][s] += a[r][s];
         }
-        UNROLL for (int r = 0; r < ROWS; r++)
-            UNROLL for (int s = 0; s < STEPS; s++)
+        UNROLL_FOR(int r = 0; r < ROWS; r++)
+            UNROLL_FOR(int s = 0; s < STEPS; s++)
                 store_results(g[r][s], dx, codes, (row + r) * width + column_of(s),
                               row + r < end ? width - column_of(s) : 0);
     }
-    UNROLL for (int s = 0; s < STEPS; s++)
+    UNROLL_FOR(int s = 0; s < STEPS; s++)
         store_part(sum[s], partial + piece * width + column_of(s), width - column_of(s));
 }
 #endif
 
 #if MOERT_ITEMS > 1
 /* partial[s,c] = sum of a sequence's pieces, which the teams take in turn. */
-KERNEL_OF(JOINERS) void norm_join(ulong pieces, int width, global const float *piece, global float *partial)
-{
+KERNEL_OF(JOINERS)
+void norm_join(ulong pieces, int width, global const float *piece, global float *partial) {
     SUMS_OF(JOINERS);
     const int column = get_group_id(0) * VEC, n = width - column;
     const ulong end = (get_group_id(1) + 1) * pieces;
     vec sum = 0.0f;
-    for (ulong row = get_group_id(1) * pieces + team_index(); row < end; row += ROWS_AHEAD * JOINERS) {
+    for (ulong row = get_group_id(1) * pieces + team_index(); row < end;
+         row += ROWS_AHEAD * JOINERS) {
         vec part[ROWS_AHEAD];
-        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
-            part[k] = load_part(piece + (row + k * JOINERS) * width + column, row + k * JOINERS < end ? n : 0);
-        UNROLL for (int k = 0; k < ROWS_AHEAD; k++)
+        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
+            part[k] = load_part(piece + (row + k * JOINERS) * width + column,
+                                row + k * JOINERS < end ? n : 0);
+        UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum += part[k];
     }
     sum = sum_teams(sum, JOINERS, sums);

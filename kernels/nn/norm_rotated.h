@@ -7,27 +7,27 @@ typedef struct seat {
 } seat;
 
 /* That of row `row`, counted from the first of a sequence. */
-static inline seat seat_of(ulong row, int heads, int length)
-{
+static inline seat seat_of(ulong row, int heads, int length) {
     const ulong token = row / heads;
     return (seat){(int)(row % heads), (int)(token % length)};
 }
 
-static inline seat next_seat(seat s, int heads, int length)
-{
+static inline seat next_seat(seat s, int heads, int length) {
     const bool turns = s.head + 1 == heads;
-    return (seat){turns ? 0 : s.head + 1, !turns ? s.position : s.position + 1 == length ? 0 : s.position + 1};
+    return (seat){turns ? 0 : s.head + 1, !turns                     ? s.position
+                                          : s.position + 1 == length ? 0
+                                                                     : s.position + 1};
 }
 
 /* From the columns of a step to this item's partners of them. */
-static inline int to_partners(int c, int width)
-{
+static inline int to_partners(int c, int width) {
     return c + part_start() < width / 2 ? width / 2 : -width / 2;
 }
 
-/* The first n lanes of columns from c on, rotated by a row of the table; `partner` has those of to_partners(). */
-static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width, float sign)
-{
+/* The first n lanes of columns from c on, rotated by a row of the table; `partner` has those of
+ * to_partners(). */
+static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width,
+                          float sign) {
     const int to = to_partners(c, width), first = to < 0 ? c + to : c;
     const vec cosine = load_part(table + first, n), sine = load_part(table + first + width / 2, n);
     return fma(x, cosine, partner * (to < 0 ? sign * sine : -sign * sine));

@@ -1,16 +1,17 @@
 /*
- * AdamW with decoupled weight decay (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019), in the
- * order of operations of PyTorch:
+ * AdamW with decoupled weight decay (Loshchilov, Hutter: "Decoupled weight decay regularization",
+ * ICLR 2019), in the order of operations of PyTorch:
  *
  *   g = gradient * scale               p = p * keep                        keep  = 1 - rate * decay
  *   m = beta1 * m + rest1 * g          v = beta2 * v + (rest2 * g) * g     restN = 1 - betaN
- *   p = p - step * m / (sqrt(v) / root + epsilon)                          step  = rate / (1 - beta1^t)
- *                                                                          root  = sqrt(1 - beta2^t)
+ *   p = p - step * m / (sqrt(v) / root + epsilon)                          step  = rate / (1 -
+ *                                                                          beta1^t) root  = sqrt(1
+ *                                                                          - beta2^t)
  *
- * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second. Deterministic; the host
- * computes the factors in float64.
- * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even, and `at` is 0: products read them so, and a pass
- * of their own over the parameters is saved.
+ * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second.
+ * Deterministic; the host computes the factors in float64.
+ * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even, and `at` is 0:
+ * products read them so, and a pass of their own over the parameters is saved.
  * A team owns BLOCK consecutive floats. No local memory.
  */
 #ifdef ROUNDED
@@ -20,10 +21,10 @@
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
 KERNEL void adamw(global float *restrict parameter, global const float *restrict gradient,
-                  global float *restrict first_moment, global float *restrict second_moment, ulong at, ulong state_at, ulong n,
-                  float scale, float keep, float beta1, float rest1, float beta2, float rest2, float step, float root,
-                  float epsilon, global ushort *restrict rounded)
-{
+                  global float *restrict first_moment, global float *restrict second_moment,
+                  ulong at, ulong state_at, ulong n, float scale, float keep, float beta1,
+                  float rest1, float beta2, float rest2, float step, float root, float epsilon,
+                  global ushort *restrict rounded) {
     ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
     parameter += at;
     gradient += at;
@@ -36,7 +37,7 @@ KERNEL void adamw(global float *restrict parameter, global const float *restrict
         load_batch(p, parameter + i, left);
         load_batch(m, first_moment + i, left);
         load_batch(v, second_moment + i, left);
-        UNROLL for (int k = 0; k < BATCH; k++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             g[k] *= scale;
             m[k] = m[k] * beta1 + g[k] * rest1;
             v[k] = v[k] * beta2 + (g[k] * rest2) * g[k];
@@ -47,7 +48,7 @@ KERNEL void adamw(global float *restrict parameter, global const float *restrict
         store_batch(v, second_moment + i, left);
         store_batch(p, parameter + i, left);
 #ifdef ROUNDED
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             store_shorts(encode(p[k], NUMBER_BF16), rounded + i + k * VEC, left - k * VEC);
 #endif
     }

@@ -1,19 +1,22 @@
 /*
  * Sums in a fixed order.
  *
- *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target row i = (or +=) the sum of
- *                 node i by the tree, of partial[count,n]. Target row i begins at target + i * stride + offset.
- *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its buffer and owns the blocks
- *                 from `block` to that of tensor i + 1; table[] of (begin, length, block). A launch is for blocks from
- *                 `first_block` on, of the tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its
+ *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target
+ *                 row i = (or +=) the sum of node i by the tree, of partial[count,n]. Target row i
+ *                 begins at target + i * stride + offset.
+ *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its
+ *                 buffer and owns the blocks from `block` to that of tensor i + 1; table[] of
+ *                 (begin, length, block). A launch is for blocks from `first_block` on, of the
+ *                 tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its
  *                 tensor's start, so that a sum does not depend on where the tensor lies.
  *   join_blocks   sum[i] = that of tensor i's blocks.
  *
- * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in order, then the lanes are
- * added, in the CPU form in order, and so are blocks; in the GPU form each item has every JOINERS-th block of a tensor, and
- * their sums are added by halves. Sums of squares are double where the device has it (MOERT_FP64).
- * A team owns COLUMNS columns of all nodes, or one block; CREW teams the blocks of a tensor. Local memory: a number for each
- * item (squares).
+ * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in
+ * order, then the lanes are added, in the CPU form in order, and so are blocks; in the GPU form
+ * each item has every JOINERS-th block of a tensor, and their sums are added by halves. Sums of
+ * squares are double where the device has it (MOERT_FP64).
+ * A team owns COLUMNS columns of all nodes, or one block; CREW teams the blocks of a tensor. Local
+ * memory: a number for each item (squares).
  */
 #define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK   4096
@@ -37,30 +40,30 @@ typedef vec real_vec;
 #define to_real(x) (x)
 #endif
 
-/* The widest complete node that starts at `first` and ends, clipped to total, at or before `end`. */
-static inline uint node_width(uint first, uint end, uint total)
-{
+/* The widest complete node that starts at `first` and ends, clipped to total, at or before
+ * `end`. */
+static inline uint node_width(uint first, uint end, uint total) {
     uint width = 1;
-    while (first % (2 * width) == 0 && first + width < total && min(first + 2 * width, total) <= end)
+    while (first % (2 * width) == 0 && first + width < total &&
+           min(first + 2 * width, total) <= end)
         width *= 2;
     return width;
 }
 
 /* The sum of 1 to LEAVES rows by the tree. */
-static inline vec sum_leaves(global const float *row, ulong stride, uint rows, int n)
-{
+static inline vec sum_leaves(global const float *row, ulong stride, uint rows, int n) {
     vec x[LEAVES];
-    UNROLL for (uint i = 0; i < LEAVES; i++)
+    UNROLL_FOR(uint i = 0; i < LEAVES; i++)
         x[i] = i < rows ? load_part(row + i * stride, n) : (vec)0.0f;
-    UNROLL for (uint apart = 1; apart < LEAVES; apart *= 2)
-        UNROLL for (uint i = 0; i + apart < LEAVES; i += 2 * apart)
+    UNROLL_FOR(uint apart = 1; apart < LEAVES; apart *= 2)
+        UNROLL_FOR(uint i = 0; i + apart < LEAVES; i += 2 * apart)
             x[i] = i + apart < rows ? x[i] + x[i + apart] : x[i];
     return x[0];
 }
 
-/* The sum of a node's rows: a level of the stack holds the sum of LEAVES << level rows when that bit of `done` is set. */
-static inline vec sum_node(global const float *row, ulong stride, uint rows, int n)
-{
+/* The sum of a node's rows: a level of the stack holds the sum of LEAVES << level rows when that
+ * bit of `done` is set. */
+static inline vec sum_node(global const float *row, ulong stride, uint rows, int n) {
     vec stack[LEVELS];
     uint done = 0, first = 0;
     for (; rows - first > LEAVES; first += LEAVES, done++) {
@@ -77,9 +80,8 @@ static inline vec sum_node(global const float *row, ulong stride, uint rows, int
     return sum;
 }
 
-KERNEL void tree_reduce(global const float *partial, uint first, uint count, uint total, ulong n, global float *target,
-                        ulong stride, ulong offset, int accumulate)
-{
+KERNEL void tree_reduce(global const float *partial, uint first, uint count, uint total, ulong n,
+                        global float *target, ulong stride, ulong offset, int accumulate) {
     ulong begin = get_group_id(0) * COLUMNS, end = min(begin + COLUMNS, n);
     global float *to = target + offset;
     for (uint leaf = first, width; leaf < first + count; leaf += width, to += stride) {
@@ -93,8 +95,7 @@ KERNEL void tree_reduce(global const float *partial, uint first, uint count, uin
 }
 
 /* The sum of all lanes, for the first item. */
-static inline real sum_reals(real_vec x, local real *items)
-{
+static inline real sum_reals(real_vec x, local real *items) {
 #if MOERT_ITEMS == 1
     real lane[VEC], total = 0;
     vstore16(x, 0, lane);
@@ -112,9 +113,9 @@ static inline real sum_reals(real_vec x, local real *items)
 #endif
 }
 
-KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table, uint first_tensor,
-                        uint last, ulong first_block, global real *restrict sum)
-{
+KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table,
+                        uint first_tensor, uint last, ulong first_block,
+                        global real *restrict sum) {
     local real items[MOERT_ITEMS];
     ulong block = first_block + get_group_id(0);
     uint tensor = first_tensor; /* the last one whose blocks begin at or before this block */
@@ -131,7 +132,7 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
     for (ulong i = first; i < end; i += BATCH * VEC) {
         vec part[BATCH];
         load_batch(part, x + begin + i, (int)(end - i));
-        UNROLL for (int k = 0; k < BATCH; k++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             real_vec value = to_real(part[k]);
             squares += value * value;
         }
@@ -141,9 +142,9 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
         sum[block] = total;
 }
 
-KERNEL_OF(CREW) void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
-                                 global real *restrict sum)
-{
+KERNEL_OF(CREW)
+void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
+                 global real *restrict sum) {
     local real joined[JOINERS];
     ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
     int joiner = team_index() * MOERT_ITEMS + item_index();

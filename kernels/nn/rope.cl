@@ -5,42 +5,43 @@
  *   x[token,n,i]         <- x[token,n,i] * c         - x[token,n,i + D / 2] * s
  *   x[token,n,i + D / 2] <- x[token,n,i + D / 2] * c + x[token,n,i] * s
  *
- * sign is 1 to rotate, -1 to rotate back. A team owns `block` tokens. With ALIGNED its items deal out the vectors of all
- * heads among them, since half a head is less than a step; D / 2 is a multiple of 4 then. Defines: none of its own. Local
- * memory: none. Deterministic: every pair is computed from itself alone.
+ * sign is 1 to rotate, -1 to rotate back. A team owns `block` tokens. With ALIGNED its items deal
+ * out the vectors of all heads among them, since half a head is less than a step; D / 2 is a
+ * multiple of 4 then. Defines: none of its own. Local memory: none. Deterministic: every pair is
+ * computed from itself alone.
  */
-static inline void rotate(vec *a, vec *b, vec c, vec s)
-{
+static inline void rotate(vec *a, vec *b, vec c, vec s) {
     const vec low = *a, high = *b;
     *a = fma(low, c, -high * s);
     *b = fma(high, c, low * s);
 }
 
 #ifdef ALIGNED
-static inline void rope_token(global float *x, global const float *cosine, int heads, int half_size, float sign)
-{
+static inline void rope_token(global float *x, global const float *cosine, int heads, int half_size,
+                              float sign) {
     const int parts = half_size / PART, all = heads * parts;
     for (int first = get_local_id(0); first < all; first += BATCH * MOERT_ITEMS) {
         vec a[BATCH], b[BATCH];
         int at[BATCH];
-        UNROLL for (int k = 0; k < BATCH; k++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             const int part = min(first + k * MOERT_ITEMS, all - 1);
             at[k] = part / parts * 2 * half_size + part % parts * PART;
             a[k] = *(global const vec *)(x + at[k]);
             b[k] = *(global const vec *)(x + at[k] + half_size);
         }
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             if (first + k * MOERT_ITEMS < all) {
                 global const float *c = cosine + at[k] % (2 * half_size);
-                rotate(&a[k], &b[k], *(global const vec *)c, sign * *(global const vec *)(c + half_size));
+                rotate(&a[k], &b[k], *(global const vec *)c,
+                       sign * *(global const vec *)(c + half_size));
                 *(global vec *)(x + at[k]) = a[k];
                 *(global vec *)(x + at[k] + half_size) = b[k];
             }
     }
 }
 #else
-static inline void rope_token(global float *x, global const float *cosine, int heads, int half_size, float sign)
-{
+static inline void rope_token(global float *x, global const float *cosine, int heads, int half_size,
+                              float sign) {
     for (int h = 0; h < heads; h++, x += 2 * half_size)
         for (int i = 0; i < half_size; i += VEC) {
             int n = half_size - i;
@@ -53,9 +54,9 @@ static inline void rope_token(global float *x, global const float *cosine, int h
 #endif
 
 KERNEL void rope(ulong tokens, ulong block, ulong length, int heads, int head_size, float sign,
-                 global const float *table, global float *x)
-{
+                 global const float *table, global float *x) {
     ulong first = get_group_id(0) * block, end = min(first + block, tokens);
     for (ulong token = first; token < end; token++)
-        rope_token(x + token * heads * head_size, table + token % length * head_size, heads, head_size / 2, sign);
+        rope_token(x + token * heads * head_size, table + token % length * head_size, heads,
+                   head_size / 2, sign);
 }

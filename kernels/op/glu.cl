@@ -1,64 +1,67 @@
 /*
- * The GLU behind or before a product of an op (include/moert/ops.h): rows of groups, in float32 until stored.
+ * The GLU behind or before a product of an op (include/moert/ops.h): rows of groups, in float32
+ * until stored.
  *
  *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(slope gc)    act = gc s
  *
- *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u from v, not from c
- *             d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before rounding
+ *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u
+ *             from v, not from c d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before
+ *             rounding
  *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 (acc acc_scale[g])
  *             dg = q prob[r] (uc + offset) s (1 + slope gc (1 - s))   where g <= limit, else 0
- *             du = q prob[r] act                                      where -limit <= u <= limit, else 0
+ *             du = q prob[r] act                                 where -limit <= u <= limit, else 0
  *             d = round(dg, du);  wide = (dg, du);  peak[r,:] = max |dg|, max |du|
  *             dprob[r] += sum_j q (uc + offset) act
  *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
  *
- * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up (linear_first: up, then
- * gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of a type, at a stride. Null: alpha, beta,
- * acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak, dprob = not wanted. NaN passes through limits and maxima.
- * Deterministic: a row's bits depend on the row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree.
+ * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up
+ * (linear_first: up, then gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of
+ * a type, at a stride. Null: alpha, beta, acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak,
+ * dprob = not wanted. NaN passes through limits and maxima. Deterministic: a row's bits depend on
+ * the row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree.
  *
- * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local memory: the team's.
+ * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
+ * memory: the team's.
  */
 #include "lib/formats.h"
 #include "gemm/glu.h"
 
-/* Where this item's results of the step from column j on have their gates and ups: two parts, as load_part() takes them. */
+/* Where this item's results of the step from column j on have their gates and ups: two parts, as
+ * load_part() takes them. */
 typedef struct spot {
     int at[2], n[2], run;
     bool swapped;
 } spot;
 
-static inline spot find_spot(int j, int width, int run, int linear_first)
-{
+static inline spot find_spot(int j, int width, int run, int linear_first) {
     const int own = part_start(), c = j + own, n = min(PART, width - c);
     if (run == 1 || run == PART / 2)
-        return (spot){{2 * c - own, 2 * c + PART - own}, {min(PART, 2 * n) + own, 2 * n - PART + own}, run, linear_first};
+        return (spot){{2 * c - own, 2 * c + PART - own},
+                      {min(PART, 2 * n) + own, 2 * n - PART + own},
+                      run,
+                      linear_first};
     const int first = c / run * 2 * run + c % run - own;
     return (spot){{first, first + run}, {n + own, n + own}, PART, linear_first};
 }
 
 /* Whether it has any. */
-static inline bool has_part(spot s, int i)
-{
+static inline bool has_part(spot s, int i) {
     return s.n[i] > part_start();
 }
 
-static inline pair swap_if(pair x, bool swapped)
-{
+static inline pair swap_if(pair x, bool swapped) {
     return swapped ? (pair){x.u, x.g} : x;
 }
 
-static inline pair split_pair(vec a, vec b, spot s)
-{
-    const pair x = s.run == 1   ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)}
+static inline pair split_pair(vec a, vec b, spot s) {
+    const pair x = s.run == 1          ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)}
                    : s.run == PART / 2 ? (pair){(vec)(a.lo, b.lo), (vec)(a.hi, b.hi)}
-                                : (pair){a, b};
+                                       : (pair){a, b};
     return swap_if(x, s.swapped);
 }
 
 /* The inverse. */
-static inline pair join_pair(pair x, spot s)
-{
+static inline pair join_pair(pair x, spot s) {
     const pair y = swap_if(x, s.swapped);
     pair out = y;
     if (s.run == 1) {
@@ -73,13 +76,14 @@ static inline pair join_pair(pair x, spot s)
     return out;
 }
 
-KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
-                   global const void *bias, int bias_type, global const float *prob, global void *c, int c_type,
-                   ulong c_stride, global void *d, int d_type, ulong d_stride, global float *peak, int width, int run,
-                   int linear_first, float limit, float slope, float offset, uint split)
-{
+KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc,
+                   global const float *alpha, global const void *bias, int bias_type,
+                   global const float *prob, global void *c, int c_type, ulong c_stride,
+                   global void *d, int d_type, ulong d_stride, global float *peak, int width,
+                   int run, int linear_first, float limit, float slope, float offset, uint split) {
     TEAM;
-    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * split,
+               last = min(min(ends[groups - 1], rows), first + split);
     for (uint r = first; r < last; r++) {
         const uint g = group_of(ends, groups, r);
         const vec a = alpha != 0 ? alpha[g] : 1.0f, p = prob != 0 ? prob[r] : 1.0f;
@@ -91,7 +95,8 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
                 const vec x = load_part(acc + (ulong)r * 2 * width + s.at[i], s.n[i]);
                 v[i] = x * a;
                 if (bias != 0)
-                    v[i] = fma(x, a, load_as(bias, bias_type, (ulong)g * 2 * width + s.at[i], s.n[i]));
+                    v[i] =
+                        fma(x, a, load_as(bias, bias_type, (ulong)g * 2 * width + s.at[i], s.n[i]));
                 if (c != 0)
                     store_as(v[i], c, c_type, r * c_stride + s.at[i], s.n[i]);
             }
@@ -106,15 +111,15 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
     }
 }
 
-KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global const float *acc, global const float *alpha,
-                    global const float *beta, global const float *acc_scale, global const float *prob,
-                    global const void *c, int c_type, ulong c_stride,
-                    global void *d, int d_type, ulong d_stride, global float *wide, global float *peak,
-                    global float *dprob, int width, int run, int linear_first, float limit, float slope, float offset,
-                    uint split)
-{
+KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global const float *acc,
+                    global const float *alpha, global const float *beta,
+                    global const float *acc_scale, global const float *prob, global const void *c,
+                    int c_type, ulong c_stride, global void *d, int d_type, ulong d_stride,
+                    global float *wide, global float *peak, global float *dprob, int width, int run,
+                    int linear_first, float limit, float slope, float offset, uint split) {
     TEAM;
-    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * split,
+               last = min(min(ends[groups - 1], rows), first + split);
     for (uint r = first; r < last; r++) {
         const uint g = group_of(ends, groups, r);
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
@@ -142,7 +147,8 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
                     store_part(z, wide + (ulong)r * 2 * width + s.at[i], s.n[i]);
             }
         }
-        const float total = sum_lanes(sum, team), gate = raise_lanes(top.g, team), up = raise_lanes(top.u, team);
+        const float total = sum_lanes(sum, team), gate = raise_lanes(top.g, team),
+                    up = raise_lanes(top.u, team);
         if (dprob != 0 && is_first_item())
             dprob[r] += total;
         if (peak != 0 && is_first_item()) {
@@ -154,9 +160,8 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
 
 #define ROWS (2 * BATCH) /* whose loads are under way together */
 
-KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wide, global void *dbias, int type,
-                     int columns)
-{
+KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wide,
+                     global void *dbias, int type, int columns) {
     const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], rows);
     const int at = get_group_id(0) * VEC, n = columns - at;
     const ulong place = (ulong)g * columns + at;
@@ -165,9 +170,9 @@ KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wid
     vec sum = 0.0f;
     for (uint r = first; r < last; r += ROWS) {
         vec x[ROWS];
-        UNROLL for (uint i = 0; i < ROWS; i++)
+        UNROLL_FOR(uint i = 0; i < ROWS; i++)
             x[i] = load_part(wide + (ulong)min(r + i, last - 1) * columns + at, n);
-        UNROLL for (uint i = 0; i < ROWS; i++)
+        UNROLL_FOR(uint i = 0; i < ROWS; i++)
             sum = r + i < last ? sum + x[i] : sum;
     }
     store_as(load_as(dbias, type, place, n) + sum, dbias, type, place, n);

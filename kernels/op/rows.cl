@@ -1,6 +1,6 @@
 /*
- * What surrounds the products of an op (include/moert/ops.h): operands to float32 and in the groups' order, results
- * finished, rounded, and put where they belong.
+ * What surrounds the products of an op (include/moert/ops.h): operands to float32 and in the
+ * groups' order, results finished, rounded, and put where they belong.
  *
  *   op_load_rows     to[r,:] = from[home(r),:]                     rows below ends[groups - 1]
  *   op_store_rows    from acc[r,:] to the row home(r), by
@@ -10,47 +10,52 @@
  *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
  *     v = v prob[r]            with prob
  *     v = fma(beta[g], old, v) unless beta[g] = 0; alpha null = 1, beta null = `beta_all`
- *     v = beta[g] old          of a weight whose group has no rows: 0 if beta[g] = 0, not touched if it is 1
+ *     v = beta[g] old          of a weight whose group has no rows: 0 if beta[g] = 0, not touched
+ *                              if it is 1
  *     v = round(v) round(w[home(r)]) with row weights w
  *     result = round(v)        peak[r] = max |v|, -inf of rows that are not written
  *
  *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         rows of the group
  *
- * home(r) = gather[r] / divisor, gather null = r; a gather[r] of `rows` or more reads zeros and is not written.
- * float32 matrices are dense; others have rows `stride` elements apart. Types are moert_number.
+ * home(r) = gather[r] / divisor, gather null = r; a gather[r] of `rows` or more reads zeros and is
+ * not written. float32 matrices are dense; others have rows `stride` elements apart. Types are
+ * moert_number.
  * Deterministic; every element is made alone.
  *
- * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax: (groups, sets). Local memory: the
- * team's; op_amax on GPUs 4 KB.
+ * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax:
+ * (groups, sets). Local memory: the team's; op_amax on GPUs 4 KB.
  */
 #include "lib/formats.h"
 
 enum { SHARE = 4096 };
 
-KERNEL void op_load_rows(global const uint *ends, uint groups, uint rows, global const void *from, int type, ulong stride,
-                         global const uint *gather, uint divisor, global float *to, int width, uint split)
-{
-    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+KERNEL void op_load_rows(global const uint *ends, uint groups, uint rows, global const void *from,
+                         int type, ulong stride, global const uint *gather, uint divisor,
+                         global float *to, int width, uint split) {
+    const uint first = get_group_id(0) * split,
+               last = min(min(ends[groups - 1], rows), first + split);
     for (uint r = first; r < last; r++) {
         const uint slot = gather != 0 ? gather[r] : r;
         const ulong at = slot < rows ? slot / divisor * stride : 0;
         for (int j = 0; j < width; j += BATCH * VEC) {
             vec x[BATCH];
-            UNROLL for (int i = 0; i < BATCH; i++)
-                x[i] = slot < rows ? load_as(from, type, at + j + i * VEC, width - j - i * VEC) : (vec)0.0f;
+            UNROLL_FOR(int i = 0; i < BATCH; i++)
+                x[i] = slot < rows ? load_as(from, type, at + j + i * VEC, width - j - i * VEC)
+                                   : (vec)0.0f;
             store_batch(x, to + (ulong)r * width + j, width - j);
         }
     }
 }
 
-KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, global const float *acc, int width,
-                          global const float *alpha, global const float *beta, float beta_all, global const void *bias,
-                          int bias_type, global const float *scale, global const uint *gather,
-                          global const float *row_weight, global const float *prob, global void *to, int type,
-                          ulong stride, global float *peak, uint split)
-{
+KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, global const float *acc,
+                          int width, global const float *alpha, global const float *beta,
+                          float beta_all, global const void *bias, int bias_type,
+                          global const float *scale, global const uint *gather,
+                          global const float *row_weight, global const float *prob, global void *to,
+                          int type, ulong stride, global float *peak, uint split) {
     TEAM;
-    const uint first = get_group_id(0) * split, last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * split,
+               last = min(min(ends[groups - 1], rows), first + split);
     for (uint r = first; r < last; r++) {
         const uint g = group_of(ends, groups, r), slot = gather != 0 ? gather[r] : r;
         const vec a = alpha != 0 ? alpha[g] : 1.0f;
@@ -60,7 +65,7 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
         for (int j = 0; j < kept; j += BATCH * VEC) {
             vec x[BATCH], v[BATCH];
             load_batch(x, acc + (ulong)r * width + j, width - j);
-            UNROLL for (int i = 0; i < BATCH; i++) {
+            UNROLL_FOR(int i = 0; i < BATCH; i++) {
                 const int at = j + i * VEC, n = width - at;
                 v[i] = x[i] * a;
                 if (bias != 0) {
@@ -89,14 +94,12 @@ KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, globa
 #define SEEKERS 1024 /* items that look through a group's rows together */
 #endif
 
-static inline float higher(float top, float x)
-{
+static inline float higher(float top, float x) {
     return x > top || isnan(x) ? x : top;
 }
 
-__attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void
-op_amax(global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets)
-{
+__attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void op_amax(
+    global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets) {
     local float found[SEEKERS];
     const uint g = get_group_id(0), own = get_local_id(0), set = get_group_id(1);
     const uint first = group_start(ends, g), last = min(ends[g], rows);
@@ -115,9 +118,8 @@ op_amax(global const uint *ends, uint rows, global const float *peak, global flo
         amax[g * sets + set] = top;
 }
 
-KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint place, global const void *weight,
-                           int type, global float *to, ulong elements)
-{
+KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint place,
+                           global const void *weight, int type, global float *to, ulong elements) {
     const uint i = get_group_id(1), g = first + i;
     const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
     if (group_start(ends, g) == ends[g])
@@ -125,16 +127,16 @@ KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint 
     for (ulong e = begin; e < end; e += BATCH * VEC) {
         const int n = (int)(end - e);
         vec x[BATCH];
-        UNROLL for (int b = 0; b < BATCH; b++)
+        UNROLL_FOR(int b = 0; b < BATCH; b++)
             x[b] = load_as(weight, type, (place + i) * elements + e + b * VEC, n - b * VEC);
         store_batch(x, to + (slot + i) * elements + e, n);
     }
 }
 
-KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint place, global const float *acc,
-                            global const float *alpha, global const float *beta, float beta_all, global void *weight,
-                            int type, ulong elements)
-{
+KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint place,
+                            global const float *acc, global const float *alpha,
+                            global const float *beta, float beta_all, global void *weight, int type,
+                            ulong elements) {
     const uint i = get_group_id(1), g = first + i;
     const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
     const vec a = alpha != 0 ? alpha[g] : 1.0f;
@@ -144,9 +146,12 @@ KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint
         return;
     for (ulong e = begin; e < end; e += BATCH * VEC) {
         vec v[BATCH];
-        UNROLL for (int k = 0; k < BATCH; k++)
-            v[k] = empty ? 0.0f : load_part(acc + (slot + i) * elements + e + k * VEC, (int)(end - e) - k * VEC) * a;
-        UNROLL for (int k = 0; k < BATCH; k++) {
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
+            v[k] = empty ? 0.0f
+                         : load_part(acc + (slot + i) * elements + e + k * VEC,
+                                     (int)(end - e) - k * VEC) *
+                               a;
+        UNROLL_FOR(int k = 0; k < BATCH; k++) {
             const ulong at = (place + i) * elements + e + k * VEC;
             const int n = (int)(end - e) - k * VEC;
             if (b != 0.0f) {

@@ -1,27 +1,29 @@
 /*
- * The largest magnitude of x[M,N] over all groups' rows or per group, and the global scales of NVFP4 made from it.
+ * The largest magnitude of x[M,N] over all groups' rows or per group, and the global scales of
+ * NVFP4 made from it.
  *
- * amax_blocks: a team makes the partial of one block of 16 rows of a group, after their rotation if `hadamard`.
- * amax_groups: the maximum of each group's partials, or of all. Maxima are taken over the bits, so that NaN wins;
- * the order does not matter. Grids: (row blocks), (groups, or 1 for all), (1). Local memory: the team's. Deterministic.
+ * amax_blocks: a team makes the partial of one block of 16 rows of a group, after their rotation if
+ * `hadamard`. amax_groups: the maximum of each group's partials, or of all. Maxima are taken over
+ * the bits, so that NaN wins; the order does not matter. Grids: (row blocks), (groups, or 1 for
+ * all), (1). Local memory: the team's. Deterministic.
  */
 #include "lib/formats.h"
 
 enum { HEIGHT = 16 };
 
-KERNEL void amax_blocks(global const uint *ends, uint groups, uint rows, int columns, global const float *x,
-                        int hadamard, global uint *partial)
-{
+KERNEL void amax_blocks(global const uint *ends, uint groups, uint rows, int columns,
+                        global const float *x, int hadamard, global uint *partial) {
     TEAM;
     const place p = find_place(ends, groups, rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
     for (int c = 0; p.rows > 0 && c < columns; c += VEC) {
         vec v[HEIGHT];
-        UNROLL for (uint r = 0; r < HEIGHT; r++)
-            v[r] = r < p.rows ? load_part(x + (ulong)(p.row + r) * columns + c, columns - c) : (vec)0.0f;
+        UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
+            v[r] = r < p.rows ? load_part(x + (ulong)(p.row + r) * columns + c, columns - c)
+                              : (vec)0.0f;
         if (hadamard && p.rows == HEIGHT)
             rotate_rows(v);
-        UNROLL for (uint r = 0; r < HEIGHT; r++)
+        UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
             largest = max(largest, magnitude_bits(v[r]));
     }
     const uint most = max_uints(largest, team);
@@ -30,8 +32,7 @@ KERNEL void amax_blocks(global const uint *ends, uint groups, uint rows, int col
 }
 
 /* Row blocks of groups [0, count). */
-static inline uint count_blocks(global const uint *ends, uint count, uint rows)
-{
+static inline uint count_blocks(global const uint *ends, uint count, uint rows) {
     uint start = 0, blocks = 0;
     for (uint g = 0; g < count; g++) {
         const uint end = group_end(ends, g, start, rows);
@@ -41,9 +42,8 @@ static inline uint count_blocks(global const uint *ends, uint count, uint rows)
     return blocks;
 }
 
-KERNEL void amax_groups(global const uint *ends, uint groups, uint rows, global const uint *partial, int group_scales,
-                        global float *amax)
-{
+KERNEL void amax_groups(global const uint *ends, uint groups, uint rows, global const uint *partial,
+                        int group_scales, global float *amax) {
     TEAM;
     const uint g = get_group_id(0);
     const uint first = group_scales ? count_blocks(ends, g, rows) : 0;
@@ -56,8 +56,7 @@ KERNEL void amax_groups(global const uint *ends, uint groups, uint rows, global 
         amax[g] = as_float(largest > 0x7F800000u ? QUIET : largest);
 }
 
-KERNEL void nvfp4_global(global const float *amax, uint count, int rule, global float *whole)
-{
+KERNEL void nvfp4_global(global const float *amax, uint count, int rule, global float *whole) {
     for (uint g = get_local_id(0); g < count; g += MOERT_ITEMS) {
         const float a = rule == BRIDGE && amax[g] < 1e-8f ? 1e-8f : amax[g];
         const float scale = rule == TE && (a == 0.0f || 2688.0f / a == 0.0f) ? 1.0f : a / 2688.0f;

@@ -2,7 +2,8 @@
  * n numbers from float32 to a smaller type and back.
  *
  * A team takes SHARE.
- * Required: NUMBER (a number type, see formats.h), BITS (8, 16). Grid: (n / SHARE). No local memory. Deterministic.
+ * Required: NUMBER (a number type, see formats.h), BITS (8, 16). Grid: (n / SHARE). No local
+ * memory. Deterministic.
  */
 #if !defined(NUMBER) || !defined(BITS)
 #error "NUMBER and BITS must be defined"
@@ -21,27 +22,25 @@ typedef ushort code_type;
 #define store_codes store_shorts
 #endif
 
-KERNEL void cast_down(global const float *source, global code_type *target, ulong n)
-{
+KERNEL void cast_down(global const float *source, global code_type *target, ulong n) {
     const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
     for (ulong i = first; i < last; i += BATCH * VEC) {
         const int count = (int)(last - i);
         vec part[BATCH];
         load_batch(part, source + i, count);
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             store_codes(encode(part[k], NUMBER), target + i + k * VEC, count - k * VEC);
     }
 }
 
-KERNEL void cast_up(global const code_type *source, global float *target, ulong n)
-{
+KERNEL void cast_up(global const code_type *source, global float *target, ulong n) {
     const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
     for (ulong i = first; i < last; i += BATCH * VEC) {
         const int count = (int)(last - i);
         uvec code[BATCH];
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             code[k] = load_codes(source + i + k * VEC, count - k * VEC);
-        UNROLL for (int k = 0; k < BATCH; k++)
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
             store_part(decode(code[k], NUMBER), target + i + k * VEC, count - k * VEC);
     }
 }

@@ -1,15 +1,16 @@
 /*
- * MX and NV formats to bf16, on GPUs, ahead of a product on tensor cores: x = element * scale, without NVFP4's global one.
- * What kernels/quant/dequantize.cl does, for whole blocks alone, in long loads and stores; values below 2^-126 are rounded.
+ * MX and NV formats to bf16, on GPUs, ahead of a product on tensor cores: x = element * scale,
+ * without NVFP4's global one. What kernels/quant/dequantize.cl does, for whole blocks alone, in
+ * long loads and stores; values below 2^-126 are rounded.
  *
  *   decode_along  blocks along rows: 8 codes of a work-item follow each other and have one scale
- *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item has 8 columns of a block and their 8 scales;
- *                 two codes of 4 bits in a byte are rows 2 r and 2 r + 1
+ *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item has 8 columns of a
+ *                 block and their 8 scales; two codes of 4 bits in a byte are rows 2 r and 2 r + 1
  *
- * Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE, include/moert/formats.h). Columns are multiples of 8, in decode_along of
- * BLOCK; groups have whole blocks, so that blocks follow each other.
- * Grids: decode_along (units of 8 codes / (ITEMS * AHEAD)); decode_down (columns / 8 / ITEMS, blocks). No local memory.
- * Deterministic.
+ * Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE, include/moert/formats.h). Columns are multiples
+ * of 8, in decode_along of BLOCK; groups have whole blocks, so that blocks follow each other.
+ * Grids: decode_along (units of 8 codes / (ITEMS * AHEAD)); decode_down (columns / 8 / ITEMS,
+ * blocks). No local memory. Deterministic.
  */
 #ifndef FORMAT
 #error "FORMAT must be defined"
@@ -26,61 +27,61 @@ enum { TEAMS = 4, ITEMS = 32 * TEAMS, AHEAD = 8 };
 #error "the GPU form alone"
 #endif
 
-/* A code's bits in the place of float32's are the number over a power of two, subnormal ones too. */
-static inline float number_of(int format, uint code)
-{
+/* A code's bits in the place of float32's are the number over a power of two, subnormal ones
+ * too. */
+static inline float number_of(int format, uint code) {
     const uint magnitude = code & 0x7F;
     if (format >= E2M1_E8M0)
         return as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f;
     if (format == E4M3_E8M0)
-        return magnitude == 0x7F ? as_float(BF16_NAN) : as_float((code & 0x80) << 24 | magnitude << 20) * 0x1p120f;
-    return magnitude >= 0x7C ? as_float((code & 0x80) << 24 | (magnitude == 0x7C ? 0x7F800000u : BF16_NAN))
-                             : as_float((code & 0x80) << 24 | magnitude << 21) * 0x1p112f;
+        return magnitude == 0x7F ? as_float(BF16_NAN)
+                                 : as_float((code & 0x80) << 24 | magnitude << 20) * 0x1p120f;
+    return magnitude >= 0x7C
+               ? as_float((code & 0x80) << 24 | (magnitude == 0x7C ? 0x7F800000u : BF16_NAN))
+               : as_float((code & 0x80) << 24 | magnitude << 21) * 0x1p112f;
 }
 
-static inline float scale_of(uint code)
-{
+static inline float scale_of(uint code) {
     if (FORMAT == E2M1_E4M3)
         return number_of(E4M3_E8M0, code);
     return as_float(code == 0 ? 0x00400000u : code == 255 ? BF16_NAN : code << 23);
 }
 
 /* To nearest even. */
-static inline uint round_one(float x)
-{
+static inline uint round_one(float x) {
     const uint bits = as_uint(x);
     return isnan(x) ? BF16_NAN : bits + 0x7FFF + (bits >> 16 & 1);
 }
 
-static inline uint round_two(float low, float high)
-{
+static inline uint round_two(float low, float high) {
     return round_one(low) >> 16 | (round_one(high) & 0xFFFF0000u);
 }
 
-static inline uint4 round_eight(const float x[8])
-{
-    return (uint4)(round_two(x[0], x[1]), round_two(x[2], x[3]), round_two(x[4], x[5]), round_two(x[6], x[7]));
+static inline uint4 round_eight(const float x[8]) {
+    return (uint4)(round_two(x[0], x[1]), round_two(x[2], x[3]), round_two(x[4], x[5]),
+                   round_two(x[6], x[7]));
 }
 
-static inline uint item_number(void)
-{
+static inline uint item_number(void) {
     return get_local_id(1) * 32 + get_local_id(0);
 }
 
-KERNEL_OF(TEAMS) void decode_along(global const uchar *q, global const uchar *scale, ulong units, global uint4 *x)
-{
+KERNEL_OF(TEAMS)
+void decode_along(global const uchar *q, global const uchar *scale, ulong units, global uint4 *x) {
     const ulong first = (ulong)get_group_id(0) * (ITEMS * AHEAD) + item_number();
     uint2 codes[AHEAD];
     uint scales[AHEAD];
-    UNROLL for (int i = 0; i < AHEAD; i++) { /* past the end the last one's, as loads under conditions would wait */
+    UNROLL_FOR(int i = 0; i < AHEAD;
+               i++) { /* past the end the last one's, as loads under conditions would wait */
         const ulong u = min(first + i * ITEMS, units - 1);
-        codes[i] = BITS == 8 ? ((global const uint2 *)q)[u] : (uint2)(((global const uint *)q)[u], 0);
+        codes[i] =
+            BITS == 8 ? ((global const uint2 *)q)[u] : (uint2)(((global const uint *)q)[u], 0);
         scales[i] = scale[u * 8 / BLOCK];
     }
-    UNROLL for (int i = 0; i < AHEAD; i++) {
+    UNROLL_FOR(int i = 0; i < AHEAD; i++) {
         const float s = scale_of(scales[i]);
         float v[8];
-        UNROLL for (int j = 0; j < 8; j++) {
+        UNROLL_FOR(int j = 0; j < 8; j++) {
             const uint word = BITS == 8 && j > 3 ? codes[i].y : codes[i].x;
             v[j] = number_of(FORMAT, word >> j * BITS % 32 & ((1 << BITS) - 1)) * s;
         }
@@ -90,16 +91,17 @@ KERNEL_OF(TEAMS) void decode_along(global const uchar *q, global const uchar *sc
 }
 
 /* Row `half_row` (0, 1) of a pair of rows of 4 bits, or a row of 8. */
-static inline uint4 decode_eight(uint2 codes, const float s[8], int half_row)
-{
+static inline uint4 decode_eight(uint2 codes, const float s[8], int half_row) {
     float v[8];
-    UNROLL for (int j = 0; j < 8; j++)
-        v[j] = number_of(FORMAT, (j > 3 ? codes.y : codes.x) >> (j * 8 % 32 + half_row * 4) & ((1 << BITS) - 1)) * s[j];
+    UNROLL_FOR(int j = 0; j < 8; j++)
+        v[j] = number_of(FORMAT, (j > 3 ? codes.y : codes.x) >> (j * 8 % 32 + half_row * 4) &
+                                     ((1 << BITS) - 1)) *
+               s[j];
     return round_eight(v);
 }
 
-KERNEL_OF(TEAMS) void decode_down(global const uchar *q, global const uchar *scale, uint columns, global uint4 *x)
-{
+KERNEL_OF(TEAMS)
+void decode_down(global const uchar *q, global const uchar *scale, uint columns, global uint4 *x) {
     enum { LINES = BLOCK * BITS / 8, PER_LINE = 8 / BITS }; /* of codes, and rows in one */
     const uint units = columns / 8, unit = get_group_id(0) * ITEMS + item_number();
     const ulong block = get_group_id(1);
@@ -109,14 +111,15 @@ KERNEL_OF(TEAMS) void decode_down(global const uchar *q, global const uchar *sca
     if (unit >= units)
         return;
     const uint2 scales = ((global const uint2 *)scale)[block * units + unit];
-    UNROLL for (int j = 0; j < 8; j++)
+    UNROLL_FOR(int j = 0; j < 8; j++)
         s[j] = scale_of((j > 3 ? scales.y : scales.x) >> j * 8 % 32 & 0xFF);
     for (int line = 0; line < LINES; line += AHEAD) {
         uint2 codes[AHEAD];
-        UNROLL for (int i = 0; i < AHEAD; i++)
+        UNROLL_FOR(int i = 0; i < AHEAD; i++)
             codes[i] = from[(line + i) * units];
-        UNROLL for (int i = 0; i < AHEAD; i++)
-            UNROLL for (int half_row = 0; half_row < PER_LINE; half_row++)
-                to[((line + i) * PER_LINE + half_row) * units] = decode_eight(codes[i], s, half_row);
+        UNROLL_FOR(int i = 0; i < AHEAD; i++)
+            UNROLL_FOR(int half_row = 0; half_row < PER_LINE; half_row++)
+                to[((line + i) * PER_LINE + half_row) * units] =
+                    decode_eight(codes[i], s, half_row);
     }
 }

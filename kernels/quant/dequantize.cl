@@ -1,36 +1,42 @@
 /*
- * Block-scaled formats back to numbers: x = (q * scale) * G (null = 1), over the tiles of kernels/quant/quantize.cl, rounded to
- * x's type (formats.h) at last.
+ * Block-scaled formats back to numbers: x = (q * scale) * G (null = 1), over the tiles of
+ * kernels/quant/quantize.cl, rounded to x's type (formats.h) at last.
  *
- * With WIDE, for GPUs, dequantize_row makes bf16 (8) or float32 (4), and an item has WIDE columns at a time, 16 bytes:
- * columns are multiples of WIDE, lines of WIDE codes. More floats would be two stores, which do not fill what neighbours
- * write together.
+ * With WIDE, for GPUs, dequantize_row makes bf16 (8) or float32 (4), and an item has WIDE columns
+ * at a time, 16 bytes: columns are multiples of WIDE, lines of WIDE codes. More floats would be two
+ * stores, which do not fill what neighbours write together.
  *
- * A team takes one row (ROW) or, on GPUs with its crew, one row block of a group, and `strip` columns, a multiple of 128.
+ * A team takes one row (ROW) or, on GPUs with its crew, one row block of a group, and `strip`
+ * columns, a multiple of 128.
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
- * 1 E4M3 with a global scale, 2 F32).
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
+ * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32).
  * Grid: (rows or row blocks, strips). No local memory. Deterministic.
  */
-#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) || !defined(SCALE)
+#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
+    !defined(SCALE)
 #error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS and SCALE must be defined"
 #endif
 #include "lib/formats.h"
 #include "lib/blocks.h"
 
-#define ARGUMENTS                                                                                                      \
-    global const uint *ends, uint groups, uint rows, int columns, int strip, global const uchar *q, ulong q_bytes,     \
-        global const uchar *scale, ulong scales, global const float *whole, int group_scales, uint blocks_most,        \
-        global void *x, int type
-#define AHEAD (MOERT_ITEMS == 1 ? 1 : 8) /* parts of a row, or rows of a step, whose loads are under way together */
+#define ARGUMENTS                                                                                  \
+    global const uint *ends, uint groups, uint rows, int columns, int strip,                       \
+        global const uchar *q, ulong q_bytes, global const uchar *scale, ulong scales,             \
+        global const float *whole, int group_scales, uint blocks_most, global void *x, int type
+#define AHEAD                                                                                      \
+    (MOERT_ITEMS == 1                                                                              \
+         ? 1                                                                                       \
+         : 8) /* parts of a row, or rows of a step, whose loads are under way together */
 
 /* Parts from `left` on, or of rows from `top` on. */
-INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int left, int last, int columns, float all,
-                              bool scaled, global void *x, int type)
-{
+INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int left, int last,
+                              int columns, float all, bool scaled, global void *x, int type) {
     const int across = b->axis == ROW ? AHEAD : 1;
     coded own[AHEAD];
-    UNROLL_ON_GPU for (int i = 0; i < AHEAD; i++) { /* whatever there is: loads under conditions would wait for each other */
+    UNROLL_ON_GPU for (
+        int i = 0; i < AHEAD;
+        i++) { /* whatever there is: loads under conditions would wait for each other */
         const uint r = min(top + i / across, p.rows - 1);
         const int c = left + i % across * VEC;
         own[i] = load_coded(b, (block_row){p.row + r, slot, r}, c, last - c);
@@ -51,8 +57,7 @@ INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int
     }
 }
 
-INLINED void dequantize(int axis, ARGUMENTS)
-{
+INLINED void dequantize(int axis, ARGUMENTS) {
     const uint slot = get_group_id(0);
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
     const place p = axis == ROW ? find_row(ends, groups, rows, SCALE == 1 && group_scales, slot)
@@ -71,20 +76,20 @@ INLINED void dequantize(int axis, ARGUMENTS)
         for (int c = first; c < last; c += VEC)
             dequantize_parts(&b, p, slot, r, c, last, columns, all, whole != 0, x, type);
 #else /* the strip is a step */
-    dequantize_parts(&b, p, slot, team_index() * AHEAD, first, last, columns, all, whole != 0, x, type);
+    dequantize_parts(&b, p, slot, team_index() * AHEAD, first, last, columns, all, whole != 0, x,
+                     type);
 #endif
 }
 
-#define DEQUANTIZE(name, axis, crew)                                                                                   \
-    KERNEL_OF(crew) void dequantize_##name(ARGUMENTS)                                                                           \
-    {                                                                                                                  \
-        dequantize(axis, ends, groups, rows, columns, strip, q, q_bytes, scale, scales, whole, group_scales,           \
-                   blocks_most, x, type);                                                                  \
+#define DEQUANTIZE(name, axis, crew)                                                               \
+    KERNEL_OF(crew) void dequantize_##name(ARGUMENTS) {                                            \
+        dequantize(axis, ends, groups, rows, columns, strip, q, q_bytes, scale, scales, whole,     \
+                   group_scales, blocks_most, x, type);                                            \
     }
 #define CREW (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
 #ifdef WIDE
 #define STEP  (MOERT_ITEMS * WIDE) /* columns of a team */
-#define STEPS (WIDE == 4 ? 16 : 4)  /* whose loads are under way together */
+#define STEPS (WIDE == 4 ? 16 : 4) /* whose loads are under way together */
 #if WIDE == 4
 typedef float number;
 #else
@@ -99,14 +104,15 @@ typedef ulong unit;
 #endif
 
 /* Four numbers, without the global scale. */
-static inline vec scaled_four(uint codes, uint scale)
-{
+static inline vec scaled_four(uint codes, uint scale) {
 #if defined(HAS_FP8) && ELEMENT_BITS == 4 && SCALE == 1
-    /* in f16, which has them exactly: bytes of E2M1's numbers out of a table of eight, signs, and E4M3's scale */
+    /* in f16, which has them exactly: bytes of E2M1's numbers out of a table of eight, signs, and
+     * E4M3's scale */
     float a, b, c, d;
     __asm__("{ .reg .b16 low, high; .reg .b32 s, tops, left, first, second, signs; "
             "prmt.b32 s, %5, 0, 0x4400; mov.b32 {low, high}, s; cvt.rn.f16x2.e4m3x2 s, low; "
-            "and.b32 tops, %4, 0x7777; prmt.b32 tops, 0x3E3C3800, 0x46444240, tops; shl.b32 left, %4, 4; "
+            "and.b32 tops, %4, 0x7777; prmt.b32 tops, 0x3E3C3800, 0x46444240, tops; shl.b32 left, "
+            "%4, 4; "
             "prmt.b32 first, tops, 0, 0x1404; prmt.b32 signs, left, %4, 0xC080; "
             "lop3.b32 first, first, signs, 0x80008000, 0xF8; mul.rn.f16x2 first, first, s; "
             "prmt.b32 second, tops, 0, 0x3424; prmt.b32 signs, left, %4, 0xD090; "
@@ -119,24 +125,23 @@ static inline vec scaled_four(uint codes, uint scale)
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8
     return (LARGEST == 448.0f ? unpack_e4m3(codes) : unpack_e5m2(codes)) * scales_of((uvec)scale).x;
 #else
-    const uvec each = (uvec)codes >> ((uvec)(0, 1, 2, 3) * ELEMENT_BITS) & ((1u << ELEMENT_BITS) - 1);
+    const uvec each =
+        (uvec)codes >> ((uvec)(0, 1, 2, 3) * ELEMENT_BITS) & ((1u << ELEMENT_BITS) - 1);
     return decode(each, ELEMENT) * scales_of((uvec)scale).x;
 #endif
 }
 
 /* Whether one of them is a NaN; where there are infinities it may say so, too. */
-static inline bool has_nan(vec x)
-{
+static inline bool has_nan(vec x) {
     return isnan(x.x + x.y + x.z + x.w);
 }
 
 /* An item's 8 numbers, in a row of the matrix. */
-static inline void store_eight(vec low, vec high, global ushort *x)
-{
+static inline void store_eight(vec low, vec high, global ushort *x) {
 #ifdef HAS_FP8
     if (!has_nan(low + high)) {
-        *(global uint4 *)x = (uint4)(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
-                                     pack_bf16(high.z, high.w));
+        *(global uint4 *)x = (uint4)(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w),
+                                     pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
         return;
     }
 #endif
@@ -145,30 +150,29 @@ static inline void store_eight(vec low, vec high, global ushort *x)
 }
 
 /* STEPS steps from an item's first one on, `whole`, or those that begin in the `left` columns. */
-INLINED void dequantize_steps(global const unit *q, global const uchar *from, ulong scale, float all, global number *x,
-                              int left, bool whole)
-{
+INLINED void dequantize_steps(global const unit *q, global const uchar *from, ulong scale,
+                              float all, global number *x, int left, bool whole) {
     unit codes[STEPS];
     uint kept[STEPS];
-    UNROLL for (int i = 0; i < STEPS; i++) {
+    UNROLL_FOR(int i = 0; i < STEPS; i++) {
         const bool inside = whole || i * STEP < left;
         codes[i] = inside ? q[i * MOERT_ITEMS] : 0;
         kept[i] = inside ? load_scales(from, scale + i * (STEP / BLOCK), 0, PART).x : 0;
     }
 #if WIDE == 4
     vec y[STEPS], sum = 0.0f;
-    UNROLL for (int i = 0; i < STEPS; i++) {
+    UNROLL_FOR(int i = 0; i < STEPS; i++) {
         y[i] = scaled_four(codes[i], kept[i]) * all;
         sum += y[i];
     }
     if (has_nan(sum)) /* seldom */
-        UNROLL for (int i = 0; i < STEPS; i++)
+        UNROLL_FOR(int i = 0; i < STEPS; i++)
             y[i] = quiet(y[i]);
-    UNROLL for (int i = 0; i < STEPS; i++)
+    UNROLL_FOR(int i = 0; i < STEPS; i++)
         if (whole || i * STEP < left)
             *(global vec *)(x + i * STEP) = y[i];
 #else
-    UNROLL for (int i = 0; i < STEPS; i++) {
+    UNROLL_FOR(int i = 0; i < STEPS; i++) {
         const vec low = scaled_four((uint)codes[i], kept[i]) * all;
         const vec high = scaled_four((uint)(codes[i] >> 4 * ELEMENT_BITS), kept[i]) * all;
         if (whole || i * STEP < left)
@@ -177,9 +181,9 @@ INLINED void dequantize_steps(global const unit *q, global const uchar *from, ul
 #endif
 }
 
-KERNEL void dequantize_row(ARGUMENTS)
-{
-    const uint row = get_group_id(0), first = get_group_id(1) * strip, last = min((uint)columns, first + strip);
+KERNEL void dequantize_row(ARGUMENTS) {
+    const uint row = get_group_id(0), first = get_group_id(1) * strip,
+               last = min((uint)columns, first + strip);
     const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, row);
     global const uchar *from = SCALES_OF(q, scale, columns);
     const float all = SCALE == 1 && whole != 0 ? whole[group_scales ? p.group : 0] : 1.0f;
@@ -192,7 +196,8 @@ KERNEL void dequantize_row(ARGUMENTS)
         if (c + STEPS * STEP <= last)
             dequantize_steps(codes, from, row * scales + own / BLOCK, all, to, 0, true);
         else
-            dequantize_steps(codes, from, row * scales + own / BLOCK, all, to, (int)(last - own), false);
+            dequantize_steps(codes, from, row * scales + own / BLOCK, all, to, (int)(last - own),
+                             false);
     }
 }
 #else

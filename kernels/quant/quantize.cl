@@ -1,24 +1,28 @@
 /*
- * Quantisers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form groups.
+ * Quantisers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form
+ * groups.
  *
- *            BLOCK columns                    16 columns                 BLOCK columns
- *   ROW     [ . . . . . . ] one scale    COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,
- *                                               [ | | | | ] rows,         [ . . . . . . ] one scale
- *                                               a scale per column        [ . . . . . . ]
+ *        BLOCK columns                 16 columns              BLOCK columns
+ *   ROW [ . . . . . . ]       COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,
+ *       one scale                    [ | | | | ] rows,         [ . . . . . . ] one scale
+ *                                    a scale per column        [ . . . . . . ]
  *
- * A team takes one row (ROW) or, with its crew, one row block of a group, and `strip` columns, a multiple of 128. On CPUs
- * tiles are read twice, from the cache, others once. Lines of q lie q_bytes bytes apart, lines of scales `scales`.
- * Elements of 4 bits: even columns (COLUMN: rows of the block) in the low halves. random(row, column) for STOCHASTIC is
- * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
+ * A team takes one row (ROW) or, with its crew, one row block of a group, and `strip` columns, a
+ * multiple of 128. On CPUs tiles are read twice, from the cache, others once. Lines of q lie
+ * q_bytes bytes apart, lines of scales `scales`. Elements of 4 bits: even columns (COLUMN: rows of
+ * the block) in the low halves. random(row, column) for STOCHASTIC is byte column % 16 of
+ * Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4, 8), SCALE (0 E8M0,
- * 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float), LARGEST_EXPONENT (floor of its log2);
- * with elements of 4 bits ROUNDING (moert_rounding), with E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has
- * runs of columns; and TRANSPOSED as 1: columns become lines.
- * Grid: (rows or row blocks, strips). Local memory, on GPUs: the teams' and a vector for each of their items. Deterministic.
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
+ * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float),
+ * LARGEST_EXPONENT (floor of its log2); with elements of 4 bits ROUNDING (moert_rounding), with
+ * E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has runs of columns; and TRANSPOSED
+ * as 1: columns become lines.
+ * Grid: (rows or row blocks, strips). Local memory, on GPUs: the teams' and a vector for each of
+ * their items. Deterministic.
  */
-#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) || !defined(SCALE) || \
-    !defined(LARGEST) || !defined(LARGEST_EXPONENT)
+#if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
+    !defined(SCALE) || !defined(LARGEST) || !defined(LARGEST_EXPONENT)
 #error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT must be defined"
 #endif
 #if (ELEMENT_BITS == 4 && !defined(ROUNDING)) || (SCALE == 1 && !defined(RULE))
@@ -30,8 +34,7 @@
 /* ---- rows and tiles ---- */
 
 /* Two codes of 4 bits to a byte. */
-static inline void store_row(const job *j, uvec code, uint row, int column, int n)
-{
+static inline void store_row(const job *j, uvec code, uint row, int column, int n) {
     global uchar *line = j->q + row * j->q_bytes;
 #if ELEMENT_BITS == 8
     store_bytes(code, line + column, n);
@@ -62,8 +65,7 @@ static inline void store_row(const job *j, uvec code, uint row, int column, int 
 #endif
 }
 
-static inline void store_scale(const job *j, const scaling *s, ulong at)
-{
+static inline void store_scale(const job *j, const scaling *s, ulong at) {
 #if SCALE == 2
     ((global float *)j->scale)[at] = s->first.s0;
 #else
@@ -71,16 +73,16 @@ static inline void store_scale(const job *j, const scaling *s, ulong at)
 #endif
 }
 
-/* The largest bits of what so many items have together: a power of two, the first of them at a multiple of it. */
-INLINED uvec block_largest(uvec x, int items, local float *team)
-{
+/* The largest bits of what so many items have together: a power of two, the first of them at a
+ * multiple of it. */
+INLINED uvec block_largest(uvec x, int items, local float *team) {
 #if MOERT_ITEMS == 1
     return max_uints(x, team);
 #else
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-    UNROLL for (int distance = items / 2; distance > 0; distance /= 2)
+    UNROLL_FOR(int distance = items / 2; distance > 0; distance /= 2)
         most = max(most, as_uint(exchanged(as_float(most), distance)));
 #else
     const int first = get_local_id(0) / items * items;
@@ -95,17 +97,16 @@ INLINED uvec block_largest(uvec x, int items, local float *team)
 }
 
 /* Of the block of this item's columns, by its first item. */
-static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column)
-{
+static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column) {
     const int c = column + part_start();
     if (c % BLOCK == 0 && c < j->columns)
         store_scale(j, s, line * j->scales + c / BLOCK);
 }
 
 #if MOERT_ITEMS == 1
-#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
-KERNEL void quantize_row(ARGUMENTS)
-{
+#define SPAN                                                                                       \
+    (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
+KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
@@ -116,13 +117,14 @@ KERNEL void quantize_row(ARGUMENTS)
     for (int c = first; c < last; c += SPAN) {
         vec x[SPAN / VEC];
         uvec largest = 0;
-        UNROLL for (int i = 0; i < SPAN / VEC; i++) {
+        UNROLL_FOR(int i = 0; i < SPAN / VEC; i++) {
             x[i] = load_x(j, p.row, c + i * VEC, last - c - i * VEC);
             largest = max(largest, magnitude_bits(x[i]));
         }
         const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
         for (int i = 0; i < SPAN / VEC && c + i * VEC < last; i++)
-            store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC, last - c - i * VEC);
+            store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC,
+                      last - c - i * VEC);
         store_block_scale(j, &s, p.row, c);
     }
 }
@@ -143,42 +145,36 @@ KERNEL void quantize_row(ARGUMENTS)
 #define PEAKS local uvec peaks[CREW][MOERT_ITEMS]
 
 /* The first of this team's rows in a block. */
-static inline uint first_held(void)
-{
+static inline uint first_held(void) {
     return team_index() * HELD;
 }
 
-static inline void hold_rows(const job *j, vec held[HELD], place p, int column, int n)
-{
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
-        held[r] = first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
+static inline void hold_rows(const job *j, vec held[HELD], place p, int column, int n) {
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] =
+        first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
 }
 
 /* The largest bits in each column. */
-static inline uvec held_largest(const vec held[HELD])
-{
+static inline uvec held_largest(const vec held[HELD]) {
     uvec largest = 0;
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++)
-        largest = max(largest, magnitude_bits(held[r]));
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = max(largest, magnitude_bits(held[r]));
     return largest;
 }
 
 /* The largest of what the teams have; all call at once. */
-INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS])
-{
+INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
 #if CREW > 1
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
     peaks[team_index()][item_index()] = own;
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL for (int i = 0; i < CREW; i++)
+    UNROLL_FOR(int i = 0; i < CREW; i++)
         own = max(own, peaks[i][item_index()]);
 #endif
     return own;
 }
 
 #if MOERT_ITEMS == 1
-KERNEL void quantize_tile(ARGUMENTS)
-{
+KERNEL void quantize_tile(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
@@ -197,15 +193,15 @@ KERNEL void quantize_tile(ARGUMENTS)
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
-                store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), TILE, row, i), row, i, end - i);
+                store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), TILE, row, i), row, i,
+                          end - i);
             if (SCALE != 2 || r == 0)
                 store_block_scale(j, &s, SCALE == 2 ? slot : row, c);
         }
     }
 }
 #else
-KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
-{
+KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
     TEAM_OF(CREW);
     PEAKS;
     const job job_ = JOB, *j = &job_;
@@ -215,8 +211,7 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
     if (p.rows == 0 || slot >= blocks)
         return;
     const shared common = load_shared(j, p.group);
-    EACH_STEP(c)
-    {
+    EACH_STEP(c) {
         vec held[HELD];
         hold_rows(j, held, p, c, last - c);
         const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
@@ -234,16 +229,14 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS)
 }
 #endif
 
-static inline void store_line(const job *j, uvec code, uint line, int column, int n)
-{
+static inline void store_line(const job *j, uvec code, uint line, int column, int n) {
     if (TRANSPOSED)
         store_bytes_apart(code, j->q + column * j->q_bytes + line, j->q_bytes, n);
     else
         store_bytes(code, j->q + line * j->q_bytes + column, n);
 }
 
-static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n)
-{
+static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n) {
     const ulong at = TRANSPOSED ? column * j->scales + slot : slot * j->scales + column;
     const ulong stride = TRANSPOSED ? j->scales : 1;
 #if SCALE == 2
@@ -257,8 +250,7 @@ static inline void store_scales(const job *j, const scaling *s, uint slot, int c
 #endif
 }
 
-KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
-{
+KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
@@ -267,8 +259,7 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
     if (p.rows == 0 || slot >= blocks)
         return;
     const shared common = load_shared(j, p.group);
-    EACH_STEP(c)
-    {
+    EACH_STEP(c) {
         const int n = last - c;
         vec held[HELD];
         hold_rows(j, held, p, c, n);
@@ -283,7 +274,8 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS)
             const uint line = first_held() + r, row = p.row + line;
             const uvec code = line < p.rows ? make_codes(j, &s, held[r], COLUMN, row, c) : (uvec)0;
 #if ELEMENT_BITS == 4
-            const uvec next = line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
+            const uvec next =
+                line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
             store_line(j, code | next << 4, (slot * BLOCK + line) / 2, c, n);
 #else
             if (line < p.rows)

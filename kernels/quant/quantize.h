@@ -1,6 +1,6 @@
 /*
- * Included by quantize.cl, which says what must be defined: the arguments of its kernels, the scales of blocks, and the
- * codes of elements.
+ * Included by quantize.cl, which says what must be defined: the arguments of its kernels, the
+ * scales of blocks, and the codes of elements.
  */
 /* The arguments, which all kernels here share. */
 typedef struct job {
@@ -13,90 +13,92 @@ typedef struct job {
     ulong q_bytes;
     global uchar *scale;
     ulong scales;
-    global const float *amax, *whole, *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
+    global const float *amax, *whole,
+        *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
     int group_scales, scale_rounding, hadamard;
     uint blocks; /* that there is room for */
     ulong seed;
 } job;
 
-#define ARGUMENTS                                                                                                      \
-    global const uint *ends, uint groups, uint rows, int columns, int strip, global const float *x, int x_runs,        \
-        global uchar *q, ulong q_bytes, global uchar *scale, ulong scales, global const float *amax,                   \
-        global const float *whole, global const float *norm, int group_scales, int scale_rounding,                     \
-        int hadamard, uint blocks, ulong seed
-#define JOB                                                                                                            \
-    {ends, groups, rows, columns, strip, x, x_runs, q, q_bytes, SCALES_OF(q, scale, columns), scales, amax, whole,      \
-     norm, group_scales, scale_rounding, hadamard, blocks, seed}
+#define ARGUMENTS                                                                                  \
+    global const uint *ends, uint groups, uint rows, int columns, int strip,                       \
+        global const float *x, int x_runs, global uchar *q, ulong q_bytes, global uchar *scale,    \
+        ulong scales, global const float *amax, global const float *whole,                         \
+        global const float *norm, int group_scales, int scale_rounding, int hadamard, uint blocks, \
+        ulong seed
+#define JOB                                                                                        \
+    {                                                                                              \
+        ends, groups, rows, columns, strip, x, x_runs, q, q_bytes, SCALES_OF(q, scale, columns),   \
+            scales, amax, whole, norm, group_scales, scale_rounding, hadamard, blocks, seed        \
+    }
 
 /* Scales of a vec of columns, or as many times one. */
 typedef struct scaling {
-    uvec code;               /* E8M0, E4M3 */
+    uvec code;                 /* E8M0, E4M3 */
     vec factor, first, second; /* x * factor or (x / first) / second ... */
-    ivec zero;                /* ... or 0 */
+    ivec zero;                 /* ... or 0 */
 } scaling;
 
 /* ---- scales ---- */
 
-static inline vec at_most_finite(vec x)
-{
+static inline vec at_most_finite(vec x) {
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
 /* t, not negative, rounded up; and one over a scale, which is exact. */
-static inline uvec ceil_e8m0(vec t)
-{
+static inline uvec ceil_e8m0(vec t) {
     const uvec u = as_uvec(t), e = u >> 23, m = u & 0x7FFFFFu;
     const uvec up = min(m > (e == 0u ? (uvec)0x400000u : (uvec)0) ? e + 1u : e, 254u);
     return u > 0x7F800000u ? 255u : up;
 }
 
-static inline vec invert_e8m0(uvec b)
-{
+static inline vec invert_e8m0(uvec b) {
     return as_vec(b == 255u ? QUIET : b == 254u ? 0x00400000u : (254u - b) << 23);
 }
 
-static inline scaling scale_e8m0(vec amax, int rounding)
-{
-    const uvec u = as_uvec(amax), down = convert_uvec(max(convert_ivec(u >> 23) - LARGEST_EXPONENT, 0));
-    const uvec code = rounding != FLOOR ? ceil_e8m0(amax * (1.0f / LARGEST)) : u > 0x7F800000u ? 255u : down;
+static inline scaling scale_e8m0(vec amax, int rounding) {
+    const uvec u = as_uvec(amax),
+               down = convert_uvec(max(convert_ivec(u >> 23) - LARGEST_EXPONENT, 0));
+    const uvec code = rounding != FLOOR ? ceil_e8m0(amax * (1.0f / LARGEST))
+                      : u > 0x7F800000u ? 255u
+                                        : down;
     return (scaling){code, invert_e8m0(code), (vec)1.0f, (vec)1.0f, (ivec)0};
 }
 
 /* What the codes stand for; computed once where all are one. */
-static inline vec decode_scale(uvec code, bool one)
-{
+static inline vec decode_scale(uvec code, bool one) {
     const vec x = decode(code, E4M3);
     return one ? (vec)x.s0 : x;
 }
 
 /* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
-static inline scaling scale_normed(vec amax, float norm, bool one)
-{
-    const float largest = LARGEST == 57344.0f ? 128.0f : LARGEST, n = norm > 0.0f ? norm : as_float(QUIET);
+static inline scaling scale_normed(vec amax, float norm, bool one) {
+    const float largest = LARGEST == 57344.0f ? 128.0f : LARGEST,
+                n = norm > 0.0f ? norm : as_float(QUIET);
     const vec t = amax * (1.0f / largest) * n;
     const uvec code = SCALE == 0 ? ceil_e8m0(t) : encode(t, E4M3);
     const vec inverse = SCALE == 0 ? invert_e8m0(code) : 1.0f / decode_scale(code, one);
     const ivec zero = code == 0u;
-    return (scaling){code, at_most_finite(n * (zero ? INFINITY : inverse)), (vec)1.0f, (vec)1.0f, SCALE == 1 ? zero : 0};
+    return (scaling){code, at_most_finite(n * (zero ? INFINITY : inverse)), (vec)1.0f, (vec)1.0f,
+                     SCALE == 1 ? zero : 0};
 }
 
-/* Whether x / by may be had from 1 / by, where |x| is at most amax: nothing that counts for a code overflows or underflows. */
-static inline bool all_ordinary(vec by, vec amax)
-{
+/* Whether x / by may be had from 1 / by, where |x| is at most amax: nothing that counts for a code
+ * overflows or underflows. */
+static inline bool all_ordinary(vec by, vec amax) {
     return all(by >= 0x1p-60f && amax <= FLT_MAX);
 }
 
-/* x / by, correctly rounded, by 1 / by that is; Markstein: "Computation of elementary functions on the IBM RISC System/6000
- * processor", 1990. By is positive; the sums would lose the sign of a zero. */
-static inline vec divided(vec x, vec by, vec inverse)
-{
+/* x / by, correctly rounded, by 1 / by that is; Markstein: "Computation of elementary functions on
+ * the IBM RISC System/6000 processor", 1990. By is positive; the sums would lose the sign of a
+ * zero. */
+static inline vec divided(vec x, vec by, vec inverse) {
     vec y = x * inverse;
     y = fma(fma(-y, by, x), inverse, y);
     return copysign(fma(fma(-y, by, x), inverse, y), x);
 }
 
-static inline scaling scale_f32(vec amax)
-{
+static inline scaling scale_f32(vec amax) {
     scaling s;
     s.first = quiet(at_most_finite(amax) / 448.0f);
     s.factor = MOERT_ITEMS > 1 && all_ordinary(s.first, amax) ? 1.0f / s.first : (vec)0.0f;
@@ -107,8 +109,7 @@ static inline scaling scale_f32(vec amax)
 }
 
 #if SCALE == 1
-static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g, bool one)
-{
+static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g, bool one) {
     scaling s;
     s.first = s.second = s.factor = 1.0f;
     if (RULE == TE) {
@@ -139,16 +140,15 @@ typedef struct shared {
     float amax, whole, norm;
 } shared;
 
-static inline shared load_shared(const job *j, uint group)
-{
+static inline shared load_shared(const job *j, uint group) {
     const uint g = j->group_scales ? group : 0;
-    return (shared){SCALE == 1 && j->amax != 0 ? j->amax[g] : 0.0f, SCALE == 1 && j->whole != 0 ? j->whole[g] : 1.0f,
+    return (shared){SCALE == 1 && j->amax != 0 ? j->amax[g] : 0.0f,
+                    SCALE == 1 && j->whole != 0 ? j->whole[g] : 1.0f,
                     SCALE != 2 && j->norm != 0 ? *j->norm : 0.0f};
 }
 
 /* `one`: of one block, whose largest bits are in all lanes. */
-static inline scaling make_scale(const job *j, shared all, uvec largest, bool one)
-{
+static inline scaling make_scale(const job *j, shared all, uvec largest, bool one) {
     const vec amax = largest_of(largest);
     if (SCALE != 2 && j->norm != 0)
         return scale_normed(amax, all.norm, one);
@@ -163,8 +163,7 @@ static inline scaling make_scale(const job *j, shared all, uvec largest, bool on
 
 /* ---- elements ---- */
 
-static inline vec scaled(const scaling *s, vec x)
-{
+static inline vec scaled(const scaling *s, vec x) {
 #if SCALE == 2
     return s->factor.s0 == 0.0f ? x / s->first : divided(x, s->first, s->factor);
 #elif SCALE == 1
@@ -174,24 +173,25 @@ static inline vec scaled(const scaling *s, vec x)
 #endif
 }
 
-static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row, int column)
-{
+static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row,
+                              int column) {
     const vec y = scaled(s, x);
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
-    const uvec code = ROUNDING == HALF_STEPS ? encode_half_steps(y)
-                        : ROUNDING == STOCHASTIC
-                            ? encode_stochastic(y, random_bytes(j->seed, axis, row * (ulong)((j->columns + 15) / 16) + c / 16,
-                                                                c / PART % 4))
-                            : encode(y, ELEMENT);
+    const uvec code =
+        ROUNDING == HALF_STEPS ? encode_half_steps(y)
+        : ROUNDING == STOCHASTIC
+            ? encode_stochastic(y, random_bytes(j->seed, axis,
+                                                row * (ulong)((j->columns + 15) / 16) + c / 16,
+                                                c / PART % 4))
+            : encode(y, ELEMENT);
 #else
     const uvec code = encode(y, ELEMENT);
 #endif
     return s->zero ? 0u : code;
 }
 
-static inline vec load_x(const job *j, uint row, int column, int n)
-{
+static inline vec load_x(const job *j, uint row, int column, int n) {
 #ifndef RUNS
     return load_part(j->x + (ulong)row * j->columns + column, n);
 #else
@@ -199,7 +199,8 @@ static inline vec load_x(const job *j, uint row, int column, int n)
     float lane[PART];
     for (int i = 0; i < PART; i++) {
         const int c = column + part_start() + i;
-        lane[i] = i < n - part_start() ? line[(c / j->x_runs * 2 + 1) * j->x_runs + c % j->x_runs] : 0.0f;
+        lane[i] =
+            i < n - part_start() ? line[(c / j->x_runs * 2 + 1) * j->x_runs + c % j->x_runs] : 0.0f;
     }
     return vload_part(0, lane);
 #endif

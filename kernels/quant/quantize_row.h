@@ -1,48 +1,52 @@
 /*
  * Included by quantize.cl in the GPU form: quantize_row.
  *
- * A block belongs to LANES items, each of which has HELD_PARTS parts of it: what a block needs once is done for as many
- * elements. In blocks of 16 they are 8 columns that follow each other, in blocks of 128 every eighth part.
+ * A block belongs to LANES items, each of which has HELD_PARTS parts of it: what a block needs once
+ * is done for as many elements. In blocks of 16 they are 8 columns that follow each other, in
+ * blocks of 128 every eighth part.
  */
 #define LANES      (BLOCK == 16 ? 2 : 8)
 #define HELD_PARTS (BLOCK / (LANES * PART))
 #define PARTS      4 /* that are under way together */
 
 /* Where the step begins of which this item's part is its part number i. */
-static inline int step_of(int i)
-{
-    const int block = i / HELD_PARTS * (MOERT_ITEMS / LANES) + item_index() / LANES, part = i % HELD_PARTS;
+static inline int step_of(int i) {
+    const int block = i / HELD_PARTS * (MOERT_ITEMS / LANES) + item_index() / LANES,
+              part = i % HELD_PARTS;
     const int lane = item_index() % LANES;
-    return block * BLOCK + (BLOCK == 16 ? lane * HELD_PARTS + part : part * LANES + lane) * PART - part_start();
+    return block * BLOCK + (BLOCK == 16 ? lane * HELD_PARTS + part : part * LANES + lane) * PART -
+           part_start();
 }
 
 /* Writes the codes of an item's HELD_PARTS parts from number `from` on. */
-static inline void store_codes(const job *j, const scaling *s, const vec *x, uint row, int c, int from, int last)
-{
+static inline void store_codes(const job *j, const scaling *s, const vec *x, uint row, int c,
+                               int from, int last) {
 #if ELEMENT_BITS == 4 && BLOCK == 16 && defined(ALIGNED)
     const int own = c + step_of(from) + part_start();
     if (ROUNDING <= NEAREST && own + 2 * PART <= last) { /* 8 codes at once */
         global uint *to = (global uint *)(j->q + row * j->q_bytes + own / 2);
-        *to = s->zero.s0 ? 0 : pack_e2m1(e2m1_steps(computed(scaled(s, x[0]))), e2m1_steps(computed(scaled(s, x[1]))));
+        *to = s->zero.s0 ? 0
+                         : pack_e2m1(e2m1_steps(computed(scaled(s, x[0]))),
+                                     e2m1_steps(computed(scaled(s, x[1]))));
         return;
     }
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8 && defined(ALIGNED)
-    UNROLL for (int i = 0; i < HELD_PARTS; i++) {
+    UNROLL_FOR(int i = 0; i < HELD_PARTS; i++) {
         const int own = c + step_of(from + i) + part_start();
-        const uint codes = LARGEST == 448.0f ? pack_e4m3(scaled(s, x[i])) : pack_e5m2(scaled(s, x[i]));
+        const uint codes =
+            LARGEST == 448.0f ? pack_e4m3(scaled(s, x[i])) : pack_e5m2(scaled(s, x[i]));
         if (own < last)
             *(global uint *)(j->q + row * j->q_bytes + own) = s->zero.s0 ? 0 : codes;
     }
     return;
 #endif
-    UNROLL for (int i = 0; i < HELD_PARTS; i++) {
+    UNROLL_FOR(int i = 0; i < HELD_PARTS; i++) {
         const int step = c + step_of(from + i);
         store_row(j, make_codes(j, s, x[i], ROW, row, step), row, step, last - step);
     }
 }
 
-KERNEL void quantize_row(ARGUMENTS)
-{
+KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
     const int first = get_group_id(1) * strip, last = min(columns, first + strip);
@@ -52,11 +56,11 @@ KERNEL void quantize_row(ARGUMENTS)
     const shared common = load_shared(j, p.group);
     for (int c = first; c < last; c += PARTS * VEC) {
         vec x[PARTS];
-        UNROLL for (int i = 0; i < PARTS; i++)
+        UNROLL_FOR(int i = 0; i < PARTS; i++)
             x[i] = load_x(j, p.row, c + step_of(i), last - c - step_of(i));
-        UNROLL for (int b = 0; b < PARTS; b += HELD_PARTS) {
+        UNROLL_FOR(int b = 0; b < PARTS; b += HELD_PARTS) {
             uvec largest = 0;
-            UNROLL for (int i = b; i < b + HELD_PARTS; i++)
+            UNROLL_FOR(int i = b; i < b + HELD_PARTS; i++)
                 largest = max(largest, magnitude_bits(x[i]));
             const scaling s = make_scale(j, common, block_largest(largest, LANES, team), true);
             store_codes(j, &s, x + b, p.row, c, b, last);

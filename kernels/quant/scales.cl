@@ -1,35 +1,37 @@
 /*
- * Scale matrices to and from tiles of 128 x 4 bytes, and runs of gate and up columns (moert/quantize.h).
+ * Scale matrices to and from tiles of 128 x 4 bytes, and runs of gate and up columns
+ * (moert/quantize.h).
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A team takes one tile: its
- * groups follow each other along rows, or (transposed: lines are columns) along columns, each from a new tile on; or
- * (whole) are one matrix of all `rows` lines. Around quantised operands (src/quant/scales.h):
+ * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A team takes
+ * one tile: its groups follow each other along rows, or (transposed: lines are columns) along
+ * columns, each from a new tile on; or (whole) are one matrix of all `rows` lines. Around quantised
+ * operands (src/quant/scales.h):
  *
  *   block_ends    to[g] = min(blocks of groups 0 to g, most)
- *   fold_globals  to[g] = alpha[g] * (first[g * first_stride] * second[g * second_stride]); null = 1
+ *   fold_globals  to[g] = alpha[g] * (first[g * first_stride] * second[g * second_stride]); null =
+ *                 1
  *   transpose_*   to[g][c][r] = from[g][r][c]
  *
- * Grids: (tiles along the groups, tiles across); interleave: (rows); block_ends, fold_globals: (1); transpose: (16 rows,
- * groups). No local memory. Deterministic.
+ * Grids: (tiles along the groups, tiles across); interleave: (rows); block_ends, fold_globals: (1);
+ * transpose: (16 rows, groups). No local memory. Deterministic.
  */
 #include "lib/formats.h"
 
 enum { ROWS = 128, COLUMNS = 4, TILE_BYTES = 512 };
 
-/* Lines [start, start + lines) of the group and where this tile of its matrix begins; no lines past the groups, and from
- * the first group on whose tiles have no room. */
+/* Lines [start, start + lines) of the group and where this tile of its matrix begins; no lines past
+ * the groups, and from the first group on whose tiles have no room. */
 typedef struct tile {
     uint start, lines, r, c;
     ulong base;
 } tile;
 
-static inline tile find_tile(global const uint *ends, uint groups, uint rows, uint width, int transposed, int whole,
-                             uint tiles)
-{
-    const uint unit = transposed ? COLUMNS : ROWS, across = (width + (transposed ? ROWS : COLUMNS) - 1) /
-                                                            (transposed ? ROWS : COLUMNS);
+static inline tile find_tile(global const uint *ends, uint groups, uint rows, uint width,
+                             int transposed, int whole, uint tiles) {
+    const uint unit = transposed ? COLUMNS : ROWS,
+               across = (width + (transposed ? ROWS : COLUMNS) - 1) / (transposed ? ROWS : COLUMNS);
     uint slot = get_group_id(0), start = 0, before = 0;
     for (uint g = whole ? groups - 1 : 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows), lines = whole ? rows : end - start;
@@ -39,7 +41,8 @@ static inline tile find_tile(global const uint *ends, uint groups, uint rows, ui
         if (slot < own) {
             if (slot * unit >= end - start)
                 break;
-            const ulong at = transposed ? (ulong)get_group_id(1) * own + slot : (ulong)slot * across + get_group_id(1);
+            const ulong at = transposed ? (ulong)get_group_id(1) * own + slot
+                                        : (ulong)slot * across + get_group_id(1);
             return (tile){start, end - start, transposed ? get_group_id(1) * ROWS : slot * ROWS,
                           transposed ? slot * COLUMNS : get_group_id(1) * COLUMNS,
                           ((ulong)before * across + at) * TILE_BYTES};
@@ -52,16 +55,14 @@ static inline tile find_tile(global const uint *ends, uint groups, uint rows, ui
 }
 
 /* Place in `linear` of byte i of a tile, -1 if it is none. */
-static inline long linear_at(tile t, uint width, int transposed, uint i)
-{
+static inline long linear_at(tile t, uint width, int transposed, uint i) {
     const uint r = t.r + i / 16 + i % 16 / 4 * 32, c = t.c + i % 4;
     const uint line = transposed ? c : r, column = transposed ? r : c;
     return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
 }
 
-KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed, int whole, uint tiles,
-                    global const uchar *linear, global uchar *swizzled)
-{
+KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed,
+                    int whole, uint tiles, global const uchar *linear, global uchar *swizzled) {
     const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
     if (t.lines == 0)
         return;
@@ -71,9 +72,8 @@ KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width,
     }
 }
 
-KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed, int whole,
-                      uint tiles, global uchar *linear, global const uchar *swizzled)
-{
+KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed,
+                      int whole, uint tiles, global uchar *linear, global const uchar *swizzled) {
     const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
     if (t.lines == 0)
         return;
@@ -84,8 +84,8 @@ KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint widt
     }
 }
 
-KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint block, uint most, global uint *to)
-{
+KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint block, uint most,
+                       global uint *to) {
     uint start = 0, blocks = 0;
     for (uint g = 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows);
@@ -97,31 +97,31 @@ KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint blo
 }
 
 KERNEL void fold_globals(global const float *alpha, global const float *first, uint first_stride,
-                         global const float *second, uint second_stride, uint groups, global float *to)
-{
+                         global const float *second, uint second_stride, uint groups,
+                         global float *to) {
     for (uint g = get_local_id(0); g < groups; g += MOERT_ITEMS) {
-        const float a = first != 0 ? first[g * first_stride] : 1.0f, b = second != 0 ? second[g * second_stride] : 1.0f;
+        const float a = first != 0 ? first[g * first_stride] : 1.0f,
+                    b = second != 0 ? second[g * second_stride] : 1.0f;
         to[g] = (alpha != 0 ? alpha[g] : 1.0f) * (a * b);
     }
 }
 
-#define TRANSPOSE(name, type)                                                                                          \
-    KERNEL void name(global const type *from, uint rows, uint columns, global type *to)                                \
-    {                                                                                                                  \
-        const ulong base = (ulong)get_group_id(1) * rows * columns;                                                    \
-        const uint first = get_group_id(0) * 16, last = min(rows, first + 16);                                         \
-        for (uint c = get_local_id(0); c < columns; c += MOERT_ITEMS)                                                                             \
-            for (uint r = first; r < last; r++)                                                                        \
-                to[base + (ulong)c * rows + r] = from[base + (ulong)r * columns + c];                                  \
+#define TRANSPOSE(name, type)                                                                      \
+    KERNEL void name(global const type *from, uint rows, uint columns, global type *to) {          \
+        const ulong base = (ulong)get_group_id(1) * rows * columns;                                \
+        const uint first = get_group_id(0) * 16, last = min(rows, first + 16);                     \
+        for (uint c = get_local_id(0); c < columns; c += MOERT_ITEMS)                              \
+            for (uint r = first; r < last; r++)                                                    \
+                to[base + (ulong)c * rows + r] = from[base + (ulong)r * columns + c];              \
     }
 TRANSPOSE(transpose_bytes, uchar)
 TRANSPOSE(transpose_halves, ushort)
 TRANSPOSE(transpose_words, uint)
 
-KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, ulong granularity, ulong element_bytes,
-                       int inverse)
-{
-    const ulong row = get_group_id(0) * 2 * width * element_bytes, bytes = granularity * element_bytes;
+KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, ulong granularity,
+                       ulong element_bytes, int inverse) {
+    const ulong row = get_group_id(0) * 2 * width * element_bytes,
+                bytes = granularity * element_bytes;
     for (ulong run = 0; run < 2 * width / granularity; run++) {
         const ulong mixed = row + run * bytes;
         const ulong plain = row + (run % 2 * width + run / 2 * granularity) * element_bytes;

@@ -1,44 +1,46 @@
 /*
- * Included by router_gpu.cl: the choice of the smallest of a token's keys, KEYS of which an item has. UINT_MAX is not to be
- * chosen.
+ * Included by router_gpu.cl: the choice of the smallest of a token's keys, KEYS of which an item
+ * has. UINT_MAX is not to be chosen.
  */
 #define KEYS (MOST_EXPERTS / SLOTS)
 #define LIST 8 /* keys that are sorted at once; at most SLOTS */
 
-static inline void order(uint *a, uint *b)
-{
+static inline void order(uint *a, uint *b) {
     const uint low = min(*a, *b);
     *b = max(*a, *b);
     *a = low;
 }
 
-static inline void sort_list(uint key[LIST])
-{
+static inline void sort_list(uint key[LIST]) {
 #define ORDER(i, j) order(&key[i], &key[j]);
+    /* a row is a step of the network */
+    /* clang-format off */
     ORDER(0, 2) ORDER(1, 3) ORDER(4, 6) ORDER(5, 7)
     ORDER(0, 4) ORDER(1, 5) ORDER(2, 6) ORDER(3, 7)
     ORDER(0, 1) ORDER(2, 3) ORDER(4, 5) ORDER(6, 7)
-    ORDER(2, 4) ORDER(3, 5) ORDER(1, 4) ORDER(3, 6)
+    ORDER(2, 4) ORDER(3, 5)
+    ORDER(1, 4) ORDER(3, 6)
     ORDER(1, 2) ORDER(3, 4) ORDER(5, 6)
+    /* clang-format on */
 #undef ORDER
 }
 
 /* The first of two sorted lists; Batcher's bitonic merge. */
-static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS])
-{
-    UNROLL for (int i = 0; i < SLOTS; i++)
+static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS]) {
+    UNROLL_FOR(int i = 0; i < SLOTS; i++)
         list[i] = min(list[i], other[SLOTS - 1 - i]);
-    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
-        UNROLL for (int i = 0; i < SLOTS; i++)
+    UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
+        UNROLL_FOR(int i = 0; i < SLOTS; i++)
             if ((i & d) == 0)
                 order(&list[i], &list[i + d]);
 }
 
-static inline uint extreme(bool larger, uint a, uint b)
-{
-#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__) /* whose compiler would compare several times */
+static inline uint extreme(bool larger, uint a, uint b) {
+#if defined(__NV_CL_C_VERSION) ||                                                                  \
+    defined(__NVPTX__) /* whose compiler would compare several times */
     uint x;
-    __asm__("{ .reg .pred p; .reg .b32 low, high; setp.ne.u32 p, %3, 0; min.u32 low, %1, %2; max.u32 high, %1, %2; "
+    __asm__("{ .reg .pred p; .reg .b32 low, high; setp.ne.u32 p, %3, 0; min.u32 low, %1, %2; "
+            "max.u32 high, %1, %2; "
             "selp.b32 %0, high, low, p; }"
             : "=r"(x)
             : "r"(a), "r"(b), "r"((uint)larger));
@@ -51,62 +53,62 @@ static inline uint extreme(bool larger, uint a, uint b)
 /* Where the item lies whose rank among those that share a list has its bit v turned. */
 #define ACROSS(v) (((v) | 2 * (v)) & (SLOTS - 1))
 
-/* One step of join_lists(): the bit v of an item's rank is the parity of the bits of its number from w to v. */
-INLINED void order_across(uint list[SLOTS], int w, int v, local float *team)
-{
+/* One step of join_lists(): the bit v of an item's rank is the parity of the bits of its number
+ * from w to v. */
+INLINED void order_across(uint list[SLOTS], int w, int v, local float *team) {
     const bool upper = popcount(slot_index() & (2 * v - 1) & ~(w - 1)) & 1;
     uint other[SLOTS];
-    UNROLL for (int i = 0; i < SLOTS / 2; i++)
+    UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             other[i] = uint_across(list[v == w ? w - 1 - i : i], ACROSS(v), team);
-    UNROLL for (int i = 0; i < SLOTS / 2; i++)
+    UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = extreme(upper, list[i], other[i]);
 }
 
 /*
- * Items that share a sorted list, 2 w keys each, and as many others join: each meets the one with the mirrored part of the
- * other list, and of its first keys and that one's last ones keeps the smaller, w in all. They are bitonic, and are ordered
- * across the items, then in each. (Loops have fixed lengths: w is a constant after inlining.)
+ * Items that share a sorted list, 2 w keys each, and as many others join: each meets the one with
+ * the mirrored part of the other list, and of its first keys and that one's last ones keeps the
+ * smaller, w in all. They are bitonic, and are ordered across the items, then in each. (Loops have
+ * fixed lengths: w is a constant after inlining.)
  */
-INLINED void join_lists(uint list[SLOTS], int w, local float *team)
-{
+INLINED void join_lists(uint list[SLOTS], int w, local float *team) {
     uint other[SLOTS];
-    UNROLL for (int i = 0; i < SLOTS / 2; i++)
+    UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             other[i] = uint_across(list[2 * w - 1 - i], ACROSS(w), team);
-    UNROLL for (int i = 0; i < SLOTS / 2; i++)
+    UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = min(list[i], other[i]);
-    UNROLL for (int v = SLOTS / 2; v > 0; v /= 2)
+    UNROLL_FOR(int v = SLOTS / 2; v > 0; v /= 2)
         if (v >= w)
             order_across(list, w, v, team);
-    UNROLL for (int d = SLOTS / 4; d > 0; d /= 2)
-        UNROLL for (int i = 0; i < SLOTS / 2; i++)
+    UNROLL_FOR(int d = SLOTS / 4; d > 0; d /= 2)
+        UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
             if (i + d < w && (i & d) == 0)
                 order(&list[i], &list[i + d]);
 }
 
-/* The key of choice k for the token's item k; `clear` if no two keys of which one is chosen have the same score. */
-static inline uint choose(const uint key[KEYS], int topk, bool *clear, local float *team)
-{
+/* The key of choice k for the token's item k; `clear` if no two keys of which one is chosen have
+ * the same score. */
+static inline uint choose(const uint key[KEYS], int topk, bool *clear, local float *team) {
     const int slot = slot_index(), base = item_index() - slot;
     uint list[SLOTS], other[SLOTS], nearest = UINT_MAX;
-    UNROLL for (int from = 0; from < KEYS; from += LIST) {
-        UNROLL for (int i = 0; i < SLOTS; i++)
+    UNROLL_FOR(int from = 0; from < KEYS; from += LIST) {
+        UNROLL_FOR(int i = 0; i < SLOTS; i++)
             other[i] = i < LIST && from + i < KEYS ? key[from + i] : UINT_MAX;
         sort_list(other);
         if (from > 0)
             merge_lists(list, other);
-        UNROLL for (int i = 0; i < SLOTS; i++)
+        UNROLL_FOR(int i = 0; i < SLOTS; i++)
             list[i] = from > 0 ? list[i] : other[i];
     }
-    UNROLL for (int w = SLOTS / 2; w > 0; w /= 2)
+    UNROLL_FOR(int w = SLOTS / 2; w > 0; w /= 2)
         join_lists(list, w, team);
     const uint mine = int_of_item(list[0], base + ((slot ^ slot << 1) & (SLOTS - 1)), team);
     const uint last = int_of_item(mine, base + topk - 1, team);
     const uint before = int_of_item(mine, base + max(slot - 1, 0), team);
-    UNROLL for (int i = 0; i < KEYS; i++)
+    UNROLL_FOR(int i = 0; i < KEYS; i++)
         nearest = min(nearest, key[i] - last - 1); /* how far it is from the last one to the next */
     const bool equal = slot > 0 && slot < topk && (mine ^ before) <= PLACE;
     *clear = max_uints((uvec)(uint)(equal || nearest < (~last & PLACE)), team) == 0;
@@ -114,18 +116,17 @@ static inline uint choose(const uint key[KEYS], int topk, bool *clear, local flo
 }
 
 /* The same by whole keys; what comes out is an expert. */
-static inline uint choose_again(uint key[KEYS], int topk, local float *team)
-{
+static inline uint choose_again(uint key[KEYS], int topk, local float *team) {
     uint mine = 0;
     for (int k = 0; k < topk; k++) {
         uint best = UINT_MAX, place = PLACE;
-        UNROLL for (int i = 0; i < KEYS; i++)
+        UNROLL_FOR(int i = 0; i < KEYS; i++)
             best = min(best, key[i]);
         best = least_of_token(best, team);
-        UNROLL for (int i = KEYS - 1; i >= 0; i--)
+        UNROLL_FOR(int i = KEYS - 1; i >= 0; i--)
             place = key[i] == best ? place_of(i) : place;
         place = least_of_token(place, team);
-        UNROLL for (int i = 0; i < KEYS; i++)
+        UNROLL_FOR(int i = 0; i < KEYS; i++)
             key[i] = place_of(i) == place ? UINT_MAX : key[i];
         mine = slot_index() == k ? place : mine;
     }

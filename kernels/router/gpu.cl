@@ -1,9 +1,11 @@
 /*
- * Router on GPUs, where a team holds the experts of some tokens in registers: the forward without groups of experts, and the
- * backward. Formulas, shapes and results are those of router.cl, bit by bit.
+ * Router on GPUs, where a team holds the experts of some tokens in registers: the forward without
+ * groups of experts, and the backward. Formulas, shapes and results are those of router.cl, bit by
+ * bit.
  *
- * A team takes TOKENS tokens at once. In the forward each has SLOTS items side by side, with all of its experts and slots, so
- * that what is done once for a token, or a slot, is done once for all tokens:
+ * A team takes TOKENS tokens at once. In the forward each has SLOTS items side by side, with all of
+ * its experts and slots, so that what is done once for a token, or a slot, is done once for all
+ * tokens:
  *
  *   items      0 .............. SLOTS - 1     | SLOTS .... |
  *   slots      0 .............. SLOTS - 1     | of token 1 | ...
@@ -12,13 +14,15 @@
  *
  * In the backward a token's experts lie across all items of the team, its slots as above.
  *
- * Choice: a key is 25 bits of a selection score (24 where there are more than 128 experts) and the expert, the smaller the
- * better. Items sort their keys, and lists of SLOTS keys are merged, in an item and across items (router_choice.h). Where
- * two scores agree in all of these bits, one of them chosen, the tokens are done again with whole scores.
+ * Choice: a key is 25 bits of a selection score (24 where there are more than 128 experts) and the
+ * expert, the smaller the better. Items sort their keys, and lists of SLOTS keys are merged, in an
+ * item and across items (router_choice.h). Where two scores agree in all of these bits, one of them
+ * chosen, the tokens are done again with whole scores.
  *
- * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), TEAMS (of a work-group; 1 where
- * teams have no instructions of their own to meet, but on NVIDIA's). Local memory: of the backward, a float for each of
- * the tokens' MOST_EXPERTS. Deterministic: sums are those of router.cl, in the same order.
+ * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), TEAMS (of a
+ * work-group; 1 where teams have no instructions of their own to meet, but on NVIDIA's). Local
+ * memory: of the backward, a float for each of the tokens' MOST_EXPERTS. Deterministic: sums are
+ * those of router.cl, in the same order.
  */
 #if !defined(EXPERTS) || !defined(SLOTS) || !defined(SCORE) || !defined(TEAMS)
 #error "EXPERTS, SLOTS, SCORE and TEAMS must be defined"
@@ -35,8 +39,7 @@
 #endif
 
 /* The items of a team see what the others have stored in local memory. */
-static inline void meet(void)
-{
+static inline void meet(void) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     __asm__ volatile("bar.warp.sync 0xFFFFFFFF;" : : : "memory");
 #else
@@ -45,11 +48,12 @@ static inline void meet(void)
 }
 
 /* What the team's item number `item` has; all call at once. */
-static inline float of_item(float x, int item, local float *team)
-{
+static inline float of_item(float x, int item, local float *team) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     float other;
-    __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;" : "=f"(other) : "f"(x), "r"(item));
+    __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+                     : "=f"(other)
+                     : "f"(x), "r"(item));
     return other;
 #else
     meet();
@@ -59,37 +63,32 @@ static inline float of_item(float x, int item, local float *team)
 #endif
 }
 
-static inline int int_of_item(int x, int item, local float *team)
-{
+static inline int int_of_item(int x, int item, local float *team) {
     return as_int(of_item(as_float(x), item, team));
 }
 
 /* ---- forward ---- */
 
-#define PARTS (STEPS * TOKENS)      /* of a token, that an item has */
-#define APART (SLOTS * PART)        /* one from the next */
-#define PLACE (MOST_EXPERTS - 1u)   /* the bits of a key that say which expert */
+#define PARTS (STEPS * TOKENS)    /* of a token, that an item has */
+#define APART (SLOTS * PART)      /* one from the next */
+#define PLACE (MOST_EXPERTS - 1u) /* the bits of a key that say which expert */
 
-static inline int slot_index(void)
-{
+static inline int slot_index(void) {
     return item_index() & (SLOTS - 1);
 }
 
 /* Which expert an item's number i is of. */
-static inline int place_of(int i)
-{
+static inline int place_of(int i) {
     return i / PART * APART + slot_index() * PART + i % PART;
 }
 
 /* From where an item's part of a step is to where its first part of a token is. */
-static inline int turned(void)
-{
+static inline int turned(void) {
     return slot_index() * PART - part_start();
 }
 
 /* What the item has whose number differs in these bits. */
-static inline float across(float x, int bits, local float *team)
-{
+static inline float across(float x, int bits, local float *team) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return exchanged(x, bits);
 #else
@@ -97,53 +96,48 @@ static inline float across(float x, int bits, local float *team)
 #endif
 }
 
-static inline uint uint_across(uint x, int bits, local float *team)
-{
+static inline uint uint_across(uint x, int bits, local float *team) {
     return as_uint(across(as_float(x), bits, team));
 }
 
 /* The largest and the least that a token's items have. */
-static inline float largest_of_token(float x, local float *team)
-{
-    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+static inline float largest_of_token(float x, local float *team) {
+    UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
         x = fmax(x, across(x, d, team));
     return x;
 }
 
-static inline uint least_of_token(uint x, local float *team)
-{
-    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+static inline uint least_of_token(uint x, local float *team) {
+    UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
         x = min(x, uint_across(x, d, team));
     return x;
 }
 
 /* The sum of a step of a token, by the tree of sum_lanes(). */
-static inline float sum_token(const vec x[TOKENS], local float *team)
-{
+static inline float sum_token(const vec x[TOKENS], local float *team) {
     float sum[TOKENS];
-    UNROLL for (int i = 0; i < TOKENS; i++) {
+    UNROLL_FOR(int i = 0; i < TOKENS; i++) {
         const float2 pair = x[i].lo + x[i].hi;
         sum[i] = pair.x + pair.y;
     }
-    UNROLL for (int d = TOKENS / 2; d > 0; d /= 2)
-        UNROLL for (int i = 0; i < d; i++)
+    UNROLL_FOR(int d = TOKENS / 2; d > 0; d /= 2)
+        UNROLL_FOR(int i = 0; i < d; i++)
             sum[i] += sum[i + d];
-    UNROLL for (int d = SLOTS / 2; d > 0; d /= 2)
+    UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
         sum[0] += across(sum[0], d, team);
     return sum[0];
 }
 
 #include "router/choice.h"
 
-static inline void load_token(vec x[PARTS], global const float *p)
-{
-    UNROLL for (int i = 0; i < PARTS; i++)
+static inline void load_token(vec x[PARTS], global const float *p) {
+    UNROLL_FOR(int i = 0; i < PARTS; i++)
         x[i] = load_part(p + turned() + i * APART, EXPERTS - turned() - i * APART);
 }
 
-/* x / total, the bits that NVIDIA's compiler makes of it where total is 1 to 256, with one reciprocal for all. */
-static inline vec divided(vec x, float total)
-{
+/* x / total, the bits that NVIDIA's compiler makes of it where total is 1 to 256, with one
+ * reciprocal for all. */
+static inline vec divided(vec x, float total) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     float inverse;
     __asm__("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(total));
@@ -160,16 +154,15 @@ typedef struct row {
     bool good;
 } row;
 
-INLINED row score_row(const vec x[PARTS], local float *team)
-{
+INLINED row score_row(const vec x[PARTS], local float *team) {
     row r;
     vec padded[PARTS], largest = -INFINITY, sum[TOKENS];
-    UNROLL for (int i = 0; i < PARTS; i++) {
+    UNROLL_FOR(int i = 0; i < PARTS; i++) {
         padded[i] = select((vec)-INFINITY, x[i], place_of(i * PART) + LANES_IN_ORDER < EXPERTS);
         largest = fmax(largest, padded[i]);
     }
     r.top = largest_of_token(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), team);
-    UNROLL for (int i = 0; i < PARTS; i++) {
+    UNROLL_FOR(int i = 0; i < PARTS; i++) {
         const vec exponential = exp(padded[i] - r.top);
         const vec term = fma(x[i], (vec)0.0f, exponential); /* a NaN where a logit is not finite */
         sum[i % TOKENS] = i < TOKENS ? term : sum[i % TOKENS] + term;
@@ -177,23 +170,22 @@ INLINED row score_row(const vec x[PARTS], local float *team)
     }
     r.total = sum_token(sum, team);
     r.good = !isnan(r.total);
-    UNROLL for (int i = 0; i < PARTS; i++)
+    UNROLL_FOR(int i = 0; i < PARTS; i++)
         r.s[i] = stands_alone(SCORE) ? r.s[i] : divided(r.s[i], r.total);
     return r;
 }
 
-/* Keys of all bits of the selection scores, or of the first ones and the expert, UINT_MAX past the last expert; false if a
- * score is a NaN. */
-INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bias, bool whole, uint keys[KEYS],
-                       local float *team)
-{
+/* Keys of all bits of the selection scores, or of the first ones and the expert, UINT_MAX past the
+ * last expert; false if a score is a NaN. */
+INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bias, bool whole,
+                       uint keys[KEYS], local float *team) {
     const bool by_logits = SCORE == SOFTMAX_TOPK;
     const uint kept = whole ? UINT_MAX : ~PLACE;
     vec added[PARTS];
     ivec nan = 0;
     if (bias != 0)
         load_token(added, bias);
-    UNROLL for (int i = 0; i < PARTS; i++) {
+    UNROLL_FOR(int i = 0; i < PARTS; i++) {
         const ivec places = place_of(i * PART) + LANES_IN_ORDER, inside = places < EXPERTS;
         uvec order = as_uvec(r->s[i]), most = 0x7FFFFFFFu; /* scores are not negative */
         if (bias != 0 || by_logits) {
@@ -204,14 +196,15 @@ INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bia
             order = order_keys(c);
             most = UINT_MAX;
         }
-        vstore4(select((uvec)UINT_MAX, (most & kept) + (as_uvec(places) & ~kept) - (order & kept), inside), i, keys);
+        vstore4(select((uvec)UINT_MAX, (most & kept) + (as_uvec(places) & ~kept) - (order & kept),
+                       inside),
+                i, keys);
     }
     return bias == 0 || least_of_token(!any(nan), team) == 1;
 }
 
 /* What this item's expert is chosen with, before its weight is divided and scaled. */
-static inline float picked_value(float logit, const row *r)
-{
+static inline float picked_value(float logit, const row *r) {
     if (SCORE == SOFTMAX_TOPK)
         return logit;
     if (stands_alone(SCORE))
@@ -219,15 +212,17 @@ static inline float picked_value(float logit, const row *r)
     return (exp((vec)(logit - r->top)) / r->total).x;
 }
 
-KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const float *bias, global float *scores,
-                                    global int *index, global float *weight, global float *lse, ulong tokens, int topk,
-                                    int normalised, float scale)
-{
+KERNEL_OF(TEAMS)
+void router_choose(global const float *logits, global const float *bias, global float *scores,
+                   global int *index, global float *weight, global float *lse, ulong tokens,
+                   int topk, int normalised, float scale) {
     TEAM_OF(TEAMS);
     local float *own = team[team_index()];
     const int slot = slot_index(), base = item_index() - slot;
-    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS, wanted = first + base / SLOTS;
-    const ulong t = min(wanted, tokens - 1); /* past the last token the last one is done once more */
+    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS,
+                wanted = first + base / SLOTS;
+    const ulong t =
+        min(wanted, tokens - 1); /* past the last token the last one is done once more */
     global const float *l = logits + t * EXPERTS;
     vec x[PARTS];
     uint keys[KEYS];
@@ -237,12 +232,14 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
         return;
     load_token(x, l);
     row r = score_row(x, own);
-    r.good &= bias != 0 ? make_keys(x, &r, bias, false, keys, own) : make_keys(x, &r, 0, false, keys, own);
+    r.good &= bias != 0 ? make_keys(x, &r, bias, false, keys, own)
+                        : make_keys(x, &r, 0, false, keys, own);
     if (!r.good)
-        UNROLL for (int i = 0; i < PARTS; i++)
+        UNROLL_FOR(int i = 0; i < PARTS; i++)
             r.s[i] = 0.0f;
-    UNROLL for (int i = 0; i < PARTS; i++)
-        store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART, t == wanted ? EXPERTS - turned() - i * APART : 0);
+    UNROLL_FOR(int i = 0; i < PARTS; i++)
+        store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART,
+                   t == wanted ? EXPERTS - turned() - i * APART : 0);
     uint mine = choose(keys, topk, &clear, own) & PLACE;
     if (ANY_BARRIER ? !clear : true) { /* from the start: nothing is kept for this */
         load_token(x, l);
@@ -255,7 +252,7 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
     if (SCORE == SOFTMAX_TOPK)
         value = exp((vec)(value - largest_of_token(slot < topk ? value : -INFINITY, own))).x;
     value = slot < topk ? value : 0.0f;
-    UNROLL for (int k = 0; k < SLOTS; k++)
+    UNROLL_FOR(int k = 0; k < SLOTS; k++)
         sum += of_item(value, base + k, own);
     const vec share = (vec)value / (normalised ? sum + TINY : 1.0f) * scale;
     if (t == wanted && slot < topk) {
@@ -269,10 +266,10 @@ KERNEL_OF(TEAMS) void router_choose(global const float *logits, global const flo
 /* ---- backward ---- */
 
 /* sum s and sum s * a of a row; only what counts. */
-static inline float2 row_sums(const vec s[STEPS], global const float *a, int experts, bool whole, local float *team)
-{
+static inline float2 row_sums(const vec s[STEPS], global const float *a, int experts, bool whole,
+                              local float *team) {
     vec sum = 0.0f, product = 0.0f;
-    UNROLL for (int i = 0; i < STEPS; i++) {
+    UNROLL_FOR(int i = 0; i < STEPS; i++) {
         sum += s[i];
         if (a != 0)
             product = fma(s[i], load_part(a + i * VEC, experts - i * VEC), product);
@@ -280,11 +277,11 @@ static inline float2 row_sums(const vec s[STEPS], global const float *a, int exp
     return (float2)(whole ? sum_lanes(sum, team) : 0.0f, a != 0 ? sum_lanes(product, team) : 0.0f);
 }
 
-KERNEL_OF(TEAMS) void router_return(global const float *logits, global const float *scores, global const int *index,
-                                    global const float *weight, global const float *lse, global const float *dweight,
-                                    global const float *aux, global float *dlogits, ulong tokens, int experts, int topk,
-                                    int score, int normalised, float scale, float z_factor)
-{
+KERNEL_OF(TEAMS)
+void router_return(global const float *logits, global const float *scores, global const int *index,
+                   global const float *weight, global const float *lse, global const float *dweight,
+                   global const float *aux, global float *dlogits, ulong tokens, int experts,
+                   int topk, int score, int normalised, float scale, float z_factor) {
     TEAM_OF(TEAMS);
     local float rows[TEAMS][TOKENS][MOST_EXPERTS] __attribute__((aligned(64)));
     local float *own = team[team_index()];
@@ -297,21 +294,24 @@ KERNEL_OF(TEAMS) void router_return(global const float *logits, global const flo
     const ulong t = min(first + base / SLOTS, tokens - 1);
     const int chosen = index[t * topk + k];
     const float w = weight[t * topk + k], dw = dweight[t * topk + k], own_lse = lse[t];
-    UNROLL for (int j = 0; j < TOKENS; j++)
-        UNROLL for (int i = 0; i < STEPS; i++)
-            s[j][i] = load_part(scores + min(first + j, tokens - 1) * experts + i * VEC, experts - i * VEC);
+    UNROLL_FOR(int j = 0; j < TOKENS; j++)
+        UNROLL_FOR(int i = 0; i < STEPS; i++)
+            s[j][i] = load_part(scores + min(first + j, tokens - 1) * experts + i * VEC,
+                                experts - i * VEC);
     for (int i = 0; i < topk; i++) {
         const float product = fma(of_item(w, base + i, own), of_item(dw, base + i, own), dot);
         dot = int_of_item(chosen, base + i, own) >= 0 ? product : dot;
     }
-    const float mean = normalised ? dot / scale : 0.0f, own_through = score == SOFTMAX && !normalised ? dot : 0.0f;
-    UNROLL for (int j = 0; j < TOKENS; j++) {
+    const float mean = normalised ? dot / scale : 0.0f,
+                own_through = score == SOFTMAX && !normalised ? dot : 0.0f;
+    UNROLL_FOR(int j = 0; j < TOKENS; j++) {
         const float2 sums = row_sums(s[j], aux, experts, stands_alone(score), own);
         const float whole = stands_alone(score) ? sums.x + TINY : 1.0f, pull = sums.y / whole;
-        const float through = of_item(own_through, j * SLOTS, own), at = of_item(own_lse, j * SLOTS, own);
+        const float through = of_item(own_through, j * SLOTS, own),
+                    at = of_item(own_lse, j * SLOTS, own);
         const bool good = int_of_item(chosen, j * SLOTS, own) != BAD_TOKEN;
         const float z = z_factor * at;
-        UNROLL for (int i = 0; i < STEPS; i++) {
+        UNROLL_FOR(int i = 0; i < STEPS; i++) {
             const int n = experts - i * VEC;
             vec d = 0.0f;
             if (aux != 0)
@@ -327,12 +327,14 @@ KERNEL_OF(TEAMS) void router_return(global const float *logits, global const flo
     meet();
     if (slot < topk && chosen >= 0) {
         local float *d = &rows[team_index()][base / SLOTS][chosen];
-        const float slope = stands_alone(score) ? slopes((vec)scores[t * experts + chosen], score).x : 1.0f;
+        const float slope =
+            stands_alone(score) ? slopes((vec)scores[t * experts + chosen], score).x : 1.0f;
         *d = fma(w * slope, dw - mean, *d);
     }
     meet();
-    UNROLL for (int j = 0; j < TOKENS; j++)
-        UNROLL for (int i = 0; i < STEPS; i++)
+    UNROLL_FOR(int j = 0; j < TOKENS; j++)
+        UNROLL_FOR(int i = 0; i < STEPS; i++)
             store_part(*(local const vec *)(rows[team_index()][j] + i * VEC + part_start()),
-                       dlogits + (first + j) * experts + i * VEC, first + j < tokens ? experts - i * VEC : 0);
+                       dlogits + (first + j) * experts + i * VEC,
+                       first + j < tokens ? experts - i * VEC : 0);
 }

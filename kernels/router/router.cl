@@ -1,29 +1,37 @@
 /*
- * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums of scores.
+ * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums
+ * of scores.
  *
- *   p = softmax(l) over the E experts        s = p, or sigmoid(l), or sqrt(log(1 + exp l))
- *   r = p, or s / (sum s + 1e-20)            selection score c = s + bias; with SOFTMAX_TOPK l + bias
- *   groups > 1: only experts of the kept_groups groups with the largest sum of their group_best best c can be chosen
+ *   p = softmax(l) over the E experts      s = p, or sigmoid(l), or sqrt(log(1 + exp l))
+ *   r = p, or s / (sum s + 1e-20)
+ *   selection score c = s + bias, with SOFTMAX_TOPK l + bias
+ *   groups > 1: only experts of the kept_groups groups with the largest sum of their group_best
+ *               best c can be chosen
  *   chosen: the K largest c, largest first, of equal ones the lower expert
- *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK;   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
+ *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK
+ *   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
- * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] = d(loss)/d(r[t,e]):
- *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or (ds/dl) / s
- *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not normalised
+ * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] =
+ * d(loss)/d(r[t,e]):
+ *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or
+ *                        (ds/dl) / s
+ *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not
+ *                        normalised
  *   others, all e:       dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e g_e
  *   z-loss, all e:       dl_e += z_factor lse p_e
- * (ds/dl) / s is 1 - s of the sigmoid and, as sigmoid(l) = 1 - exp(-s^2) there, (1 - exp(-s^2)) / (2 s^2) of
- * sqrt-softplus: between 0 and 1/2, which it reaches where s^2 underflows.
+ * (ds/dl) / s is 1 - s of the sigmoid and, as sigmoid(l) = 1 - exp(-s^2) there, (1 - exp(-s^2)) /
+ * (2 s^2) of sqrt-softplus: between 0 and 1/2, which it reaches where s^2 underflows.
  *
- * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T]; bias, aux [E] or null;
- * mass [S,E], ends uint [S]. A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ...,
- * and zeros everywhere else.
+ * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T];
+ * bias, aux [E] or null; mass [S,E], ends uint [S]. A token with a logit that is not finite (or a
+ * NaN in the bias) gets index -2, -1, -1, ..., and zeros everywhere else.
  *
- * A team takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over the experts are private
- * on CPUs, local on GPUs: 16 bytes for each of MOST_EXPERTS; router_mass on GPUs 20 KB. Deterministic: a token's result
- * depends on its own row alone, sums over E run by lane and then as a tree, sums over K by slot, sums over tokens in
- * order, on GPUs by TEAMS teams, of which team i takes every TEAMS-th token from the i-th on, and VEC experts at a time.
- * Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC, at least E).
+ * A team takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over
+ * the experts are private on CPUs, local on GPUs: 16 bytes for each of MOST_EXPERTS; router_mass on
+ * GPUs 20 KB. Deterministic: a token's result depends on its own row alone, sums over E run by lane
+ * and then as a tree, sums over K by slot, sums over tokens in order, on GPUs by TEAMS teams, of
+ * which team i takes every TEAMS-th token from the i-th on, and VEC experts at a time. Required:
+ * BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC, at least E).
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
@@ -32,24 +40,23 @@
 #include "router/topk.h"
 
 /* Like load_part, with `other` in the lanes past n. */
-static inline vec load_padded(global const float *p, int n, float other)
-{
+static inline vec load_padded(global const float *p, int n, float other) {
     return select((vec)other, load_part(p, n), lane_places() < n);
 }
 
 /* Whether the condition holds in any lane of the team. */
-static inline bool any_lane(ivec condition, local float *team)
-{
+static inline bool any_lane(ivec condition, local float *team) {
     return max_uints(as_uvec(condition), team) != 0;
 }
 
 /* s[E] in `row`, and the log-sum-exp of l[E]; false if a logit is not finite. */
-static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse, local float *team)
-{
+static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse,
+                       local float *team) {
     vec largest = -INFINITY, sum = 0.0f;
     ivec finite = -1;
     for (int e = 0; e < experts; e += VEC) {
-        const vec x = load_part(l + e, experts - e), padded = select((vec)-INFINITY, x, lane_places() < experts - e);
+        const vec x = load_part(l + e, experts - e),
+                  padded = select((vec)-INFINITY, x, lane_places() < experts - e);
         finite &= isfinite(x);
         largest = fmax(largest, padded);
         store_floats(padded, row + e);
@@ -67,10 +74,10 @@ static bool row_scores(global const float *l, int experts, int score, ROW uint *
     return !any_lane(~finite, team);
 }
 
-/* Keys of the selection scores, which are l[E] or, with l null, row[E], and bias[E]; false if one is a NaN. */
-static bool row_keys(global const float *l, ROW const uint *row, global const float *bias, int experts, ROW uint *key,
-                     local float *team)
-{
+/* Keys of the selection scores, which are l[E] or, with l null, row[E], and bias[E]; false if one
+ * is a NaN. */
+static bool row_keys(global const float *l, ROW const uint *row, global const float *bias,
+                     int experts, ROW uint *key, local float *team) {
     ivec nan = 0;
     for (int e = 0; e < experts; e += VEC) {
         const ivec inside = lane_places() < experts - e;
@@ -83,8 +90,7 @@ static bool row_keys(global const float *l, ROW const uint *row, global const fl
     return !any_lane(nan, team);
 }
 
-static float largest_picked(ROW const uint *picked, int topk)
-{
+static float largest_picked(ROW const uint *picked, int topk) {
     float top = -INFINITY;
     for (int k = 0; k < topk; k++)
         top = fmax(top, as_float(picked[k]));
@@ -92,17 +98,16 @@ static float largest_picked(ROW const uint *picked, int topk)
 }
 
 /* picked[K] = exp(picked - top), the unnormalised softmax over the chosen logits. */
-static void chosen_exponentials(ROW uint *picked, int topk, float top)
-{
+static void chosen_exponentials(ROW uint *picked, int topk, float top) {
     for (int k = 0; k < topk; k += VEC)
-        store_floats(exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top), picked + k);
+        store_floats(exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top),
+                     picked + k);
 }
 
 /* w[K] from what is picked, index[K] and s[E] of a token, or what a bad one gets. */
-static void store_choice(bool good, int experts, int topk, float divisor, float scale, ROW const uint *row,
-                         ROW const uint *picked, ROW const uint *best, global float *s, global int *index,
-                         global float *w)
-{
+static void store_choice(bool good, int experts, int topk, float divisor, float scale,
+                         ROW const uint *row, ROW const uint *picked, ROW const uint *best,
+                         global float *s, global int *index, global float *w) {
     for (int e = 0; e < experts; e += VEC)
         store_part(good ? load_floats(row + e) : (vec)0.0f, s + e, experts - e);
     for (int k = 0; k < topk; k += VEC)
@@ -112,11 +117,11 @@ static void store_choice(bool good, int experts, int topk, float divisor, float 
 }
 
 /* Whatever is in the row: all items of a team come to the same barriers. */
-KERNEL void router_forward(global const float *logits, global const float *bias, global float *scores,
-                           global int *index, global float *weight, global float *lse, ulong tokens, int experts,
-                           int topk, int score, int normalised, float scale, int groups, int kept_groups,
-                           int group_best)
-{
+KERNEL void router_forward(global const float *logits, global const float *bias,
+                           global float *scores, global int *index, global float *weight,
+                           global float *lse, ulong tokens, int experts, int topk, int score,
+                           int normalised, float scale, int groups, int kept_groups,
+                           int group_best) {
     TEAM;
     ROW_ARRAY(row);
     ROW_ARRAY(key);
@@ -155,8 +160,8 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
 }
 
 /* sum s and sum s * a of a row. */
-static float2 row_sums(global const float *s, global const float *a, int experts, local float *team)
-{
+static float2 row_sums(global const float *s, global const float *a, int experts,
+                       local float *team) {
     vec sum = 0.0f, product = 0.0f;
     for (int e = 0; e < experts; e += VEC) {
         vec x = load_part(s + e, experts - e);
@@ -176,19 +181,19 @@ typedef struct slots {
 } slots;
 
 /* What the slots among a step's experts, from e on, add to their d. */
-static inline vec add_chosen(vec d, vec slope, const slots *own, int e)
-{
+static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
     for (int k = 0; k < own->topk; k++)
-        d = select(d, fma(own->w[k] * slope, own->dw[k] - own->mean, d), lane_places() == own->chosen[k] - e);
+        d = select(d, fma(own->w[k] * slope, own->dw[k] - own->mean, d),
+                   lane_places() == own->chosen[k] - e);
     return d;
 }
 
-/* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z = z_factor * lse. Zeros for
- * a bad token. On GPUs the slots' part, too: who stores it does not have to read it again. */
-static void row_dense(global const float *l, global const float *s, global const float *aux, int experts, int score,
-                      float through, float z, float lse, bool good, const slots *own, global float *dl,
-                      local float *team)
-{
+/* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z =
+ * z_factor * lse. Zeros for a bad token. On GPUs the slots' part, too: who stores it does not have
+ * to read it again. */
+static void row_dense(global const float *l, global const float *s, global const float *aux,
+                      int experts, int score, float through, float z, float lse, bool good,
+                      const slots *own, global float *dl, local float *team) {
     const float2 sums = row_sums(s, aux, experts, team);
     const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
     for (int e = 0; e < experts; e += VEC) {
@@ -206,23 +211,28 @@ static void row_dense(global const float *l, global const float *s, global const
     }
 }
 
-KERNEL void router_backward(global const float *logits, global const float *scores, global const int *index,
-                            global const float *weight, global const float *lse, global const float *dweight,
-                            global const float *aux, global float *dlogits, ulong tokens, int experts, int topk,
-                            int score, int normalised, float scale, float z_factor)
-{
+KERNEL void router_backward(global const float *logits, global const float *scores,
+                            global const int *index, global const float *weight,
+                            global const float *lse, global const float *dweight,
+                            global const float *aux, global float *dlogits, ulong tokens,
+                            int experts, int topk, int score, int normalised, float scale,
+                            float z_factor) {
     TEAM;
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
     for (ulong t = first; t < last; t++) {
-        global const float *s = scores + t * experts, *w = weight + t * topk, *dw = dweight + t * topk;
+        global const float *s = scores + t * experts, *w = weight + t * topk,
+                           *dw = dweight + t * topk;
         global const int *chosen = index + t * topk;
         global float *dl = dlogits + t * experts;
         float dot = 0.0f;
         for (int k = 0; k < topk; k++) {
-            const float product = fma(w[k], dw[k], dot); /* read anyway: loads under conditions would wait for each other */
+            const float product =
+                fma(w[k], dw[k],
+                    dot); /* read anyway: loads under conditions would wait for each other */
             dot = chosen[k] >= 0 ? product : dot;
         }
-        const float mean = normalised ? dot / scale : 0.0f, through = score == SOFTMAX && !normalised ? dot : 0.0f;
+        const float mean = normalised ? dot / scale : 0.0f,
+                    through = score == SOFTMAX && !normalised ? dot : 0.0f;
         const slots own = {chosen, w, dw, topk, mean};
         row_dense(logits + t * experts, s, aux, experts, score, through, z_factor * lse[t], lse[t],
                   chosen[0] != BAD_TOKEN, &own, dl, team);
@@ -236,9 +246,8 @@ KERNEL void router_backward(global const float *logits, global const float *scor
 }
 
 #if MOERT_ITEMS == 1
-KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
-                        int experts, int score)
-{
+KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass,
+                        ulong tokens, int experts, int score) {
     const uint sequence = get_group_id(0);
     const ulong last = min((ulong)ends[sequence], tokens);
     global float *sum = mass + (ulong)sequence * experts;
@@ -256,19 +265,21 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
 #else
 #define TEAMS 32
 
-KERNEL_OF(TEAMS) void router_mass(global const float *scores, global const uint *ends, global float *mass, ulong tokens,
-                                  int experts, int score)
-{
+KERNEL_OF(TEAMS)
+void router_mass(global const float *scores, global const uint *ends, global float *mass,
+                 ulong tokens, int experts, int score) {
     local float teams[TEAMS][MOERT_ITEMS] __attribute__((aligned(64)));
     local float sums[TEAMS][VEC] __attribute__((aligned(64)));
     const uint sequence = get_group_id(0), own = get_local_id(1);
-    const int first = get_group_id(1) * VEC, n = experts - first, summed = stands_alone(score) ? experts : 0;
+    const int first = get_group_id(1) * VEC, n = experts - first,
+              summed = stands_alone(score) ? experts : 0;
     const ulong last = min((ulong)ends[sequence], tokens);
     vec sum = 0.0f;
     for (ulong start = group_start(ends, sequence); start < last; start += TEAMS) {
         const bool inside = start + own < last;
         global const float *s = scores + (inside ? start + own : start) * experts;
-        const float whole = row_sums(s, 0, summed, teams[own]).x, total = stands_alone(score) ? whole + TINY : 1.0f;
+        const float whole = row_sums(s, 0, summed, teams[own]).x,
+                    total = stands_alone(score) ? whole + TINY : 1.0f;
         sum += inside ? load_part(s + first, n) / total : 0.0f;
     }
     *(local vec *)(sums[own] + part_start()) = sum;

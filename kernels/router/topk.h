@@ -1,7 +1,8 @@
 /*
- * Included by router.cl: arrays over the experts of a token's row, which the items of a team share, and the choice of the
- * largest of its selection scores, as integer keys, alone and by groups. A key of 0 is taken or not to be chosen. Whole
- * steps of keys are read, so that arrays end at a multiple of VEC. An item reads what another has stored after meet().
+ * Included by router.cl: arrays over the experts of a token's row, which the items of a team share,
+ * and the choice of the largest of its selection scores, as integer keys, alone and by groups. A
+ * key of 0 is taken or not to be chosen. Whole steps of keys are read, so that arrays end at a
+ * multiple of VEC. An item reads what another has stored after meet().
  */
 #if MOERT_ITEMS == 1
 #define ROW private
@@ -10,20 +11,17 @@
 #endif
 #define ROW_ARRAY(name) ROW uint name[MOST_EXPERTS] __attribute__((aligned(64)))
 
-static inline void meet(void)
-{
+static inline void meet(void) {
 #if MOERT_ITEMS > 1
     barrier(CLK_LOCAL_MEM_FENCE);
 #endif
 }
 
-static inline bool owns(int place)
-{
+static inline bool owns(int place) {
     return MOERT_ITEMS == 1 || place % VEC / PART == (int)get_local_id(0);
 }
 
-static inline uvec load_keys(ROW const uint *p)
-{
+static inline uvec load_keys(ROW const uint *p) {
 #if MOERT_ITEMS == 1
     return vload16(0, p);
 #else
@@ -31,8 +29,7 @@ static inline uvec load_keys(ROW const uint *p)
 #endif
 }
 
-static inline void store_keys(uvec x, ROW uint *p)
-{
+static inline void store_keys(uvec x, ROW uint *p) {
 #if MOERT_ITEMS == 1
     vstore16(x, 0, p);
 #else
@@ -41,20 +38,17 @@ static inline void store_keys(uvec x, ROW uint *p)
 }
 
 /* Arrays of floats are kept as their bits. */
-static inline vec load_floats(ROW const uint *p)
-{
+static inline vec load_floats(ROW const uint *p) {
     return as_vec(load_keys(p));
 }
 
-static inline void store_floats(vec x, ROW uint *p)
-{
+static inline void store_floats(vec x, ROW uint *p) {
     store_keys(as_uvec(x), p);
 }
 
-/* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past n, up to a whole step,
- * must be 0. */
-INLINED int take_best(ROW uint *key, int n, local float *team)
-{
+/* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past
+ * n, up to a whole step, must be 0. */
+INLINED int take_best(ROW uint *key, int n, local float *team) {
     uvec best = 0;
     ivec at = 0;
     for (int i = 0; i < n; i += VEC) {
@@ -69,9 +63,9 @@ INLINED int take_best(ROW uint *key, int n, local float *team)
     return first;
 }
 
-/* The sum of the `best` best selection scores of n keys, the smallest first: without infinities it is no NaN. */
-static float sum_best(ROW const uint *key, int n, int best)
-{
+/* The sum of the `best` best selection scores of n keys, the smallest first: without infinities it
+ * is no NaN. */
+static float sum_best(ROW const uint *key, int n, int best) {
     uint top[MOST_EXPERTS / 2]; /* descending */
     float sum = 0.0f;
     for (int i = 0; i < best; i++)
@@ -89,10 +83,10 @@ static float sum_best(ROW const uint *key, int n, int best)
     return sum;
 }
 
-/* With groups, zeroes the keys of all experts outside the kept ones. `group` is an array as long as `key`. */
-static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups, int kept_groups, int group_best,
-                        local float *team)
-{
+/* With groups, zeroes the keys of all experts outside the kept ones. `group` is an array as long as
+ * `key`. */
+static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups, int kept_groups,
+                        int group_best, local float *team) {
     const int size = experts / groups, most = groups > 1 ? groups : 0;
     for (int g = 0; g < most; g += VEC)
         store_keys((uvec)0, group + g);

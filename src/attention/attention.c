@@ -1,6 +1,6 @@
 /* Causal attention: checks the arguments and chooses a form. */
-#include "base/memory.h"
 #include "attention/internal.h"
+#include "base/memory.h"
 #include "device/profile/profile.h"
 
 enum { MAX_HEAD_SIZE = 512 };

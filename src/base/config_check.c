@@ -32,7 +32,6 @@ moert_status moert_config_check(void) {
     for (size_t i = 0; moert_config_variable(i, &variable); i++)
         if (!moert_config_is_legal(&variable))
             return MOERT_FAIL(ERROR_USAGE, "%s=%s is not legal; expected %s", variable.name,
-                              variable.value,
-                              variable.type[0] == 'B' ? "0 or 1" : variable.limits);
+                              variable.value, variable.type[0] == 'B' ? "0 or 1" : variable.limits);
     return MOERT_OK;
 }

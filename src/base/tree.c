@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The widest complete node that starts at `first` and ends, clipped to total, at or before `end`.
- */
+/* The widest complete node that starts at `first` and ends, clipped to total, at or before
+ * `end`. */
 static size_t widest(size_t first, size_t end, size_t total) {
     size_t width = 1;
     while (first % (2 * width) == 0 && first + width < total &&

@@ -25,7 +25,8 @@ moert_status moert_arrivals_enable(moert_comm *world) {
         difference[i] = zero - mine;
     }
     qsort(difference, CLOCK_TRIES, sizeof *difference, ascending);
-    moert_arrivals.ahead_ns = moert_comm_node(world, world->rank) == 0 ? 0 : difference[CLOCK_TRIES / 2];
+    moert_arrivals.ahead_ns =
+        moert_comm_node(world, world->rank) == 0 ? 0 : difference[CLOCK_TRIES / 2];
     MOERT_MPI_WAIT(world, MPI_Bcast(&moert_arrivals.ahead_ns, 1, MPI_INT64_T, 0, world->node));
     return MOERT_OK;
 }

@@ -55,7 +55,8 @@ static moert_arrival *add_arrival(moert_comm *comm) {
 }
 
 void moert_comm_wait_begin(moert_comm *comm) {
-    moert_arrival *call = moert_arrivals.noting && comm != NULL && comm->size > 1 ? add_arrival(comm) : NULL;
+    moert_arrival *call =
+        moert_arrivals.noting && comm != NULL && comm->size > 1 ? add_arrival(comm) : NULL;
     if (call != NULL)
         *call = (moert_arrival){now(), INT64_MAX};
     moert_phase_wait_begin();

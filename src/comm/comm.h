@@ -16,8 +16,8 @@
 
 typedef struct moert_comm moert_comm;
 
-/* MPI_Init_thread(FUNNELED) unless done, for programs; moert_comm_world() is then &MPI_COMM_WORLD.
- */
+/* MPI_Init_thread(FUNNELED) unless done, for programs; moert_comm_world() is then
+ * &MPI_COMM_WORLD. */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* MPI_Finalize, if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
@@ -63,8 +63,8 @@ moert_status moert_comm_barrier(moert_comm *comm);
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes);
 /* all[size][bytes] */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
-/* all = the pieces of all ranks in rank order, bytes[size]; `mine` may lie at its place in `all`.
- */
+/* all = the pieces of all ranks in rank order, bytes[size]; `mine` may lie at its place in
+ * `all`. */
 moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
                                    void *all);
 /* Rows for rank 0 first, send_rows[size]; received rows of rank 0 first, receive_rows[size]. Pairs

@@ -109,7 +109,10 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
 /* Past 2 GiB NVIDIA's driver fills without end, or somewhere else, and its commands end where a
  * piece does: such ranges of whole floats are left to kernels of ours. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
-enum { SLOW_BYTES = 1 << 20, SHARE = 65536 }; /* SHARE: floats of a team, as in kernels/lib/copy.cl */
+enum {
+    SLOW_BYTES = 1 << 20,
+    SHARE = 65536
+}; /* SHARE: floats of a team, as in kernels/lib/copy.cl */
 
 static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t places) {
     return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && places % sizeof(float) == 0;

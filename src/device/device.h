@@ -5,10 +5,10 @@
  * OpenCL objects).
  *
  * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
- * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every family is
- * preceded by kernels/lib/common.h, which says what the CPU form and the GPU form are. Launches give
- * the number of work-groups only, the kernel the size of one. Families called nvidia_* are for
- * NVIDIA's compiler alone, with -DARENA= for sm_90a (device/nvidia/ptx.h).
+ * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every family
+ * is preceded by kernels/lib/common.h, which says what the CPU form and the GPU form are. Launches
+ * give the number of work-groups only, the kernel the size of one. Families of a directory nvidia/
+ * are for NVIDIA's compiler alone, with -DARENA= for sm_90a (device/nvidia/ptx.h).
  */
 #ifndef MOERT_DEVICE_DEVICE_H
 #define MOERT_DEVICE_DEVICE_H
@@ -112,8 +112,8 @@ static inline moert_argument moert_argument_ulong(uint64_t value) {
 static inline moert_argument moert_argument_float(float value) {
     return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.f32 = value};
 }
-/* Local memory of a work-group; checked against the device's limit (PoCL would abort the process).
- */
+/* Local memory of a work-group; checked against the device's limit (PoCL would abort the
+ * process). */
 static inline moert_argument moert_argument_local(size_t bytes) {
     return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
 }
@@ -123,25 +123,28 @@ static inline moert_argument moert_argument_struct(const void *data, size_t byte
 }
 
 /* One kernel argument by its C type: buffers; int, unsigned and float as such; size_t as ulong. */
+/* clang-format off */
 #define MOERT_ARG(x)                                                                               \
-    _Generic((x), moert_buffer *: moert_argument_buffer, const moert_buffer *: moert_argument_buffer,   \
+    _Generic((x),                                                                                  \
+        moert_buffer *: moert_argument_buffer, const moert_buffer *: moert_argument_buffer,        \
         int: moert_argument_int, unsigned: moert_argument_uint, size_t: moert_argument_ulong,      \
         float: moert_argument_float)(x)
+/* clang-format on */
 
 typedef struct moert_grid {
     size_t x, y, z; /* work-groups; 0 anywhere makes the launch a no-op */
 } moert_grid;
 
 /*
- * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count); does not
- * block. Errors: ERROR_DEVICE (build log in the message), ERROR_UNSUPPORTED (too much local
+ * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count); does
+ * not block. Errors: ERROR_DEVICE (build log in the message), ERROR_UNSUPPORTED (too much local
  * memory), ERROR_INTERNAL (arguments).
  */
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
                           moert_grid grid, const moert_argument *arguments, size_t count);
 
-/* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x), MOERT_ARG(rows))
- */
+/* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
+ * MOERT_ARG(rows)) */
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
@@ -176,8 +179,8 @@ moert_status moert_device_join_in(moert_device *device);
 
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 
-/* The most local memory of a work-group that a family nvidia_* may ask for by -DARENA: 227 KiB less
- * the driver's one. */
+/* The most local memory of a work-group that a family of a directory nvidia/ may ask for by
+ * -DARENA: 227 KiB less the driver's one. */
 enum { MOERT_ARENA_BYTES = 231424 };
 
 /*
@@ -258,8 +261,8 @@ bool moert_recording_is_open(const moert_device *device); /* between start and s
 /* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
 moert_status moert_kernel_source(const char *file, char **text);
 
-/* Path of a file in the folder of the kernel cache, to be freed; NULL if there is no such folder.
- */
+/* Path of a file in the folder of the kernel cache, to be freed; NULL if there is no such
+ * folder. */
 char *moert_cache_file(const char *name);
 
 /* ---- copies ---- */

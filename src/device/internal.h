@@ -62,8 +62,8 @@ struct moert_buffer {
     cl_mem memory;
     size_t bytes;
     uint64_t address; /* on the device, or 0 if nobody has asked */
-    /* Imported: lie side by side, `memory` is the first. Kernels see one buffer, commands do not.
-     */
+    /* Imported: lie side by side, `memory` is the first. Kernels see one buffer, commands do
+     * not. */
     cl_mem *pieces; /* [piece_count], or NULL */
     size_t piece_count, piece_bytes;
 };

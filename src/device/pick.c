@@ -10,9 +10,9 @@
 #include <cpuid.h>
 #endif
 
+#include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "base/config.h"
 #include "device/internal.h"
 
 #ifndef CL_DEVICE_PCI_BUS_INFO_KHR

@@ -33,7 +33,8 @@ static bool is_hopper(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/packed", "lib/roof"};
+static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/packed",
+                                           "lib/roof"};
 
 /* Work-items of a team of the family, see kernels/lib/common.h. */
 static int team_items(const moert_device *device, const char *spec) {

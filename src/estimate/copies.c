@@ -1,11 +1,11 @@
 /* What low precision and packed weights add to the memory of a rank. */
 #include "base/memory.h"
+#include "estimate/parts.h"
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "model/layer_files.h"
 #include "moert/quantize.h"
-#include "estimate/parts.h"
 
 /* ---- copies of weights ---- */
 
@@ -153,7 +153,8 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     const moert_model_config *c = s->config;
     const moert_layer_options options = moert_layer_options_of(c);
     const moert_precision precision = c->precision;
-    const bool rounds = precision != MOERT_PRECISION_F32, ready = moert_precision_takes_wire(&options);
+    const bool rounds = precision != MOERT_PRECISION_F32,
+               ready = moert_precision_takes_wire(&options);
     const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);

@@ -263,8 +263,8 @@ static size_t count_staging(const moert_memory_shape *s) {
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
-/* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every slot's
- * result travels between hosts. */
+/* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every
+ * slot's result travels between hosts. */
 static size_t count_cargo(const moert_memory_shape *s) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;

@@ -1,8 +1,9 @@
 /*
  * What a rank of a training run will allocate, from config.json alone: the sums that the modules
  * make when they create their blocks (layer/block.h), reserve their activations (layer, model) and
- * their windows (exchange), in closed form. tests/unit/estimate/test_memory_estimate.c holds them against
- * what a real model allocates. Memory that OpenCL, MPI and compiled kernels take is not in it.
+ * their windows (exchange), in closed form. tests/unit/estimate/test_memory_estimate.c holds them
+ * against what a real model allocates. Memory that OpenCL, MPI and compiled kernels take is not in
+ * it.
  */
 #ifndef MOERT_ESTIMATE_MEMORY_H
 #define MOERT_ESTIMATE_MEMORY_H

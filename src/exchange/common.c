@@ -1,4 +1,5 @@
-/* What the engines share: agreement of the ranks, the bytes that rows take, the experts of a wave. */
+/* What the engines share: agreement of the ranks, the bytes that rows take, the experts of a
+ * wave. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The exchange: choice of the engine, and the calls that check their buffers and hand over to it.
- */
+/* The exchange: choice of the engine, and the calls that check their buffers and hand over to
+ * it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

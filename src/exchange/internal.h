@@ -135,7 +135,8 @@ struct moert_exchange {
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
-/* Of a row and the word behind the rows that says whose copy it is (kernels/exchange/exchange.cl). */
+/* Of a row and the word behind the rows that says whose copy it is
+ * (kernels/exchange/exchange.cl). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
@@ -157,8 +158,8 @@ moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
 /* Collective: the reason of the lowest rank that has one, on all ranks; "" if none has. */
 void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
-/* ---- kernels (exchange_kernels.c); `reach` is a window's rows (remote = false) or addresses ----
- */
+/* ---- kernels (exchange_kernels.c); `reach` is a window's rows (remote = false) or addresses
+ * ---- */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote);
 /* Of a window with words behind its rows: a row to each rank once, and then, when all ranks have
@@ -179,8 +180,8 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_mov
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
                                         bool remote);
 
-/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h); of no ranks: nobody
- * waits. */
+/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h); of no ranks:
+ * nobody waits. */
 typedef struct moert_meeting {
     const moert_buffer *segments, *verdict;
     struct {

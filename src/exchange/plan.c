@@ -145,13 +145,13 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     const moert_choice *choice = &planner->choice;
     const size_t experts = choice->experts, chunks = chunks_of(choice);
     const moert_grid grid = {chunks, 1, 1}, rows = {experts + 1, 1, 1};
-    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "count_slots", grid, MOERT_ARG(choice->index),
-                        MOERT_ARG((unsigned)choice->tokens), MOERT_ARG((unsigned)choice->topk),
-                        MOERT_ARG((unsigned)experts), MOERT_ARG((unsigned)chunks),
-                        MOERT_ARG(planner->chunks),
+    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "count_slots", grid,
+                        MOERT_ARG(choice->index), MOERT_ARG((unsigned)choice->tokens),
+                        MOERT_ARG((unsigned)choice->topk), MOERT_ARG((unsigned)experts),
+                        MOERT_ARG((unsigned)chunks), MOERT_ARG(planner->chunks),
                         moert_argument_local((experts + 1) * sizeof(uint32_t))));
-    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "scan_chunks", rows, MOERT_ARG(planner->chunks),
-                        MOERT_ARG((unsigned)chunks),
+    MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "scan_chunks", rows,
+                        MOERT_ARG(planner->chunks), MOERT_ARG((unsigned)chunks),
                         MOERT_ARG(moert_staging_buffer(planner->totals))));
     MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
     if (exchange->engine->fetch != NULL)
@@ -236,7 +236,8 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
 
 /* ---- places ---- */
 
-/* table[first_lane..] of kernels/exchange/plan.cl: where this rank's first slot of each expert goes. */
+/* table[first_lane..] of kernels/exchange/plan.cl: where this rank's first slot of each expert
+ * goes. */
 static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
     uint64_t position = 0;
     for (size_t owner = 0; owner < plan->ranks; owner++) {

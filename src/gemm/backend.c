@@ -8,7 +8,9 @@
 #define NVIDIA_ENTRY(entry, argument)    .entry = moert_nvidia_##entry,
 #define ENTRIES_reference                MOERT_OPS_TABLE(REFERENCE_ENTRY)
 #define ENTRIES_portable                 MOERT_OPS_TABLE(PORTABLE_ENTRY)
-#define ENTRIES_nvidia                   MOERT_PRODUCTS_TABLE(NVIDIA_ENTRY) MOERT_OTHERS_TABLE(PORTABLE_ENTRY)
+#define ENTRIES_nvidia                                                                             \
+    MOERT_PRODUCTS_TABLE(NVIDIA_ENTRY)                                                             \
+    MOERT_OTHERS_TABLE(PORTABLE_ENTRY)
 
 static const moert_backend backends[] = {
 #define MOERT_BACKEND_ROW(NAME, word, pack)                                                        \

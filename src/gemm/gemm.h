@@ -10,11 +10,11 @@
  * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
  * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
  * in order. With `accumulate` the chain starts from the old value instead of 0. Of bf16, CPUs with
- * AMX add 32 products at a time (kernels/gemm/amx.h) unless MOERT_BF16 says otherwise. Reference and
- * portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor cores
- * add bf16 products in an order of their own, which is the same for a row in any company and in
- * every run, and the old value last. So do Hopper's with float32 factors that they may `split`: to
- * 2^-20 of the sum of the magnitudes of 7168 products; factors that are infinite, or round to
+ * AMX add 32 products at a time (kernels/gemm/amx.h) unless MOERT_BF16 says otherwise. Reference
+ * and portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor
+ * cores add bf16 products in an order of their own, which is the same for a row in any company and
+ * in every run, and the old value last. So do Hopper's with float32 factors that they may `split`:
+ * to 2^-20 of the sum of the magnitudes of 7168 products; factors that are infinite, or round to
  * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
@@ -202,8 +202,8 @@ moert_status moert_glu_backward(const moert_glu *glu);
 typedef struct moert_gemm_glu {
     moert_gemm gemm;
     moert_glu glu;
-    bool drop_v; /* nobody needs v: it holds anything afterwards, and is written as little as can be
-                  */
+    bool drop_v; /* v is not needed: its contents are unspecified afterwards, and most of it is not
+                    written */
 } moert_gemm_glu;
 
 moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused);

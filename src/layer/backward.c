@@ -15,8 +15,8 @@ static moert_status place_dv(moert_mesh *mesh, moert_number from, moert_number t
                                              moert_factor_floats(type, n), dv);
 }
 
-/* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to `dprob`.
- */
+/* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to
+ * `dprob`. */
 static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                       const moert_part *part) {
     const moert_layer_options *o = &layer->options;
@@ -220,8 +220,8 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     return moert_block_dgrad(dense, DENSE_SHARED_W1, &gemm);
 }
 
-/* The received rows of dy, and room for what is made of them. All ranks of the EP group fail alike.
- */
+/* The received rows of dy, and room for what is made of them. All ranks of the EP group fail
+ * alike. */
 static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_window **out,
                             moert_window **dprob, moert_buffer **dweight) {
     moert_mesh *mesh = layer->mesh;

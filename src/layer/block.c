@@ -276,8 +276,7 @@ moert_status moert_block_reduce_wait(moert_block *block) {
     const size_t count = moert_block_slice(block, &first);
     if (block->sum == NULL)
         return MOERT_OK;
-    moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS
-                                          : MOERT_PHASE_REDUCE_REPLICAS);
+    moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS);
     MOERT_TRY(moert_tree_sum_wait(block->sum));
     block->sum = NULL;
     MOERT_TRY(moert_buffer_unmap(rows_of(block), block->mapped));

@@ -25,9 +25,9 @@
 
 #include "comm/tree_sum.h"
 #include "device/device.h"
+#include "gemm/gemm.h"
 #include "moert/layer.h"
 #include "nn/nn.h"
-#include "gemm/gemm.h"
 #include "router/router.h"
 
 typedef struct moert_block_tensor {

@@ -3,8 +3,8 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "moert/quantize.h"
 #include "gemm/gemm.h"
+#include "moert/quantize.h"
 
 moert_number moert_factor_type(moert_precision dense) {
     return dense == MOERT_PRECISION_F32 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;

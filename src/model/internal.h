@@ -4,9 +4,9 @@
 
 #include <math.h>
 
+#include "attention/attention.h"
 #include "layer/factor.h"
 #include "model/model.h"
-#include "attention/attention.h"
 #include "nn/nn.h"
 
 /* Tensors of an attention block and of the outer block, in order. */

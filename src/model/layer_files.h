@@ -41,8 +41,8 @@ moert_status moert_layer_check_files(const moert_model_config *config, const moe
 moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slices, size_t count,
                               const moert_tensors *files);
 
-/* Writes this rank's gradients as "grad." + name; replicated ones only when asked. Not collective.
- */
+/* Writes this rank's gradients as "grad." + name; replicated ones only when asked. Not
+ * collective. */
 moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices,
                                        size_t count, bool replicated, moert_tensor_writer *writer);
 

@@ -4,7 +4,8 @@
 #include "base/memory.h"
 
 enum {
-    COLUMNS = 256, /* of a work-group of the gradient; in the GPU form a step of kernels/lib/common.h */
+    COLUMNS =
+        256, /* of a work-group of the gradient; in the GPU form a step of kernels/lib/common.h */
     GPU_COLUMNS = 128,
     GPU_TEAMS = 16384, /* on GPUs, that share out the groups' rows */
 };

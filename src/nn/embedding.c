@@ -14,8 +14,8 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
     moert_device *device = moert_buffer_device(x);
     const moert_grid grid = {moert_ceil_div(tokens, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1};
     moert_profile_work(device, "nn/embedding", 0.0, 2 * sizeof(float) * (double)(tokens * hidden));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_forward", grid,
-                     MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x), MOERT_ARG(tokens),
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_forward",
+                     grid, MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x), MOERT_ARG(tokens),
                      MOERT_ARG(hidden));
 }
 
@@ -28,8 +28,8 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
                              sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
     moert_profile_work(device, "nn/embedding", 0.0,
                        sizeof(float) * (double)(sequences * (length + rows) * hidden));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward", grid,
-                     MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial), MOERT_ARG(length),
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
+                     grid, MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial), MOERT_ARG(length),
                      MOERT_ARG(hidden), MOERT_ARG(first_row), MOERT_ARG(rows), MOERT_ARG(share));
 }
 

@@ -1,7 +1,7 @@
 /*
  * The dense operations of a transformer on the device, but for GEMMs and attention: embedding,
- * RMSNorm, rotary positions, cross-entropy, and the optimizer's. float32, row-major, portable OpenCL
- * kernels (kernels/lib/common.h) unless said otherwise.
+ * RMSNorm, rotary positions, cross-entropy, and the optimizer's. float32, row-major, portable
+ * OpenCL kernels (kernels/lib/common.h) unless said otherwise.
  *
  * Bits: a row's or a sequence's result depends on that row or sequence alone. Parameter gradients
  * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
@@ -146,8 +146,8 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
 
 /* ---- sums ---- */
 
-/* Local part of the tree over sequences: partial[at.span.count, n] is reduced to the span's nodes.
- */
+/* Local part of the tree over sequences: partial[at.span.count, n] is reduced to the span's
+ * nodes. */
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial);
 

@@ -124,7 +124,8 @@ static moert_status sum_stretch(const moert_squares *squares, size_t index, size
     if (first >= end)
         return MOERT_OK;
     const double share = (double)(end - first) / (double)(last - at->chunk);
-    moert_profile_work(squares->device, "nn/reduce", 0.0, sizeof(float) * share * (double)at->floats);
+    moert_profile_work(squares->device, "nn/reduce", 0.0,
+                       sizeof(float) * share * (double)at->floats);
     return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "nn/reduce", at->odd),
                      "sum_squares", ((moert_grid){end - first, 1, 1}), MOERT_ARG(at->buffer),
                      MOERT_ARG(squares->table), MOERT_ARG((unsigned)at->first),

@@ -1,6 +1,6 @@
 /* Between quantised operands of ops and plain ones. */
-#include "quant/decode.h"
 #include "op/converted.h"
+#include "quant/decode.h"
 
 static moert_groups groups_of(const moert_op_buffers *b, const moert_conversion *c) {
     return (moert_groups){c->as->by_ends ? b->ends : c->ends, c->as->groups, c->as->rows};

@@ -62,8 +62,8 @@ static bool is_taken(const moert_op *op, const moert_op_quantized *q) {
 }
 
 /* What the operand becomes in the inner op: tensor cores take bf16 factors, which hold the values
- * of every format that comes here, elements of 4 significant bits at most times scales of as many.
- */
+ * of every format that comes here, elements of 4 significant bits at most times scales of as
+ * many. */
 static moert_number value_type(const moert_op *op, bool result) {
     return op->backend == &moert_op_backend_nvidia && !result ? MOERT_NUMBER_BF16
                                                               : MOERT_NUMBER_F32;
@@ -199,8 +199,8 @@ static moert_status create(moert_op *op) {
     bool folds = false, ahead = false;
     MOERT_TRY(MOERT_NEW(&state));
     op->state = state;
-    state->by = op->backend == &moert_op_backend_reference ? &moert_quant_reference
-                                                           : &moert_quant_portable;
+    state->by =
+        op->backend == &moert_op_backend_reference ? &moert_quant_reference : &moert_quant_portable;
     for (size_t i = 0; i < op->quantized_count; i++) {
         const moert_op_quantized *q = &op->quantized[i];
         folds = folds || q->global != MOERT_OP_BUFFERS;

@@ -19,7 +19,8 @@ typedef struct moert_conversion {
 } moert_conversion;
 
 /* Tiled scales to linear ones or back. */
-moert_status moert_conversion_move_scales(const moert_quant_backend *by, const moert_op_buffers *buffers,
+moert_status moert_conversion_move_scales(const moert_quant_backend *by,
+                                          const moert_op_buffers *buffers,
                                           const moert_conversion *c, moert_buffer *linear,
                                           moert_buffer *tiled, bool to_tiles);
 /* The `values` of a factor, without the global scale. */

@@ -35,8 +35,8 @@ static const char *refusal(const moert_op_backend *backend, const moert_op *op) 
     return part->refuse != NULL ? part->refuse(op) : NULL;
 }
 
-/* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the backend.
- */
+/* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the
+ * backend. */
 static const char *automatic_refusal(const moert_op_backend *backend, const moert_op *op) {
     return part_for(backend, op) == backend ? refusal(backend, op) : "FP8 factors when it is named";
 }

@@ -2,10 +2,10 @@
 #ifndef MOERT_OP_OP_H
 #define MOERT_OP_OP_H
 
-#include "device/device.h"
 #include "base/number.h"
-#include "moert/ops.h"
+#include "device/device.h"
 #include "gemm/gemm.h"
+#include "moert/ops.h"
 
 typedef enum moert_op_buffer {
 #define MOERT_OP_BUFFER_ENUM(name) MOERT_OP_BUFFER_##name,

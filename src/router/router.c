@@ -1,6 +1,6 @@
 /*
- * Checks the router's options and launches its kernels (kernels/router/router.cl has the formulas). The
- * losses' host side is in losses.c.
+ * Checks the router's options and launches its kernels (kernels/router/router.cl has the formulas).
+ * The losses' host side is in losses.c.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,8 +11,8 @@
 
 enum { MOST_EXPERTS = 1024 };
 
-/* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that length are
- * in local memory, have several. `block` tokens are a team's. */
+/* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that
+ * length are in local memory, have several. `block` tokens are a team's. */
 typedef struct build {
     const char *program;
     const char *aligned; /* see MOERT_PROGRAM(); for the backward: the forward is slower so */
@@ -23,8 +23,9 @@ typedef struct build {
 static build choose_build(const moert_device *device, size_t experts) {
 #define BUILD(block, most, columns)                                                                \
     {                                                                                              \
-        "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                         \
-            "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most, columns   \
+        "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                  \
+            "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most,    \
+            columns                                                                                \
     }
     static const build cpu = BUILD(16, 1024, 1024);
     static const build gpu[] = {BUILD(1, 128, 128), BUILD(1, 256, 128), BUILD(1, 512, 128),

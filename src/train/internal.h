@@ -31,12 +31,11 @@ void moert_trainer_free(moert_trainer *t);
 
 /* Goes on from the checkpoint that the options name, if any; which must be one of the run's folder
  * if that has any, unless no step is to be done. Errors: those of moert_checkpoint_load,
- * ERROR_MISMATCH (another run's), ERROR_USAGE. Collective.
- */
+ * ERROR_MISMATCH (another run's), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
 
-/* Runs sequences [first, first + count) of the step, or of the held-out part, forward. Collective.
- */
+/* Runs sequences [first, first + count) of the step, or of the held-out part, forward.
+ * Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
 /* Losses and gradients of one step; means over the micro-batches, in order. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);

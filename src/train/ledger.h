@@ -6,8 +6,8 @@
  * those of rows one for each layer:
  *   {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [], ..., "host": []},
  *    "rows": {"min": [], "mean": [], "max": []}}
- * Operations are those of device/profile/profile.h that took time, in ms; with "host" they add up to
- * step_ms. Waited is what of them was spent in messages until the last of the others came.
+ * Operations are those of device/profile/profile.h that took time, in ms; with "host" they add up
+ * to step_ms. Waited is what of them was spent in messages until the last of the others came.
  *
  * profile-ranks.json, at the end, means over the steps; row = this rank, column = the other one:
  *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],

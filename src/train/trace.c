@@ -53,8 +53,8 @@ static int row_of(const moert_profile_span *span) {
 }
 
 static void observe(void *context, const moert_profile_span *span) {
-    add(context, row_of(span), moert_operation_text(span->operation), moert_phase_name(span->phase), span->start_ns,
-        span->end_ns);
+    add(context, row_of(span), moert_operation_text(span->operation), moert_phase_name(span->phase),
+        span->start_ns, span->end_ns);
 }
 
 void moert_trace_step(moert_trace *trace, uint64_t step, uint64_t start_ns, uint64_t end_ns) {

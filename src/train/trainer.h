@@ -5,8 +5,8 @@
 #ifndef MOERT_TRAIN_TRAINER_H
 #define MOERT_TRAIN_TRAINER_H
 
-#include "train/checkpoint.h"
 #include "data/data.h"
+#include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/op/run.h"
 #include "support/gemm/product.h"
+#include "support/op/run.h"
 #include "support/suite.h"
 
 static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,

@@ -63,8 +63,8 @@ static void report(void) {
 
 /* ---- what every call owes ---- */
 
-/* The status of a call: that it is one which the header gives, with a message that names something.
- */
+/* The status of a call: that it is one which the header gives, with a message that names
+ * something. */
 static moert_status judge(const char *call, moert_status status) {
     const char *const text = moert_last_error();
     bool named = strncmp(text, "op: ", 4) == 0 || strncmp(text, "group ", 6) == 0;

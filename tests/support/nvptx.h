@@ -1,6 +1,7 @@
 /* Work-item functions for clang's NVPTX target, which has no OpenCL library of its own. */
-#define get_local_id(i)   ((uint)__nvvm_read_ptx_sreg_tid_x())
-#define get_global_id(i)  ((ulong)get_group_id(i) * (uint)__nvvm_read_ptx_sreg_ntid_x() + get_local_id(i))
+#define get_local_id(i) ((uint)__nvvm_read_ptx_sreg_tid_x())
+#define get_global_id(i)                                                                           \
+    ((ulong)get_group_id(i) * (uint)__nvvm_read_ptx_sreg_ntid_x() + get_local_id(i))
 #define OF_AXIS(i, what)  ((uint)((i) == 0 ? what##_x() : (i) == 1 ? what##_y() : what##_z()))
 #define get_group_id(i)   OF_AXIS(i, __nvvm_read_ptx_sreg_ctaid)
 #define get_num_groups(i) OF_AXIS(i, __nvvm_read_ptx_sreg_nctaid)

@@ -1,24 +1,35 @@
 /*
- * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention.cl on factors rounded to bf16, with
- * float32 sums. Scores are in units of log 2: q is rounded times scale / log 2, so that p = 2^(score - maximum).
+ * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention.cl on factors
+ * rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times scale / log
+ * 2, so that p = 2^(score - maximum).
  *
- *                 64 rows of a block         A work-group owns 128 rows of a head of a sequence: queries in FORWARD and
- *               +--------------------+       BACKWARD_Q, keys in BACKWARD_KV. Warps 4-7 and 8-11, its consumers, have 64
- *   64 own rows | score, p, dp or ds |       of them each and pass over the other side in blocks of 64 rows, which one
- *               +--------------------+       thread of warps 0-3 brings by TMA into a ring of stages, as far ahead as
- *   64 own rows | sums, HEAD_SIZE    |       there is room. A product is four or eight wgmma, its results are registers;
- *               +--------------------+       those of a score are, rounded, the first factor of the next product.
+ * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
+ * BACKWARD_KV. Warps 4-7 and 8-11, its consumers, have 64 of them each and pass over the other side
+ * in blocks of 64 rows, which one thread of warps 0-3 brings by TMA into a ring of stages, as far
+ * ahead as there is room:
  *
- *   FORWARD      stages K, V, K, V ..:  out += p V of a block runs beside score = q K' of the next one and its softmax
+ *                 64 rows of a block
+ *               +--------------------+
+ *   64 own rows | score, p, dp or ds |
+ *               +--------------------+
+ *   64 own rows | sums, HEAD_SIZE    |
+ *               +--------------------+
+ *
+ * A product is four or eight wgmma, its results are registers; those of a score are, rounded, the
+ * first factor of the next product.
+ *
+ *   FORWARD      stages K, V, K, V ..:  out += p V of a block runs beside score = q K' of the next
+ *                one and its softmax
  *   BACKWARD_Q   stages K, V, K, V ..:  dq += ds K beside q K' and dout V' of the next block
- *   BACKWARD_KV  stages of Q, dout and 64 lse and delta, for all heads of a group in order:  dv += p dout and dk += ds Q
+ *   BACKWARD_KV  stages of Q, dout and 64 lse and delta, for all heads of a group in order:
+ *                dv += p dout and dk += ds Q
  *
- * `rows` is the tensor [sequences, length, columns] of bf16 that attention_round.cl makes: k and v of all heads side by
- * side, then q and dout. Rows past a sequence's end are zero. Its stats [sequences,heads,blocks,2,64] are lse / log 2
- * and delta.
+ * `rows` is the tensor [sequences, length, columns] of bf16 that attention_round.cl makes: k and v
+ * of all heads side by side, then q and dout. Rows past a sequence's end are zero. Its stats
+ * [sequences,heads,blocks,2,64] are lse / log 2 and delta.
  * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384.
- * Deterministic: no tile depends on another, blocks are summed in order; a sequence's result depends on it alone.
- * Required: PASS (0 to 2 as above), HEAD_SIZE (64 or 128), ARENA.
+ * Deterministic: no tile depends on another, blocks are summed in order; a sequence's result
+ * depends on it alone. Required: PASS (0 to 2 as above), HEAD_SIZE (64 or 128), ARENA.
  */
 #if !defined(PASS) || !defined(HEAD_SIZE)
 #error "PASS and HEAD_SIZE must be defined"
@@ -38,7 +49,8 @@
 #define STAGES      8
 #define STAGE_BYTES BLOCK_BYTES
 #endif
-#define KEPT_BYTES (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* of the own rows, q and dout or k and v */
+#define KEPT_BYTES                                                                                 \
+    (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* of the own rows, q and dout or k and v */
 /* Offsets in the arena. */
 #define STAGES_AT KEPT_BYTES
 #define STATS_AT  (STAGES_AT + STAGES * STAGE_BYTES)
@@ -46,7 +58,8 @@
 #define EMPTY_AT  (FULL_AT + 8 * STAGES)
 #define KEPT_AT   (EMPTY_AT + 8 * STAGES)
 
-/* What a work-group owns: rows from `first` on of a head, or of keys and values' head, of a sequence. */
+/* What a work-group owns: rows from `first` on of a head, or of keys and values' head, of a
+ * sequence. */
 typedef struct place {
     int length, heads, kv_heads, sequence, head, first;
 } place;
@@ -55,37 +68,34 @@ typedef struct place {
 typedef struct tensors {
     float scale;
     global const float *q, *stats; /* q: of FORWARD */
-    global float *result, *other; /* out and lse; dq; dk and dv */
-    global ushort *codes;         /* of out, in FORWARD, or null */
+    global float *result, *other;  /* out and lse; dq; dk and dv */
+    global ushort *codes;          /* of out, in FORWARD, or null */
 } tensors;
 
-/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many heads. */
-INLINE void store_rows(const float *sums, const float *factor, place at, int first, int heads, global float *x)
-{
+/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many
+ * heads. */
+INLINE void store_rows(const float *sums, const float *factor, place at, int first, int heads,
+                       global float *x) {
     const size_t stride = heads * HEAD_SIZE;
     x += ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
     store_rows_at(sums, factor, at.length - first, x, stride);
 }
 
-INLINE uint stage_at(uint base, uint step)
-{
+INLINE uint stage_at(uint base, uint step) {
     return base + STAGES_AT + step % STAGES * STAGE_BYTES;
 }
 
-INLINE void await_full(uint base, uint step)
-{
+INLINE void await_full(uint base, uint step) {
     await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
 }
 
 /* Gives the stage of a step back; the warps of a consumer run products together. */
-INLINE void give_back(uint base, uint step)
-{
+INLINE void give_back(uint base, uint step) {
     arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }
 
 /* The barrier that the next step's loads count at, once its stage is free. */
-INLINE uint claim_stage(uint base, uint step, uint bytes)
-{
+INLINE uint claim_stage(uint base, uint step, uint bytes) {
     if (step >= STAGES)
         await(base + EMPTY_AT + 8 * (step % STAGES), step / STAGES - 1);
     const uint full = base + FULL_AT + 8 * (step % STAGES);
@@ -93,24 +103,22 @@ INLINE uint claim_stage(uint base, uint step, uint bytes)
     return full;
 }
 
-/* How many blocks there are, and how many of them are before the end of the 64 rows from `first` on. */
-INLINE int blocks_of(int length)
-{
+/* How many blocks there are, and how many of them are before the end of the 64 rows from `first`
+ * on. */
+INLINE int blocks_of(int length) {
     return (length + ROWS - 1) / ROWS;
 }
 
-INLINE int blocks_until(place at, int first)
-{
+INLINE int blocks_until(place at, int first) {
     return min(blocks_of(at.length), first / ROWS + 1);
 }
 
 /* Loads the own rows of two tensors from their columns of the head on. */
-INLINE void load_kept(place at, ulong map, uint base, int column, int next_column)
-{
+INLINE void load_kept(place at, ulong map, uint base, int column, int next_column) {
     expect(base + KEPT_AT, KEPT_BYTES);
     for (int i = 0; i < 4; i++)
-        load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column, at.first + i % 2 * ROWS, at.sequence,
-                   base + KEPT_AT);
+        load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column,
+                   at.first + i % 2 * ROWS, at.sequence, base + KEPT_AT);
 }
 
 #if PASS == BACKWARD_KV
@@ -120,8 +128,7 @@ INLINE void load_kept(place at, ulong map, uint base, int column, int next_colum
 #endif
 
 /* Number `tile` in the order in which those with the most work come first. */
-INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequences)
-{
+INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequences) {
     const int each = PASS == BACKWARD_KV ? kv_heads : heads, nth = tile / each / sequences;
     const int first = (PASS == BACKWARD_KV ? nth : (length + OWN - 1) / OWN - 1 - nth) * OWN;
     const place at = {length, heads, kv_heads, tile / each % sequences, tile % each, first};
@@ -134,12 +141,12 @@ INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequenc
 #define NEXT(tile) tiles /* none */
 #endif
 
-/* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may be less. */
-kernel __attribute__((reqd_work_group_size(384, 1, 1)))
-void nvidia_attention(tensor_map rows, int tiles, int length, int heads, int kv_heads, int sequences, float scale,
-                      global const float *q, global const float *scratch, ulong stats_at, global float *result,
-                      global float *other, global ushort *codes)
-{
+/* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may
+ * be less. */
+kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
+    tensor_map rows, int tiles, int length, int heads, int kv_heads, int sequences, float scale,
+    global const float *q, global const float *scratch, ulong stats_at, global float *result,
+    global float *other, global ushort *codes) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const tensors t = {scale, q, scratch + stats_at, result, other, codes};
@@ -157,11 +164,12 @@ void nvidia_attention(tensor_map rows, int tiles, int length, int heads, int kv_
         release_registers(24);
         if (thread == 0)
             for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
-                step = produce(place_of(tile, length, heads, kv_heads, sequences), t, MAP_ADDRESS(nvidia_attention, 0),
-                               base, step);
+                step = produce(place_of(tile, length, heads, kv_heads, sequences), t,
+                               MAP_ADDRESS(nvidia_attention, 0), base, step);
     } else {
         claim_registers(240);
         for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
-            step = consume(place_of(tile, length, heads, kv_heads, sequences), t, base, arena, step);
+            step =
+                consume(place_of(tile, length, heads, kv_heads, sequences), t, base, arena, step);
     }
 }

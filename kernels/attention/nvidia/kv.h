@@ -1,49 +1,51 @@
 /* The pass of nvidia_attention.cl that owns keys and values: BACKWARD_KV. */
 
 /* Queries from the first that sees a key on, for each head of the group. */
-INLINE uint produce(place at, tensors t, ulong map, uint base, uint step)
-{
-    const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads, q_column = 2 * at.kv_heads;
+INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
+    const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads,
+              q_column = 2 * at.kv_heads;
     load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
     for (int head = at.head * group; head < (at.head + 1) * group; head++)
         ROLLED for (int block = at.first / ROWS; block < blocks; block++, step++) {
             const uint full = claim_stage(base, step, STAGE_BYTES + 512), to = stage_at(base, step);
             load_block(to, map, (q_column + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
-            load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE, block * ROWS, at.sequence, full);
+            load_block(to + BLOCK_BYTES, map, (q_column + at.heads + head) * HEAD_SIZE,
+                       block * ROWS, at.sequence, full);
             load_bytes(base + STATS_AT + step % STAGES * 512,
-                       t.stats + (((size_t)at.sequence * at.heads + head) * blocks + block) * 2 * ROWS, 512, full);
+                       t.stats +
+                           (((size_t)at.sequence * at.heads + head) * blocks + block) * 2 * ROWS,
+                       512, full);
         }
     return step;
 }
 
-/* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first query. */
-INLINE void exponentiate(float *score, local const float *normaliser, int ahead)
-{
+/* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first
+ * query. */
+INLINE void exponentiate(float *score, local const float *normaliser, int ahead) {
     if (ahead >= 0)
-        UNROLL for (int i = 0; i < 32; i++)
+        UNROLL_FOR(int i = 0; i < 32; i++)
             if (ahead + own_row() + i / 2 % 2 * 8 > own_column(i / 4) + i % 2)
                 score[i] = -INFINITY;
-    UNROLL for (int j = 0; j < 8; j++) {
+    UNROLL_FOR(int j = 0; j < 8; j++) {
         const float2 of = *(local const float2 *)(normaliser + own_column(j));
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLL_FOR(int i = 0; i < 4; i++)
             score[4 * j + i] = exp2_of(score[4 * j + i] - (i % 2 ? of.y : of.x));
     }
 }
 
 /* Those, in `score`, to ds. */
-INLINE void differentiate(float *score, const float *dscore, local const float *delta)
-{
-    UNROLL for (int j = 0; j < 8; j++) {
+INLINE void differentiate(float *score, const float *dscore, local const float *delta) {
+    UNROLL_FOR(int j = 0; j < 8; j++) {
         const float2 of = *(local const float2 *)(delta + own_column(j));
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLL_FOR(int i = 0; i < 4; i++)
             score[4 * j + i] *= dscore[4 * j + i] - (i % 2 ? of.y : of.x);
     }
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
-{
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
-    const int blocks = blocks_of(at.length) - at.first / ROWS, steps = blocks * (at.heads / at.kv_heads);
+    const int blocks = blocks_of(at.length) - at.first / ROWS,
+              steps = blocks * (at.heads / at.kv_heads);
     const uint k = base + consumer * BLOCK_BYTES, v = k + 2 * BLOCK_BYTES;
     float dksums[HEAD_SIZE / 2], dvsums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4], dweights[4][4];
@@ -76,7 +78,8 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
         wgmma_wait(0); /* nothing else may use the weights' registers before */
         give_back(base, step);
     } while (++step < (uint)steps);
-    const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
+    const float factor[2] = {LN2, LN2},
+                one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
     store_rows(dksums, factor, at, anew(first), at.kv_heads, t.result);
     store_rows(dvsums, one, at, anew(first), at.kv_heads, t.other);
     return step;

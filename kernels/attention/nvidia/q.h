@@ -1,42 +1,43 @@
 /* The passes of nvidia_attention.cl that own queries: FORWARD and BACKWARD_Q. */
 
 /* Brings the blocks from number `step` on; gives the next number. */
-INLINE uint produce(place at, tensors t, ulong map, uint base, uint step)
-{
-    const int blocks = blocks_until(at, at.first + ROWS), kv_head = at.head / (at.heads / at.kv_heads);
+INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
+    const int blocks = blocks_until(at, at.first + ROWS),
+              kv_head = at.head / (at.heads / at.kv_heads);
     if (PASS == BACKWARD_Q)
-        load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE, (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
+        load_kept(at, map, base, (2 * at.kv_heads + at.head) * HEAD_SIZE,
+                  (2 * at.kv_heads + at.heads + at.head) * HEAD_SIZE);
     ROLLED for (int i = 0; i < 2 * blocks; i++, step++) {
         const uint full = claim_stage(base, step, BLOCK_BYTES);
-        load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE, i / 2 * ROWS, at.sequence, full);
+        load_block(stage_at(base, step), map, (i % 2 * at.kv_heads + kv_head) * HEAD_SIZE,
+                   i / 2 * ROWS, at.sequence, full);
     }
     return step;
 }
 
 /* Scores of later keys than the query, where the own rows are those of the block. */
-INLINE void hide_later(float *score)
-{
-    UNROLL for (int i = 0; i < 32; i++)
+INLINE void hide_later(float *score) {
+    UNROLL_FOR(int i = 0; i < 32; i++)
         if (own_column(i / 4) + i % 2 > own_row() + i / 2 % 2 * 8)
             score[i] = -INFINITY;
 }
 
 #if PASS == FORWARD
-#define SLACK 8.0f /* by so much scores pass the maximum that weights refer to before it moves, which has a price */
+/* By so much scores pass the maximum that weights refer to before it moves, which has a price. */
+#define SLACK 8.0f
 
-/* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones. `diagonal`: own rows
- * are the block's. */
-INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep)
-{
+/* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones.
+ * `diagonal`: own rows are the block's. */
+INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep) {
     if (diagonal)
         hide_later(score);
-    UNROLL for (int side = 0; side < 2; side++) {
+    UNROLL_FOR(int side = 0; side < 2; side++) {
         float highest = maximum[side], sum = 0.0f;
-        UNROLL for (int j = 0; j < 16; j++)
+        UNROLL_FOR(int j = 0; j < 16; j++)
             highest = larger(highest, score[j / 2 * 4 + 2 * side + j % 2]);
         highest = row_max(highest);
         highest = highest > maximum[side] + SLACK ? highest : maximum[side];
-        UNROLL for (int j = 0; j < 16; j++) {
+        UNROLL_FOR(int j = 0; j < 16; j++) {
             float *s = score + j / 2 * 4 + 2 * side + j % 2;
             *s = exp2_of(*s - highest);
             sum += *s;
@@ -47,14 +48,15 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
     }
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
-{
-    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS, blocks = blocks_until(at, first);
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+    const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS,
+              blocks = blocks_until(at, first);
     const uint end = step + 2 * blocks_until(at, at.first + ROWS); /* of both consumers */
     const int count = at.length - first;
     const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
-    float maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, keep[2], sums[HEAD_SIZE / 2], score[32];
+    float maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, keep[2],
+          sums[HEAD_SIZE / 2], score[32];
     uint own[STEPS][4], weights[4][4];
     load_rows(own, t.q + from, stride, count, t.scale * LOG2E);
     clear(sums);
@@ -82,7 +84,7 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
         give_back(base, v);
         round_weights(score, weights);
         if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
-            UNROLL for (int i = 0; i < HEAD_SIZE / 2; i++)
+            UNROLL_FOR(int i = 0; i < HEAD_SIZE / 2; i++)
                 sums[i] *= keep[i / 2 % 2];
     }
     step += 2 * blocks - 1;
@@ -96,7 +98,7 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
         await_full(base, step);
         give_back(base, step);
     }
-    UNROLL for (int side = 0; side < 2; side++) {
+    UNROLL_FOR(int side = 0; side < 2; side++) {
         const float all = row_sum(total[side]);
         const int own_side = own_row() + 8 * side;
         if (own_side < count && get_local_id(0) % 4 == 0)
@@ -111,24 +113,26 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
 
 #elif PASS == BACKWARD_Q
 /* Scores to ds by the own rows' lse and delta. `diagonal`: own rows are the block's. */
-INLINE void differentiate(float *score, const float *dscore, bool diagonal, const float *normaliser, const float *delta)
-{
+INLINE void differentiate(float *score, const float *dscore, bool diagonal, const float *normaliser,
+                          const float *delta) {
     if (diagonal)
         hide_later(score);
-    UNROLL for (int i = 0; i < 32; i++)
+    UNROLL_FOR(int i = 0; i < 32; i++)
         score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step)
-{
-    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS, all = blocks_of(at.length);
+INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+    const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS,
+              all = blocks_of(at.length);
     const int blocks = blocks_until(at, first);
     const uint q = base + consumer * BLOCK_BYTES, dout = q + 2 * BLOCK_BYTES;
     global const float *stats =
-        t.stats + (((size_t)at.sequence * at.heads + at.head) * all + min(first / ROWS, all - 1)) * 2 * ROWS + own_row();
+        t.stats +
+        (((size_t)at.sequence * at.heads + at.head) * all + min(first / ROWS, all - 1)) * 2 * ROWS +
+        own_row();
     float normaliser[2], delta[2], sums[HEAD_SIZE / 2], score[32], dscore[32];
     uint weights[4][4];
-    UNROLL for (int side = 0; side < 2; side++) {
+    UNROLL_FOR(int side = 0; side < 2; side++) {
         normaliser[side] = stats[8 * side];
         delta[side] = stats[ROWS + 8 * side];
     }

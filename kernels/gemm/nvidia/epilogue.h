@@ -1,33 +1,41 @@
 /*
  * Included by nvidia_gemm.cl and nvidia_mma.cl: what becomes of the sums of a tile, in registers.
  *
- *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);  without one (sum alpha[g]) factor[line]
- *   v = fma(beta[g], old value, v), unless beta[g] is 0;  of a group without terms beta[g] times the old value
+ *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);
+ *                      without one (sum alpha[g]) factor[line]
+ *   v = fma(beta[g], old value, v), unless beta[g] is 0;
+ *                      of a group without terms beta[g] times the old value
  *
- * With GLU half of the columns are gates, then come their ups, a gate and its up in the same thread:
+ * With GLU half of the columns are gates, then come their ups, a gate and its up in the same
+ * thread:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
- *   h = factor[line] (clamp(u, -limit, limit) + offset) gc sigmoid(alpha gc),  gc = min(g, limit)    (glu.h)
+ *   h = factor[line] (clamp(u, -limit, limit) + offset) gc sigmoid(alpha gc)         (glu.h)
+ *       with gc = min(g, limit)
  *
- * and h is the result, of as many columns as there are gates. v has gates and ups in runs of RUN columns (0: all of one,
- * then all of the other), gates first unless SWAPPED. amax[g] = the largest |result| before rounding; NaN stays. The
- * maximum of floats is that of their bits as integers, which has no order.
+ * and h is the result, of as many columns as there are gates. v has gates and ups in runs of RUN
+ * columns (0: all of one, then all of the other), gates first unless SWAPPED. amax[g] = the largest
+ * |result| before rounding; NaN stays. The maximum of floats is that of their bits as integers,
+ * which has no order.
  *
- * Of the 16 lines and SPAN columns of a warp a thread has, in sum[4 j + 2 i] and the next, line lane / 4 + 8 i at columns
- * 8 j + 2 (lane mod 4) and the next.
+ * Of the 16 lines and SPAN columns of a warp a thread has, in sum[4 j + 2 i] and the next, line
+ * lane / 4 + 8 i at columns 8 j + 2 (lane mod 4) and the next.
  *
- * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED (0, 1);
- * BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32); from the including file tile and SPAN, a multiple of 64.
+ * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, FACTOR, AMAX, GLU,
+ * V, SWAPPED (0, 1); BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32); from the including file tile and
+ * SPAN, a multiple of 64.
  */
-#if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) || !defined(BIAS) || !defined(FACTOR) || \
-    !defined(AMAX) || !defined(GLU) || !defined(V) || !defined(SWAPPED) || !defined(BETA) || !defined(RUN)
-#error "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED, BETA and RUN must be defined"
+#if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) ||              \
+    !defined(BIAS) || !defined(FACTOR) || !defined(AMAX) || !defined(GLU) || !defined(V) ||        \
+    !defined(SWAPPED) || !defined(BETA) || !defined(RUN)
+#error "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED, BETA, RUN are needed"
 #endif
 #ifndef KEEPS_F32
 #define KEEPS_F32 0 /* float32 results are left in the place of the sums, as others are */
 #endif
 #ifndef KEEPS_V
-#define KEEPS_V 0 /* v is stored from there between finish_gates and finish_glu, which else does it */
+#define KEEPS_V                                                                                    \
+    0 /* v is stored from there between finish_gates and finish_glu, which else does it */
 #endif
 #include "gemm/glu.h"
 
@@ -53,15 +61,13 @@ typedef struct lines {
 
 /* ---- two neighbours of a matrix, from an even place on ---- */
 
-static inline float2 load_two(global const uchar *p, int type, ulong i)
-{
+static inline float2 load_two(global const uchar *p, int type, ulong i) {
     if (type == IS_F32)
         return *(global const float2 *)(p + 4 * i);
     return widen_pair(type == IS_F16, *(global const uint *)(p + 2 * i));
 }
 
-static inline void store_two(float2 x, global uchar *p, int type, ulong i)
-{
+static inline void store_two(float2 x, global uchar *p, int type, ulong i) {
     if (type == IS_F32)
         *(global float2 *)(p + 4 * i) = x;
     else
@@ -71,17 +77,17 @@ static inline void store_two(float2 x, global uchar *p, int type, ulong i)
 /* ---- gates and ups ---- */
 
 /* Where v has the gate or up of an even column, and of the next. */
-static inline uint place_of(uint column, uint width, bool up)
-{
-    const uint run = RUN == 0 ? width : RUN, first = RUN == 0 ? column : column / run * 2 * run + column % run;
+static inline uint place_of(uint column, uint width, bool up) {
+    const uint run = RUN == 0 ? width : RUN,
+               first = RUN == 0 ? column : column / run * 2 * run + column % run;
     return first + (up != SWAPPED ? run : 0);
 }
 
 /* The gates and ups of two columns, from matrix v or a line of biases. */
-static inline pair load_gates(global const uchar *p, int type, ulong row, uint column, uint width)
-{
+static inline pair load_gates(global const uchar *p, int type, ulong row, uint column, uint width) {
     if (RUN == 1) {
-        const float2 a = load_two(p, type, row + 2 * column), b = load_two(p, type, row + 2 * column + 2);
+        const float2 a = load_two(p, type, row + 2 * column),
+                     b = load_two(p, type, row + 2 * column + 2);
         const float2 first = (float2)(a.x, b.x), second = (float2)(a.y, b.y);
         return SWAPPED ? (pair){second.xyxy, first.xyxy} : (pair){first.xyxy, second.xyxy};
     }
@@ -89,8 +95,8 @@ static inline pair load_gates(global const uchar *p, int type, ulong row, uint c
     return (pair){g.xyxy, load_two(p, type, row + place_of(column, width, true)).xyxy};
 }
 
-static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ulong row, uint column, uint width)
-{
+static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ulong row,
+                               uint column, uint width) {
     if (RUN == 1) {
         store_two(SWAPPED ? (float2)(u.x, g.x) : (float2)(g.x, u.x), p, type, row + 2 * column);
         store_two(SWAPPED ? (float2)(u.y, g.y) : (float2)(g.y, u.y), p, type, row + 2 * column + 2);
@@ -102,10 +108,9 @@ static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ul
 
 /* ---- the sums of a warp ---- */
 
-static inline lines lines_of(tile t, epilogue e)
-{
+static inline lines lines_of(tile t, epilogue e) {
     lines l;
-    UNROLL for (int i = 0; i < 2; i++) {
+    UNROLL_FOR(int i = 0; i < 2; i++) {
         l.at[i] = t.line + (int)(get_local_id(0) % 32 / 4) + 8 * i;
         l.used[i] = l.at[i] < t.end;
         l.factor[i] = FACTOR && l.used[i] ? e.factor[l.at[i] * e.factor_stride] : 1.0f;
@@ -113,26 +118,23 @@ static inline lines lines_of(tile t, epilogue e)
     return l;
 }
 
-static inline float alpha_of(tile t, epilogue e)
-{
+static inline float alpha_of(tile t, epilogue e) {
     return ALPHA && t.terms > 0 ? e.alpha[t.group] : 1.0f;
 }
 
-static inline int larger(int peak, float2 x)
-{
+static inline int larger(int peak, float2 x) {
     return max(peak, max(as_int(x.x) & 0x7FFFFFFF, as_int(x.y) & 0x7FFFFFFF));
 }
 
-static inline void raise_amax(int peak, tile t, epilogue e)
-{
+static inline void raise_amax(int peak, tile t, epilogue e) {
     const int most = largest_of_warp(peak);
     if (most >= 0 && get_local_id(0) % 32 == 0)
         raise_global(e.amax + t.group, most);
 }
 
 /* The result of two neighbours. */
-static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha, float beta, float factor, tile t)
-{
+static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha, float beta,
+                                float factor, tile t) {
     float2 v = ALPHA ? sum * alpha : sum;
     if (BIAS)
         v = fma(sum, (float2)(alpha), FACTOR ? bias * factor : bias);
@@ -143,7 +145,8 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
     return v;
 }
 
-/* What the sums of a tile have in common; peak: the bits of the largest |result| of this thread so far. */
+/* What the sums of a tile have in common; peak: the bits of the largest |result| of this thread so
+ * far. */
 typedef struct finishing {
     lines l;
     float alpha, beta;
@@ -151,27 +154,32 @@ typedef struct finishing {
     int peak;
 } finishing;
 
-static inline finishing begin_finish(tile t, uint columns, epilogue e)
-{
-    return (finishing){lines_of(t, e), alpha_of(t, e), BETA == 2 ? e.beta[t.group] : 1.0f, columns - t.column,
-                       t.column + get_local_id(0) % 4 * 2, -1};
+static inline finishing begin_finish(tile t, uint columns, epilogue e) {
+    return (finishing){lines_of(t, e),
+                       alpha_of(t, e),
+                       BETA == 2 ? e.beta[t.group] : 1.0f,
+                       columns - t.column,
+                       t.column + get_local_id(0) % 4 * 2,
+                       -1};
 }
 
-/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values; all biases are under way at once. */
-static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t, uint columns, epilogue e,
-                                global uchar *c, ulong ldc)
-{
+/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values; all biases are
+ * under way at once. */
+static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t,
+                                uint columns, epilogue e, global uchar *c, ulong ldc) {
     const ulong at[2] = {f->l.at[0] * ldc + f->first, f->l.at[1] * ldc + f->first};
     const ulong bias_at = (ulong)t.group * columns + f->first;
     float2 bias[STORES];
-    UNROLL for (int b = 0; b < STORES; b++)
-        bias[b] = BIAS && 8 * (j + b) < f->left ? load_two(e.bias, BIAS_TYPE, bias_at + 8 * (j + b)) : 0.0f;
-    UNROLL for (int b = 0; b < STORES; b++) {
+    UNROLL_FOR(int b = 0; b < STORES; b++)
+        bias[b] = BIAS && 8 * (j + b) < f->left ? load_two(e.bias, BIAS_TYPE, bias_at + 8 * (j + b))
+                                                : 0.0f;
+    UNROLL_FOR(int b = 0; b < STORES; b++) {
         const uint next = 8 * (j + b);
         float *s = sum + 4 * (j + b);
         UNROLL for (int i = 0; i < 2; i++, s += 2) {
             const bool used = f->l.used[i] && next < f->left;
-            const float2 v = finish_two((float2)(s[0], s[1]), bias[b], old[b][i], f->alpha, f->beta, f->l.factor[i], t);
+            const float2 v = finish_two((float2)(s[0], s[1]), bias[b], old[b][i], f->alpha, f->beta,
+                                        f->l.factor[i], t);
             if (AMAX && used)
                 f->peak = larger(f->peak, v);
             if (DIRECT && used)
@@ -182,19 +190,23 @@ static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finish
     }
 }
 
-/* Finishes the sums; float32 results are stored here unless KEEPS_F32, others left in the place of the sums. */
-static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
-{
+/* Finishes the sums; float32 results are stored here unless KEEPS_F32, others left in the place of
+ * the sums. */
+static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c,
+                          ulong ldc) {
     finishing f = begin_finish(t, columns, e);
     /* of a line past the end another's, as loads under a condition would wait for each other */
-    const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * ldc + f.first, max(min(f.l.at[1], t.end - 1), 0) * ldc + f.first};
-    UNROLL for (int j = 0; j < SPAN / 8; j += STORES) {
+    const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * ldc + f.first,
+                         max(min(f.l.at[1], t.end - 1), 0) * ldc + f.first};
+    UNROLL_FOR(int j = 0; j < SPAN / 8; j += STORES) {
         if (8 * j >= f.left)
             continue; /* all of a warp do */
         float2 old[STORES][2];
-        UNROLL for (int b = 0; b < STORES; b++)
-            UNROLL for (int i = 0; i < 2; i++)
-                old[b][i] = BETA != 0 && 8 * (j + b) < f.left ? load_two(c, RESULT, at[i] + 8 * (j + b)) : 0.0f;
+        UNROLL_FOR(int b = 0; b < STORES; b++)
+            UNROLL_FOR(int i = 0; i < 2; i++)
+                old[b][i] = BETA != 0 && 8 * (j + b) < f.left
+                                ? load_two(c, RESULT, at[i] + 8 * (j + b))
+                                : 0.0f;
         finish_batch(sum, j, old, &f, t, columns, e, c, ldc);
     }
     if (AMAX)
@@ -202,17 +214,18 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
 }
 
 /* With a GLU: v takes the place of the sums ... */
-static inline void finish_gates(float *sum, tile t, uint columns, epilogue e)
-{
+static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
     const float alpha = alpha_of(t, e);
     if (!(ALPHA | BIAS))
         return;
-    UNROLL for (int j = 0; j < SPAN / 16; j++) {
+    UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
             continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
-        const pair b = BIAS ? load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns) : (pair){0.0f, 0.0f};
-        UNROLL for (int i = 0; i < 4; i++) {
+        const pair b =
+            BIAS ? load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns)
+                 : (pair){0.0f, 0.0f};
+        UNROLL_FOR(int i = 0; i < 4; i++) {
             float *g = sum + 4 * j + i, *u = g + SPAN / 4;
             *g = BIAS ? fma(*g, alpha, i % 2 == 0 ? b.g.x : b.g.y) : *g * alpha;
             *u = BIAS ? fma(*u, alpha, i % 2 == 0 ? b.u.x : b.u.y) : *u * alpha;
@@ -221,11 +234,11 @@ static inline void finish_gates(float *sum, tile t, uint columns, epilogue e)
 }
 
 /* ... and the results that of the gates. */
-static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
-{
+static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c,
+                              ulong ldc) {
     const lines l = lines_of(t, e);
     int peak = -1;
-    UNROLL for (int j = 0; j < SPAN / 16; j++) {
+    UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
             continue; /* all of a warp do */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
@@ -236,7 +249,7 @@ static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, glob
         if (STORES_V && l.used[1])
             store_gates(x.g.hi, x.u.hi, e.v, V_TYPE, l.at[1] * e.ldv, column, columns);
         const vec h = glu_of(x, (vec)(l.factor[0], l.factor[0], l.factor[1], l.factor[1]), e.form);
-        UNROLL for (int i = 0; i < 2; i++) {
+        UNROLL_FOR(int i = 0; i < 2; i++) {
             const float2 y = i == 0 ? h.lo : h.hi;
             if (AMAX && l.used[i])
                 peak = larger(peak, y);

@@ -1,33 +1,42 @@
 /*
- * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit factors, E4M3 or E5M2, whose terms are contiguous.
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit factors, E4M3 or E5M2, whose terms are
+ * contiguous.
  *
- *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g, terms i of block b
+ *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g,
+ *                                                                           terms i of block b
  *   WGRAD:
- *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the rows of group g
+ *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the
+ *                                                                           rows of group g
  *
- * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block, to about 14 bits of its
- * largest product; blocks are added in float32, times both scales (1 unless SCALED) and alpha (1 if 0), as DeepGEMM does.
- * Both factors are tensors [groups or 1, rows, terms] of TMA maps. Persistent work-groups take the tiles of 128 lines x 256
- * columns in turn, which they find from the ends alone:
+ * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block,
+ * to about 14 bits of its largest product; blocks are added in float32, times both scales (1 unless
+ * SCALED) and alpha (1 if 0), as DeepGEMM does. Both factors are tensors [groups or 1, rows, terms]
+ * of TMA maps. Persistent work-groups take the tiles of 128 lines x 256 columns in turn, which they
+ * find from the ends alone:
  *
- *     warps 0-3    the producers, see nvidia_fp8.h: blocks of both factors and their scales into a ring of STAGES stages
- *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which join 64 x 256 sums, all
- *     warps 8-11   lines 64-127  in registers, while the tensor cores compute for the other consumer; then rounded and, by
- *                                way of OUTS pieces of 16 lines x 128 bytes per warp, stored in 16-byte words
+ *     warps 0-3    the producers, see nvidia_fp8.h: blocks of both factors and their scales into a
+ *                  ring of STAGES stages
+ *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which
+ *     warps 8-11   lines 64-127  join 64 x 256 sums, all in registers, while the tensor cores
+ *                                compute for the other consumer; then rounded and, by way of OUTS
+ *                                pieces of 16 lines x 128 bytes per warp, stored in 16-byte words
  *
- * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
- * Lines past the end of a group are computed from whatever is there and not stored. s[m,b] lies at s + m * s_line + b, t
- * at t + g * t_group + b * t_block + (j / 128, in WGRAD j) * t_column.
+ * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
+ * group in both factors. Lines past the end of a group are computed from whatever is there and not
+ * stored. s[m,b] lies at s + m * s_line + b, t at t + g * t_group + b * t_block + (j / 128, in
+ * WGRAD j) * t_column.
  *
- * Rows of the factors must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the ends of 16, as TMA
- * takes no other addresses. Grid: compute units work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which
- * src/device/nvidia/ptx.c puts in the place of 1040), the ends included.
- * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends on another.
- * Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), E5M2 (0, 1), F32 (result: 0 bf16, 1 float32),
+ * Rows of the factors must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the
+ * ends of 16, as TMA takes no other addresses. Grid: compute units work-groups of 384. Local
+ * memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts in the place of 1040), the
+ * ends included.
+ * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends
+ * on another. Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), E5M2 (0, 1), F32 (result: 0 bf16, 1
+ * float32),
  * STAGES, OUTS, GROUP (tiles in a column of tiles that are taken before the next column), ARENA.
  */
-#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(STAGES) || !defined(OUTS) || \
-    !defined(GROUP)
+#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(STAGES) ||  \
+    !defined(OUTS) || !defined(GROUP)
 #error "WGRAD, SCALED, E5M2, F32, STAGES, OUTS and GROUP must be defined"
 #endif
 #define F16 0
@@ -56,9 +65,9 @@ typedef ushort result;
 #endif
 
 #if WGRAD
-/* Clears the terms from `terms` on, a multiple of 16, in a stage's lines and columns, whose 16-byte words are swizzled. */
-static inline void clear_terms(local uchar *stage, uint terms)
-{
+/* Clears the terms from `terms` on, a multiple of 16, in a stage's lines and columns, whose 16-byte
+ * words are swizzled. */
+static inline void clear_terms(local uchar *stage, uint terms) {
     for (uint row = get_local_id(0) - 128; row < LINES + COLUMNS; row += 256)
         for (uint word = terms / 16; word < TERMS / 16; word++)
             *(local uint4 *)(stage + row * TERMS + (word ^ row % 8) * 16) = (uint4)(0);
@@ -67,9 +76,9 @@ static inline void clear_terms(local uchar *stage, uint terms)
 }
 #endif
 
-/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b, at addresses in units of 16 bytes. */
-static inline void multiply(float *part, uint a, uint b)
-{
+/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b, at addresses in
+ * units of 16 bytes. */
+static inline void multiply(float *part, uint a, uint b) {
     const uint next = STEP / 16;
     wgmma_fence();
     WGMMA_BYTES(part, matrix_of(a), matrix_of(b), "=f", 0, FACTOR);
@@ -79,66 +88,69 @@ static inline void multiply(float *part, uint a, uint b)
     wgmma_commit();
 }
 
-/* A block's scales that a work-item needs: of its two lines, which are 8 apart, and, but for WGRAD, of all parts. */
+/* A block's scales that a work-item needs: of its two lines, which are 8 apart, and, but for WGRAD,
+ * of all parts. */
 typedef struct scale_set {
     float lines[2], parts[PARTS];
 } scale_set;
 
 /* sum[64,WIDTH] += part[64,WIDTH], number p of a block, times the scales of lines and columns. */
-static inline void join(float *sum, const float *part, const scale_set *by, uint p, local const float *columns)
-{
+static inline void join(float *sum, const float *part, const scale_set *by, uint p,
+                        local const float *columns) {
 #if WGRAD
-    UNROLL for (int j = 0; j < WIDTH / 8; j++) {
-        const float2 scale = *(local const float2 *)(columns + p * WIDTH + 8 * j + get_local_id(0) % 4 * 2);
-        UNROLL for (int i = 0; i < 4; i++)
-            sum[4 * j + i] = fma(part[4 * j + i], by->lines[i / 2] * (i % 2 ? scale.y : scale.x), sum[4 * j + i]);
+    UNROLL_FOR(int j = 0; j < WIDTH / 8; j++) {
+        const float2 scale =
+            *(local const float2 *)(columns + p * WIDTH + 8 * j + get_local_id(0) % 4 * 2);
+        UNROLL_FOR(int i = 0; i < 4; i++)
+            sum[4 * j + i] = fma(part[4 * j + i], by->lines[i / 2] * (i % 2 ? scale.y : scale.x),
+                                 sum[4 * j + i]);
     }
 #else
     const float factors[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
-    UNROLL for (int i = 0; i < PART_SUMS; i++)
+    UNROLL_FOR(int i = 0; i < PART_SUMS; i++)
         sum[i] = SCALED ? fma(part[i], factors[i / 2 % 2], sum[i]) : sum[i] + part[i];
 #endif
 }
 
-/* Where a 16-byte word of a piece lies, so that what a warp stores or loads at once is in different banks. */
-static inline uint word_at(uint line, uint word)
-{
+/* Where a 16-byte word of a piece lies, so that what a warp stores or loads at once is in different
+ * banks. */
+static inline uint word_at(uint line, uint word) {
     return line * 128 + (word ^ (F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
 /* Puts 16 lines x 128 bytes of results into a piece. */
-static inline void put_piece(const float *sum, float alpha, local uchar *piece, uint piece_at)
-{
+static inline void put_piece(const float *sum, float alpha, local uchar *piece, uint piece_at) {
     const uint lane = get_local_id(0) % 32;
 #if F32
-    UNROLL for (int i = 0; i < 8; i++)
-        *(local float2 *)(piece + word_at(lane / 4 + i % 2 * 8, i / 2 * 2 + lane % 4 / 2) + lane % 2 * 8) =
-            alpha * (float2)(sum[2 * i], sum[2 * i + 1]);
+    UNROLL_FOR(int i = 0; i < 8; i++)
+        *(local float2 *)(piece + word_at(lane / 4 + i % 2 * 8, i / 2 * 2 + lane % 4 / 2) +
+                          lane % 2 * 8) = alpha * (float2)(sum[2 * i], sum[2 * i + 1]);
 #else
-    UNROLL for (int j = 0; j < 8; j += 2) {
+    UNROLL_FOR(int j = 0; j < 8; j += 2) {
         const float *s = sum + 4 * j;
-        const uint4 pairs = (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
-                                    round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
+        const uint4 pairs =
+            (uint4)(round_pair(alpha * s[0], alpha * s[1]), round_pair(alpha * s[2], alpha * s[3]),
+                    round_pair(alpha * s[4], alpha * s[5]), round_pair(alpha * s[6], alpha * s[7]));
         store_matrices(piece_at + word_at(lane % 16, j + lane / 16), pairs);
     }
 #endif
 }
 
 /* Stores 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an address. */
-static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at, tile t, uint columns,
-                               global result *c, ulong ldc)
-{
+static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at,
+                               tile t, uint columns, global result *c, ulong ldc) {
     enum { ACROSS = 128 / sizeof(result), WORD = 16 / sizeof(result) }; /* results */
     const uint lane = get_local_id(0) % 32, column = t.column + lane % 8 * WORD;
     const int line = t.line + (int)(lane / 8);
     global result *to = c + line * ldc + column;
-    UNROLL for (int i = 0; i < COLUMNS / ACROSS; i++) {
+    UNROLL_FOR(int i = 0; i < COLUMNS / ACROSS; i++) {
         const uint at = i % OUTS * PIECE_BYTES;
         sync_warp();
         put_piece(sum + i * (ACROSS / 2), alpha, piece + at, piece_at + at);
         sync_warp();
-        UNROLL for (int r = 0; r < 16; r += 4) {
-            const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, lane % 8));
+        UNROLL_FOR(int r = 0; r < 16; r += 4) {
+            const uint4 value =
+                *(local const uint4 *)(piece + at + word_at(r + lane / 8, lane % 8));
             if (line + r < t.end && column + i * ACROSS < columns)
                 *(global uint4 *)(to + r * ldc + i * ACROSS) = value;
         }
@@ -151,59 +163,53 @@ typedef struct ring {
     local uchar *arena;
 } ring;
 
-static inline uint stage_of(const ring *r)
-{
+static inline uint stage_of(const ring *r) {
     return r->step % STAGES;
 }
 
-static inline void await_stage(const ring *r)
-{
+static inline void await_stage(const ring *r) {
     await(r->base + FULL_AT + stage_of(r) * 8, r->step / STAGES);
 }
 
-static inline void multiply_part(float *part, const ring *r, uint p)
-{
+static inline void multiply_part(float *part, const ring *r, uint p) {
     const uint stage = r->base / 16 + stage_of(r) * (STAGE_BYTES / 16);
-    multiply(part, stage + r->consumer * (A_BYTES / 32), stage + (A_BYTES + p * WIDTH * TERMS) / 16);
+    multiply(part, stage + r->consumer * (A_BYTES / 32),
+             stage + (A_BYTES + p * WIDTH * TERMS) / 16);
 }
 
 /* A stage's scales, those of lines at its start. */
-static inline local const float *scales_of(const ring *r)
-{
+static inline local const float *scales_of(const ring *r) {
     return (local const float *)(r->arena + SCALES_AT) + stage_of(r) * SCALES;
 }
 
 /* Behind the instructions of the tensor cores: loads between them would hold them up. */
-static inline scale_set load_scales(const ring *r)
-{
+static inline scale_set load_scales(const ring *r) {
     const uint line = r->consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
     local const float *scales = scales_of(r);
     scale_set set;
     sync_warp();
     set.lines[0] = scales[line];
     set.lines[1] = scales[line + 8];
-    UNROLL for (int p = 0; p < PARTS; p++)
+    UNROLL_FOR(int p = 0; p < PARTS; p++)
         set.parts[p] = WGRAD ? 1.0f : scales[LINES + p];
     return set;
 }
 
 /* The stage is free of this warp. */
-static inline void leave_stage(const ring *r)
-{
+static inline void leave_stage(const ring *r) {
     sync_warp();
     if (get_local_id(0) % 32 == 0)
         arrive(r->base + EMPTY_AT + stage_of(r) * 8);
 }
 
 /* The other consumer may ask the tensor cores for a part. */
-static inline void pass_turn(uint consumer)
-{
+static inline void pass_turn(uint consumer) {
     pass_barrier(TURN + 1 - consumer, 256);
 }
 
-/* sum[64,COLUMNS] of a tile. The consumers take turns, so that the tensor cores compute for one while the other joins. */
-static inline void add_blocks(float *sum, ring *r, uint terms)
-{
+/* sum[64,COLUMNS] of a tile. The consumers take turns, so that the tensor cores compute for one
+ * while the other joins. */
+static inline void add_blocks(float *sum, ring *r, uint terms) {
     for (int left = terms; left > 0; left -= TERMS, r->step++) {
         scale_set scales;
         await_stage(r);
@@ -211,7 +217,7 @@ static inline void add_blocks(float *sum, ring *r, uint terms)
         if (left < TERMS)
             clear_terms(r->arena + stage_of(r) * STAGE_BYTES, left);
 #endif
-        UNROLL for (int p = 0; p < PARTS; p++) {
+        UNROLL_FOR(int p = 0; p < PARTS; p++) {
             float part[PART_SUMS];
             barrier_of(TURN + r->consumer, 256);
             multiply_part(part, r, p);
@@ -229,8 +235,8 @@ static inline void add_blocks(float *sum, ring *r, uint terms)
     }
 }
 
-static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena, global result *c, ulong ldc)
-{
+static inline void consume(shape s, global const float *alpha, uint base, local uchar *arena,
+                           global result *c, ulong ldc) {
     const uint consumer = of_warp(get_local_id(0) / 128 - 1), warp = get_local_id(0) % 128 / 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
     ring r = {base, 0, consumer, arena};
@@ -242,7 +248,7 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
         if (t.group < 0)
             return;
         float sum[COLUMNS / 2];
-        UNROLL for (int i = 0; i < COLUMNS / 2; i++)
+        UNROLL_FOR(int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
         if (t.terms > 0) {
             add_blocks(sum, &r, t.terms);
@@ -251,15 +257,15 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
             r.step++;
         }
         t.line += consumer * 64 + warp * 16;
-        store_lines(sum, alpha != 0 ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns, c, ldc);
+        store_lines(sum, alpha != 0 ? alpha[t.group] : 1.0f, arena + out, base + out, t, s.columns,
+                    c, ldc);
     }
 }
 
-kernel __attribute__((reqd_work_group_size(384, 1, 1)))
-void nvidia_fp8(tensor_map a, tensor_map b, global result *c, ulong ldc, global const uint *group_ends, uint groups, uint lines,
-                uint columns, uint terms, global const float *s, uint s_line, global const float *t, uint t_group, uint t_block,
-                uint t_column, global const float *alpha)
-{
+kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
+    tensor_map a, tensor_map b, global result *c, ulong ldc, global const uint *group_ends,
+    uint groups, uint lines, uint columns, uint terms, global const float *s, uint s_line,
+    global const float *t, uint t_group, uint t_block, uint t_column, global const float *alpha) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape size = {groups, lines, columns, terms};

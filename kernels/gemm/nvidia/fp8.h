@@ -1,9 +1,11 @@
 /*
- * The producers of nvidia_fp8.cl: the walk over the tiles, and the ring of stages in local memory through which blocks of
- * both factors, their scales and what tile it is reach the consumers.
+ * The producers of nvidia_fp8.cl: the walk over the tiles, and the ring of stages in local memory
+ * through which blocks of both factors, their scales and what tile it is reach the consumers.
  *
- *     stage of the ring    LINES x 128 bytes of a, COLUMNS x 128 bytes of b, both swizzled; SCALES floats; a tile
- *     barrier FULL         one arrival for the factors, which also counts their bytes, and 3 for the scales
+ *     stage of the ring    LINES x 128 bytes of a, COLUMNS x 128 bytes of b, both swizzled; SCALES
+ *                          floats; a tile
+ *     barrier FULL         one arrival for the factors, which also counts their bytes, and 3 for
+ *                          the scales
  *     barrier EMPTY        one arrival of each of the consumers' 8 warps
  */
 #define LINES       128
@@ -12,15 +14,16 @@
 #define WIDTH       128 /* columns of a part */
 #define PARTS       (COLUMNS / WIDTH)
 #define PART_SUMS   (WIDTH / 2) /* of a work-item */
-#define STEP        32 /* terms of a wgmma */
+#define STEP        32          /* terms of a wgmma */
 #define A_BYTES     (LINES * TERMS)
 #define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
 #define PIECE_BYTES 2048
-#define TURN        4 /* and 5: the barriers at which the consumers wait for their turns; clear_terms has 3 */
-#define BLOCK       128 /* columns that share a scale, but for WGRAD */
-#define RIGHT       (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of the second factor */
-#define SCALES      (LINES + (WGRAD ? COLUMNS : 4))
-#define SHARE       ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
+#define TURN                                                                                       \
+    4 /* and 5: the barriers at which the consumers wait for their turns; clear_terms has 3 */
+#define BLOCK  128                                 /* columns that share a scale, but for WGRAD */
+#define RIGHT  (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of the second factor */
+#define SCALES (LINES + (WGRAD ? COLUMNS : 4))
+#define SHARE  ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
 
 /* Offsets in the arena. */
 #define OUT_AT    (STAGES * STAGE_BYTES)
@@ -32,11 +35,13 @@
 
 /* What the consumers must know of a tile; group -1: there are no more. */
 typedef struct tile {
-    int group, line, end, column; /* its first line and column, and the end of the group's lines, in the result */
+    int group, line, end,
+        column; /* its first line and column, and the end of the group's lines, in the result */
     uint terms;
 } tile;
 
-/* Where the walk over the groups is: tiles of the group from `base` on, rows from `first` to `last`, blocks of rows. */
+/* Where the walk over the groups is: tiles of the group from `base` on, rows from `first` to
+ * `last`, blocks of rows. */
 typedef struct walk {
     uint group, first, last, base, block;
 } walk;
@@ -51,19 +56,16 @@ typedef struct scales {
     uint s_line, t_group, t_block, t_column;
 } scales;
 
-static inline uint blocks_of(uint terms)
-{
+static inline uint blocks_of(uint terms) {
     return (terms + TERMS - 1) / TERMS;
 }
 
-static inline uint tiles_down(const shape *s, const walk *w)
-{
+static inline uint tiles_down(const shape *s, const walk *w) {
     return ((WGRAD ? s->lines : w->last - w->first) + LINES - 1) / LINES;
 }
 
 /* Finds the group of tile n, which grows from call to call; false past the last one. */
-static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w)
-{
+static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w) {
     const uint across = (s->columns + COLUMNS - 1) / COLUMNS;
     for (; w->group < s->groups; w->group++) {
         w->first = w->group > 0 ? ends[w->group - 1] : 0;
@@ -77,14 +79,15 @@ static inline bool find_group(const shape *s, local const uint *ends, uint n, wa
     return false;
 }
 
-/* Where a block of terms is: of the tile that begins at (line, column) of the group at which the walk is. */
+/* Where a block of terms is: of the tile that begins at (line, column) of the group at which the
+ * walk is. */
 typedef struct place {
     uint line, column, block;
 } place;
 
 /* The first work-item asks for both factors of a block. */
-static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map_b, uint stage, uint full)
-{
+static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map_b, uint stage,
+                                 uint full) {
     const uint term = (WGRAD ? w->first & ~15u : 0) + at.block * TERMS; /* TMA takes no others */
     expect(full, STAGE_BYTES);
     load_box(stage, map_a, term, WGRAD ? at.line : w->first + at.line, 0, full);
@@ -92,21 +95,23 @@ static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map
 }
 
 /* Scale j of a block: of its lines, then of its columns; those past the end are the last ones. */
-static inline float load_scale(const shape *s, const scales *of, const walk *w, place at, uint j)
-{
-    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block, unit = WGRAD ? 1 : BLOCK;
+static inline float load_scale(const shape *s, const scales *of, const walk *w, place at, uint j) {
+    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block,
+               unit = WGRAD ? 1 : BLOCK;
     if (j < LINES)
-        return of->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line + block];
+        return of
+            ->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line + block];
     return of->t[w->group * of->t_group + block * of->t_block +
                  min(at.column / unit + j - LINES, (s->columns - 1) / unit) * of->t_column];
 }
 
 /*
- * Brings the blocks of all tiles of this work-group, one after the other, as stages become free: work-item 0 asks for the
- * factors and says what tile it is; warps 1 to 3 bring the scales, which they have asked for before.
+ * Brings the blocks of all tiles of this work-group, one after the other, as stages become free:
+ * work-item 0 asks for the factors and says what tile it is; warps 1 to 3 bring the scales, which
+ * they have asked for before.
  */
-static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base, local uchar *arena)
-{
+static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base,
+                           local uchar *arena) {
     const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
     const bool brings_scales = get_local_id(0) >= 32;
     local const uint *ends = (local const uint *)(arena + ENDS_AT);
@@ -115,20 +120,23 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
     for (uint n = get_group_id(0);; n += get_num_groups(0)) {
         const bool more = find_group(&s, ends, n, &w);
         const uint down = tiles_down(&s, &w), nth = n - w.base;
-        const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across), span = min(GROUP, (int)(down - high));
+        const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across),
+                   span = min(GROUP, (int)(down - high));
         place at = {(high + rest % span) * LINES, rest / span * COLUMNS, 0};
         const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = more ? blocks_of(terms) : 0;
         for (; at.block < max(blocks, 1u); at.block++, step++) {
-            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage, empty = base + EMPTY_AT + 8 * stage;
+            const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage,
+                       empty = base + EMPTY_AT + 8 * stage;
             float own[SHARE];
             if (SCALED && brings_scales && blocks > 0)
-                UNROLL for (uint i = 0; i < SHARE; i++)
+                UNROLL_FOR(uint i = 0; i < SHARE; i++)
                     own[i] = load_scale(&s, of, &w, at, get_local_id(0) - 32 + 96 * i);
             if (step >= STAGES)
                 await(empty, step / STAGES - 1);
             if (SCALED && brings_scales) {
-                local float *to = (local float *)(arena + SCALES_AT) + stage * SCALES + get_local_id(0) - 32;
-                UNROLL for (uint i = 0; i < SHARE; i++)
+                local float *to =
+                    (local float *)(arena + SCALES_AT) + stage * SCALES + get_local_id(0) - 32;
+                UNROLL_FOR(uint i = 0; i < SHARE; i++)
                     if (blocks > 0 && get_local_id(0) - 32 + 96 * i < LINES + RIGHT)
                         to[96 * i] = own[i];
                 sync_warp();
@@ -137,9 +145,9 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
                 continue;
             }
             if (at.block == 0)
-                *(local tile *)(arena + TILES_AT + 32 * stage) =
-                    (tile){more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
-                           WGRAD ? (w.group + 1) * s.lines : w.last, at.column, terms};
+                *(local tile *)(arena + TILES_AT + 32 * stage) = (tile){
+                    more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
+                    WGRAD ? (w.group + 1) * s.lines : w.last, at.column, terms};
             if (blocks > 0)
                 bring_factors(&w, at, map_a, map_b, base + stage * STAGE_BYTES, full);
             else

@@ -1,5 +1,6 @@
 /*
- * Grouped GEMM on the tensor cores of sm_80 (Ampere) and later: bf16 or f16 factors, float32 sums, 16-bit or f32 results.
+ * Grouped GEMM on the tensor cores of sm_80 (Ampere) and later: bf16 or f16 factors, float32 sums,
+ * 16-bit or f32 results.
  *
  *   FORWARD   y[m,n] = sum_k x[m,k] w[g,n,k]     rows m of group g
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
@@ -7,31 +8,36 @@
  *
  * nvidia_epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
  *
- * The result has lines (m, m, n) and columns (n, k, k); the first factor, a, has the lines, the second, b, the columns, each
- * in rows with columns at stride 1; a factor is turned if its terms lie along the rows. A work-group of 4 warps makes a tile
- * of 128 lines x 128 columns, 32 terms at a time; two of them share an SM, so that one multiplies while the other begins or
- * ends:
+ * The result has lines (m, m, n) and columns (n, k, k); the first factor, a, has the lines, the
+ * second, b, the columns, each in rows with columns at stride 1; a factor is turned if its terms
+ * lie along the rows. A work-group of 4 warps makes a tile of 128 lines x 128 columns, 32 terms at
+ * a time; two of them share an SM, so that one multiplies while the other begins or ends:
  *
  *               columns   0-63   64-127
- *     lines  0-63        warp 0  warp 2      each 64 x 64 sums in registers, in 4 x 8 pieces of 16 x 8
+ *     lines  0-63        warp 0  warp 2   each 64 x 64 sums in registers, in 4 x 8 pieces of 16 x 8
  *     lines 64-127       warp 1  warp 3      by mma.m16n8k16
  *
- * All threads copy, 16 bytes at a time, the blocks of both factors (8 KiB each) into a ring of 3 stages, each once it is read.
- * A warp loads the matrices of 16 terms while it multiplies those of the 16 before. Rows of 64 bytes (turned: of 256) lie
- * with the place of their 16-byte pieces exchanged, so that the 8 rows of a matrix meet in no bank.
+ * All threads copy, 16 bytes at a time, the blocks of both factors (8 KiB each) into a ring of 3
+ * stages, each once it is read. A warp loads the matrices of 16 terms while it multiplies those of
+ * the 16 before. Rows of 64 bytes (turned: of 256) lie with the place of their 16-byte pieces
+ * exchanged, so that the 8 rows of a matrix meet in no bank.
  *
- * With GLU the 64 columns of a warp are 32 gates and their 32 ups, wherever the weight has them, and give 32 columns of h.
+ * With GLU the 64 columns of a warp are 32 gates and their 32 ups, wherever the weight has them,
+ * and give 32 columns of h.
  *
- * What lies past the last line, column or term of a group is not read; zeros take its place. A work-group finds its tile
- * from the ends: the first row of group g divided by 128, plus g, is a number of tiles that never falls short. The ends in
- * use begin at number `first_end`: where all groups have one weight, the last end alone makes them one group. Groups before number `skip` take no part.
+ * What lies past the last line, column or term of a group is not read; zeros take its place. A
+ * work-group finds its tile from the ends: the first row of group g divided by 128, plus g, is a
+ * number of tiles that never falls short. The ends in use begin at number `first_end`: where all
+ * groups have one weight, the last end alone makes them one group. Groups before number `skip` take
+ * no part.
  *
- * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: work-groups of 128, one for each of `down`
- * tiles (M / 128 + groups, of WGRAD those of the lines for each group) by those of the columns. Local memory: 48 KiB.
- * Deterministic: terms are summed in blocks of 16 from the group's first on, in an order within that is the hardware's, the
- * same in every run and at every place of a tile, and no tile depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), GROUP (tiles in a column of tiles that are taken before the
- * next column); and what nvidia_epilogue.h requires.
+ * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: work-groups of 128,
+ * one for each of `down` tiles (M / 128 + groups, of WGRAD those of the lines for each group) by
+ * those of the columns. Local memory: 48 KiB. Deterministic: terms are summed in blocks of 16 from
+ * the group's first on, in an order within that is the hardware's, the same in every run and at
+ * every place of a tile, and no tile depends on another.
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), GROUP (tiles in a column of tiles
+ * that are taken before the next column); and what nvidia_epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(GROUP)
 #error "ORIENTATION, F16 and GROUP must be defined"
@@ -60,18 +66,21 @@
 
 /* What follows the sums must know of a tile. */
 typedef struct tile {
-    int terms, line, end, column; /* its first line and column in the result, the end of the group's lines */
+    int terms, line, end,
+        column; /* its first line and column in the result, the end of the group's lines */
     uint group;
 } tile;
 
 #include "gemm/nvidia/epilogue.h"
 
 typedef struct shape {
-    uint skip, groups, down, lines, columns, terms; /* lines only in WGRAD, terms only in the others */
+    uint skip, groups, down, lines, columns,
+        terms; /* lines only in WGRAD, terms only in the others */
 } shape;
 
-/* Where this thread's pieces of the next block of a factor are, from the first on, and how many lines (or columns) and terms
- * of the factor there are from the block's first on. Rows lie `next` bytes apart. */
+/* Where this thread's pieces of the next block of a factor are, from the first on, and how many
+ * lines (or columns) and terms of the factor there are from the block's first on. Rows lie `next`
+ * bytes apart. */
 typedef struct factor {
     global const uchar *at;
     ulong next;
@@ -81,8 +90,7 @@ typedef struct factor {
 /* ---- tiles ---- */
 
 /* The group of a tile of rows. */
-static inline uint find_group(uint row, global const uint *ends, uint skip, uint groups)
-{
+static inline uint find_group(uint row, global const uint *ends, uint skip, uint groups) {
     uint first = skip, past = groups;
     while (past - first > 1) {
         const uint middle = (first + past) / 2;
@@ -95,18 +103,20 @@ static inline uint find_group(uint row, global const uint *ends, uint skip, uint
 }
 
 /* This work-group's tile, and the first row of its group; false if there is none. */
-static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *first)
-{
+static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *first) {
     const uint across = (s.columns + RESULTS - 1) / RESULTS, n = get_group_id(0);
-    const uint high = n / (GROUP * across) * GROUP, rest = n % (GROUP * across), span = min((uint)GROUP, s.down - high);
-    const uint begin = s.skip > 0 ? ends[s.skip - 1] / LINES + s.skip : 0; /* of the tiles of groups [skip, groups) */
+    const uint high = n / (GROUP * across) * GROUP, rest = n % (GROUP * across),
+               span = min((uint)GROUP, s.down - high);
+    const uint begin = s.skip > 0 ? ends[s.skip - 1] / LINES + s.skip
+                                  : 0; /* of the tiles of groups [skip, groups) */
     const uint row = begin + high + rest % span, each = (s.lines + LINES - 1) / LINES;
     const uint group = ORIENTATION == WGRAD ? row / each : find_group(row, ends, s.skip, s.groups);
     *first = group > 0 ? ends[group - 1] : 0;
     t->group = group;
     t->column = rest / span * RESULTS;
     t->terms = ORIENTATION == WGRAD ? ends[group] - *first : s.terms;
-    t->line = ORIENTATION == WGRAD ? group * s.lines + row % each * LINES : *first + (row - *first / LINES - group) * LINES;
+    t->line = ORIENTATION == WGRAD ? group * s.lines + row % each * LINES
+                                   : *first + (row - *first / LINES - group) * LINES;
     t->end = ORIENTATION == WGRAD ? (group + 1) * s.lines : ends[group];
     return t->line < t->end;
 }
@@ -120,40 +130,40 @@ static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *fi
 #define ROWS_ON(turned) (THREADS / ACROSS(turned)) /* from one of them to the next */
 
 /* The byte at which a block has a piece of a row. */
-static inline uint place_in_block(bool turned, uint row, uint piece)
-{
+static inline uint place_in_block(bool turned, uint row, uint piece) {
     return (row * ACROSS(turned) + (piece ^ (turned ? row % 8 : row / 2 % 4))) * 16;
 }
 
 /* The first block of a factor, from a row and a column of it on. */
-static inline factor begin_factor(global const uchar *p, ulong next, bool turned, uint row, uint column, int lines, int terms)
-{
-    return (factor){p + (row + ROW_OF(turned)) * next + column * 2 + PIECE(turned) * 16, next, lines, terms};
+static inline factor begin_factor(global const uchar *p, ulong next, bool turned, uint row,
+                                  uint column, int lines, int terms) {
+    return (factor){p + (row + ROW_OF(turned)) * next + column * 2 + PIECE(turned) * 16, next,
+                    lines, terms};
 }
 
-/* With GLU: 32 gates, their 32 ups, the next 32 gates and their ups; `up` bytes are from a gate to its up. */
-static inline ulong gate_or_up(int i, ulong up, ulong next)
-{
+/* With GLU: 32 gates, their 32 ups, the next 32 gates and their ups; `up` bytes are from a gate to
+ * its up. */
+static inline ulong gate_or_up(int i, ulong up, ulong next) {
     return i % 2 * up + i / 2 * (RUN == 0 ? 32 : 64) * next;
 }
 
 /* Asks for this thread's pieces of a block, and goes on to the next. */
-static inline void copy_block(uint to, factor *f, bool turned, bool gated, ulong up)
-{
+static inline void copy_block(uint to, factor *f, bool turned, bool gated, ulong up) {
     const int row = ROW_OF(turned), at = PIECE(turned) * 8;
     to += place_in_block(turned, row, PIECE(turned));
-    UNROLL for (int i = 0; i < BLOCK_BYTES / 16 / THREADS; i++) {
+    UNROLL_FOR(int i = 0; i < BLOCK_BYTES / 16 / THREADS; i++) {
         const int line = gated ? row + i / 2 * 32 : row + i * ROWS_ON(turned);
-        const bool used = turned ? line < f->terms && at < f->lines : line < f->lines && at < f->terms;
-        copy_16(to + i * THREADS * 16, f->at + (gated ? gate_or_up(i, up, f->next) : i * ROWS_ON(turned) * f->next), used);
+        const bool used =
+            turned ? line < f->terms && at < f->lines : line < f->lines && at < f->terms;
+        copy_16(to + i * THREADS * 16,
+                f->at + (gated ? gate_or_up(i, up, f->next) : i * ROWS_ON(turned) * f->next), used);
     }
     f->at += turned ? TERMS * f->next : TERMS * 2;
     f->terms -= TERMS;
 }
 
 /* Asks for the next block of both, if there is one, into a stage that nobody reads. */
-static inline void fetch(uint stage, factor *a, factor *b, ulong up)
-{
+static inline void fetch(uint stage, factor *a, factor *b, ulong up) {
     if (a->terms > 0) {
         copy_block(stage, a, TURNED_A, false, 0);
         copy_block(stage + BLOCK_BYTES, b, TURNED_B, GLU, up);
@@ -162,8 +172,7 @@ static inline void fetch(uint stage, factor *a, factor *b, ulong up)
 }
 
 /* The oldest block that nobody has waited for is there, and the one before it is no longer read. */
-static inline void await_block(void)
-{
+static inline void await_block(void) {
     await_copies(STAGES - 2);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -176,43 +185,45 @@ typedef struct matrices {
 } matrices;
 
 /* 16 terms of a block from its term 16 i on, from this lane's places in it. */
-static inline void load_terms(matrices *m, uint a, uint b, uint i)
-{
-    UNROLL for (uint j = 0; j < 4; j++) {
-        load_matrices(m->a[j], TURNED_A ? (a ^ j * 32) + i * (BLOCK_BYTES / 2) : (a ^ i * 32) + j * 1024, TURNED_A);
-        load_matrices(m->b[j], TURNED_B ? (b ^ j * 32) + i * (BLOCK_BYTES / 2) : (b ^ i * 32) + j * 1024, TURNED_B);
+static inline void load_terms(matrices *m, uint a, uint b, uint i) {
+    UNROLL_FOR(uint j = 0; j < 4; j++) {
+        load_matrices(m->a[j],
+                      TURNED_A ? (a ^ j * 32) + i * (BLOCK_BYTES / 2) : (a ^ i * 32) + j * 1024,
+                      TURNED_A);
+        load_matrices(m->b[j],
+                      TURNED_B ? (b ^ j * 32) + i * (BLOCK_BYTES / 2) : (b ^ i * 32) + j * 1024,
+                      TURNED_B);
     }
 }
 
-static inline void multiply(float *sum, const matrices *m)
-{
-    UNROLL for (int i = 0; i < 4; i++)
-        UNROLL for (int j = 0; j < 8; j++)
+static inline void multiply(float *sum, const matrices *m) {
+    UNROLL_FOR(int i = 0; i < 4; i++)
+        UNROLL_FOR(int j = 0; j < 8; j++)
             multiply_matrices(sum + 32 * i + 4 * j, m->a[i], m->b[j / 2] + j % 2 * 2);
 }
 
-static inline uint round_two(const float *sum)
-{
+static inline uint round_two(const float *sum) {
     return round_pair_as(RESULT == IS_F16, sum[0], sum[1]);
 }
 
 /* Rounds and stores 16 lines of a warp, 16 bytes at a time. */
-static inline void store_lines(const float *sum, tile t, uint columns, global ushort *c, ulong ldc)
-{
+static inline void store_lines(const float *sum, tile t, uint columns, global ushort *c,
+                               ulong ldc) {
     const uint lane = get_local_id(0) % 32, first = t.column + lane % 4 * 8;
-    UNROLL for (int j = 0; j < OWN / 32; j++)
-        UNROLL for (int i = 0; i < 2; i++) {
+    UNROLL_FOR(int j = 0; j < OWN / 32; j++)
+        UNROLL_FOR(int i = 0; i < 2; i++) {
             const int line = t.line + (int)(lane / 4) + 8 * i;
             const float *s = sum + 16 * j + 2 * i;
-            const uint4 words = turn_words((uint4)(round_two(s), round_two(s + 4), round_two(s + 8), round_two(s + 12)));
+            const uint4 words = turn_words(
+                (uint4)(round_two(s), round_two(s + 4), round_two(s + 8), round_two(s + 12)));
             if (line < t.end && first + 32 * j < columns)
                 *(global uint4 *)(c + line * ldc + first + 32 * j) = words;
         }
 }
 
 /* What follows the sums of a warp. */
-static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, global uchar *c, ulong ldc)
-{
+static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, global uchar *c,
+                               ulong ldc) {
     const uint warp = get_local_id(0) / 32;
     t.line += warp % 2 * 64;
     t.column += warp / 2 * OWN;
@@ -232,34 +243,36 @@ static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, glo
     }
 }
 
-/* Where this lane's matrices of the first 16 terms are in a stage. Of a load, 0 to 3 are: of a lines 0-7 and 8-15 with 8
- * terms, then with the next 8; of b terms 0-7 and 8-15 with 8 columns, then with the next 8. */
-static inline uint places_of_a(void)
-{
+/* Where this lane's matrices of the first 16 terms are in a stage. Of a load, 0 to 3 are: of a
+ * lines 0-7 and 8-15 with 8 terms, then with the next 8; of b terms 0-7 and 8-15 with 8 columns,
+ * then with the next 8. */
+static inline uint places_of_a(void) {
     const uint lane = get_local_id(0) % 32, part = get_local_id(0) / 32 % 2;
     return TURNED_A ? place_in_block(true, lane % 8 + lane / 16 * 8, part * 8 + lane / 8 % 2)
                     : place_in_block(false, part * 64 + lane % 16, lane / 16);
 }
 
-static inline uint places_of_b(void)
-{
+static inline uint places_of_b(void) {
     const uint lane = get_local_id(0) % 32, part = get_local_id(0) / 64;
-    return BLOCK_BYTES + (TURNED_B ? place_in_block(true, lane % 16, part * 8 + lane / 16)
-                                   : place_in_block(false, part * 64 + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    return BLOCK_BYTES +
+           (TURNED_B ? place_in_block(true, lane % 16, part * 8 + lane / 16)
+                     : place_in_block(false, part * 64 + lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-kernel __attribute__((reqd_work_group_size(THREADS, 1, 1)))
-void nvidia_mma(global const uchar *a, ulong first_a, ulong lda, global const uchar *b, ulong first_b, ulong ldb, ulong ldg,
-                uint down, global uchar *c, ulong ldc, ulong first_column, global const uint *group_ends, uint first_end,
-                uint skip, uint groups, uint lines, uint columns, uint terms, global const float *alpha, global const float *beta,
-                global const float *factors, ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v,
-                ulong ldv, float limit, float slope, float offset)
-{
+kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
+    global const uchar *a, ulong first_a, ulong lda, global const uchar *b, ulong first_b,
+    ulong ldb, ulong ldg, uint down, global uchar *c, ulong ldc, ulong first_column,
+    global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns,
+    uint terms, global const float *alpha, global const float *beta, global const float *factors,
+    ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v, ulong ldv,
+    float limit, float slope, float offset) {
     local __attribute__((aligned(1024))) uchar ring[STAGES * STAGE_BYTES];
-    const epilogue e = {alpha, beta, factors, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
+    const epilogue e = {
+        alpha, beta, factors, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
     tile t;
     uint first;
-    if (!find_tile((shape){skip, groups, down, lines, columns, terms}, group_ends + first_end, &t, &first))
+    if (!find_tile((shape){skip, groups, down, lines, columns, terms}, group_ends + first_end, &t,
+                   &first))
         return;
     const uint base = local_address(ring), at_a = base + places_of_a(), at_b = base + places_of_b();
     const uint gate = t.column + ROW_OF(false), place = GLU ? place_of(gate, columns, false) : gate;
@@ -267,13 +280,15 @@ void nvidia_mma(global const uchar *a, ulong first_a, ulong lda, global const uc
     factor from_a = begin_factor(a + first_a * 2, lda * 2, TURNED_A, TURNED_A ? first : t.line,
                                  TURNED_A ? t.line - t.group * lines : 0, t.end - t.line, t.terms);
     factor from_b = begin_factor(b + (first_b + t.group * ldg) * 2, ldb * 2, TURNED_B,
-                                 ORIENTATION == FORWARD ? place - ROW_OF(false) : TURNED_A ? first : 0,
+                                 ORIENTATION == FORWARD ? place - ROW_OF(false)
+                                 : TURNED_A             ? first
+                                                        : 0,
                                  TURNED_B ? t.column : 0, columns - t.column, t.terms);
     for (uint i = 0; i < STAGES; i++)
         fetch(base + i * STAGE_BYTES, &from_a, &from_b, up);
     await_block();
     float sum[128];
-    UNROLL for (int i = 0; i < 128; i++)
+    UNROLL_FOR(int i = 0; i < 128; i++)
         sum[i] = 0.0f;
     matrices even, odd;
     load_terms(&even, at_a, at_b, 0);

@@ -1,21 +1,20 @@
 /*
- * PTX of the tensor cores of sm_80 and later: asynchronous copies to local memory, 8 x 8 matrices from there, mma.sync.
- * Local memory is named by its 32-bit address. Source: the PTX ISA manual.
+ * PTX of the tensor cores of sm_80 and later: asynchronous copies to local memory, 8 x 8 matrices
+ * from there, mma.sync. Local memory is named by its 32-bit address. Source: the PTX ISA manual.
  * Required: nvidia.h before it.
  */
 
 /* ---- copies of 16 bytes from global to local memory ---- */
 
 /* Zeros in place of the bytes unless they are `used`, and then nothing is read. */
-static inline void copy_16(uint to, global const uchar *from, bool used)
-{
-    __asm__ volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(used ? 16 : 0)
+static inline void copy_16(uint to, global const uchar *from, bool used) {
+    __asm__ volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(used ? 16 : 0)
                      : "memory");
 }
 
 /* What this thread has asked for since the last time is a batch. */
-static inline void end_copies(void)
-{
+static inline void end_copies(void) {
     __asm__ volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -24,10 +23,9 @@ static inline void end_copies(void)
 
 /* ---- 8 x 8 matrices of 16-bit numbers ---- */
 
-/* Four of them; lane l gives the address of row l % 8 of matrix l / 8, and gets the numbers 2 (l % 4) and the next of row
- * l / 4; or, turned, of column l / 4. */
-static inline void load_matrices(uint *m, uint address, bool turned)
-{
+/* Four of them; lane l gives the address of row l % 8 of matrix l / 8, and gets the numbers 2 (l %
+ * 4) and the next of row l / 4; or, turned, of column l / 4. */
+static inline void load_matrices(uint *m, uint address, bool turned) {
     if (turned)
         __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -41,9 +39,9 @@ static inline void load_matrices(uint *m, uint address, bool turned)
 }
 
 /* sum[16,8] of a warp += a[16,16] b[16,8], of four and two matrices. */
-static inline void multiply_matrices(float *sum, const uint *a, const uint *b)
-{
-    __asm__("mma.sync.aligned.m16n8k16.row.col.f32." NUMBER "." NUMBER ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+static inline void multiply_matrices(float *sum, const uint *a, const uint *b) {
+    __asm__("mma.sync.aligned.m16n8k16.row.col.f32." NUMBER "." NUMBER
+            ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
             : SUMS_4(sum, 0)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -51,16 +49,17 @@ static inline void multiply_matrices(float *sum, const uint *a, const uint *b)
 
 /* ---- between lanes ---- */
 
-#define lane_across(x, mask)                                                                                           \
-    ({                                                                                                                 \
-        uint other_;                                                                                                   \
-        __asm__ volatile("shfl.sync.bfly.b32 %0, %1, " TEXT(mask) ", 31, 0xffffffff;" : "=r"(other_) : "r"(x));        \
-        other_;                                                                                                        \
+#define lane_across(x, mask)                                                                       \
+    ({                                                                                             \
+        uint other_;                                                                               \
+        __asm__ volatile("shfl.sync.bfly.b32 %0, %1, " TEXT(mask) ", 31, 0xffffffff;"              \
+                         : "=r"(other_)                                                            \
+                         : "r"(x));                                                                \
+        other_;                                                                                    \
     })
 
 /* Of four lanes that follow each other, word j of lane i becomes word i of lane j. */
-static inline uint4 turn_words(uint4 x)
-{
+static inline uint4 turn_words(uint4 x) {
     const bool odd = (get_local_id(0) & 1) != 0, high = (get_local_id(0) & 2) != 0;
     const uint a = lane_across(odd ? x.s0 : x.s1, 1), b = lane_across(odd ? x.s2 : x.s3, 1);
     x = odd ? (uint4)(a, x.s1, b, x.s3) : (uint4)(x.s0, a, x.s2, b);

@@ -1,5 +1,6 @@
 /*
- * Grouped GEMM on the tensor cores of sm_90 (Hopper): bf16 or f16 factors, float32 sums, a result of 16 bits or float32.
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): bf16 or f16 factors, float32 sums, a result
+ * of 16 bits or float32.
  *
  *   FORWARD   y[m,n] = sum_k x[m,k] w[g,n,k]     rows m of group g
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
@@ -7,48 +8,59 @@
  *
  * nvidia_epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
  *
- * The result has lines (m, m, n) and columns (n, k, k); the first factor has the lines, the second the columns. All
- * factors are tensors [groups or 1, rows, columns] of TMA maps, columns at stride 1; a factor is turned if its terms
- * lie along the rows. Persistent work-groups take the tiles of 128 lines x 256 columns in turn, which they find from the
- * ends alone:
+ * The result has lines (m, m, n) and columns (n, k, k); the first factor has the lines, the second
+ * the columns. All factors are tensors [groups or 1, rows, columns] of TMA maps, columns at stride
+ * 1; a factor is turned if its terms lie along the rows. Persistent work-groups take the tiles of
+ * 128 lines x 256 columns in turn, which they find from the ends alone:
  *
- *     warps 0-3    one thread asks for blocks of 64 terms of a tile (first factor 16 KiB, second 32 KiB) into a ring of
- *                  STAGES stages, says what tile it is: `tiles`, and behind the terms asks for the old values, if any
- *     warps 4-7    lines 0-63:   64 x 256 sums in registers by wgmma m64n256k16, then rounded and, by way of OUTS pieces
- *     warps 8-11   lines 64-127  of 16 lines x 128 bytes per warp in local memory, stored in 16-byte words
+ *     warps 0-3    one thread asks for blocks of 64 terms of a tile (first factor 16 KiB, second 32
+ *                  KiB) into a ring of STAGES stages, says what tile it is: `tiles`, and behind the
+ *                  terms asks for the old values, if any
+ *     warps 4-7    lines 0-63:   64 x 256 sums in registers by wgmma m64n256k16, then rounded and,
+ *     warps 8-11   lines 64-127  by way of OUTS pieces of 16 lines x 128 bytes per warp in local
+ *                                memory, stored in 16-byte words
  *
- * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product: nvidia_ahead.h.
+ * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product:
+ * nvidia_ahead.h.
  *
- * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give 128 columns of h. v goes
- * the way of results before it, unless its columns alternate.
+ * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give
+ * 128 columns of h. v goes the way of results before it, unless its columns alternate.
  *
- * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next group in both factors.
- * Lines past the end of a group are computed from whatever is there and not stored. They take no less time when they are all
- * of a consumer's, so that all work-groups stay at the same terms: those in a column of tiles find them in the cache then, and
- * where one ran ahead the rest of the round was a quarter slower. The ends in use begin at number `first_end`: where all groups have one weight, the last end alone makes them
- * one group. Groups before number `skip` take no part.
+ * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
+ * group in both factors. Lines past the end of a group are computed from whatever is there and not
+ * stored. They take no less time when they are all of a consumer's, so that all work-groups stay at
+ * the same terms: those in a column of tiles find them in the cache then, and where one ran ahead
+ * the rest of the round was a quarter slower. The ends in use begin at number `first_end`: where
+ * all groups have one weight, the last end alone makes them one group. Groups before number `skip`
+ * take no part.
  *
- * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then across. If the last round
- * has tiles for less than half of the work-groups, each of them is taken by two, 64 lines each; but for WGRAD.
+ * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then
+ * across. If the last round has tiles for less than half of the work-groups, each of them is taken
+ * by two, 64 lines each; but for WGRAD.
  *
- * With COUNTED a counter deals out the tiles, so that a second launch with the same arguments may join in on units that become
- * free. `counts` [2], zeros at first: tiles that have been taken, and work-groups that may not be done with theirs. A work-group
- * ends when there are none of these, so that all is done when one of the launches is.
+ * With COUNTED a counter deals out the tiles, so that a second launch with the same arguments may
+ * join in on units that become free. `counts` [2], zeros at first: tiles that have been taken, and
+ * work-groups that may not be done with theirs. A work-group ends when there are none of these, so
+ * that all is done when one of the launches is.
  *
- * With SCATTER, c is a table, uint64 [lines]: where each line of the result lies, maybe in another GPU's memory, 0: nowhere. The
- * lines of a group then come in about so many equal runs, each for a memory of its own, of which tiles are taken in turns.
+ * With SCATTER, c is a table, uint64 [lines]: where each line of the result lies, maybe in another
+ * GPU's memory, 0: nowhere. The lines of a group then come in about so many equal runs, each for a
+ * memory of its own, of which tiles are taken in turns.
  *
- * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units work-groups of 384.
- * Local memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts in the place of 1040), the ends included.
- * Deterministic: the order of a sum is the hardware's, the same in every run and at every place of a tile, and no tile
- * depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see nvidia_ahead.h; 4: numbers),
- * COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of 4096 terms), ARENA, SCATTER (see above, or 0: not; with
- * results of 16 bits, FORWARD without a GLU or DGRAD, BETA 0); and what nvidia_epilogue.h requires.
+ * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units
+ * work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts
+ * in the place of 1040), the ends included. Deterministic: the order of a sum is the hardware's,
+ * the same in every run and at every place of a tile, and no tile depends on another.
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see
+ * nvidia_ahead.h; 4: numbers), COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of
+ * 4096 terms), ARENA, SCATTER (see above, or 0: not; with results of 16 bits, FORWARD without a GLU
+ * or DGRAD, BETA 0); and what nvidia_epilogue.h requires.
  */
-#if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) || !defined(GROUP) || !defined(A_FORMAT) || \
-    !defined(B_FORMAT) || !defined(COUNTED) || !defined(SCATTER)
-#error "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS, GROUP and SCATTER must be defined"
+#if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) ||                \
+    !defined(GROUP) || !defined(A_FORMAT) || !defined(B_FORMAT) || !defined(COUNTED) ||            \
+    !defined(SCATTER)
+#error                                                                                             \
+    "ORIENTATION, F16, A_FORMAT, B_FORMAT, COUNTED, STAGES, OUTS, GROUP and SCATTER must be defined"
 #endif
 #define KEEPS_F32 1
 #define KEEPS_V   (RUN != 1)
@@ -72,9 +84,9 @@
 #define LINES     128
 #define COLUMNS   256
 #define TERMS     64
-#define SPAN      COLUMNS /* of a warp */
+#define SPAN      COLUMNS                       /* of a warp */
 #define RESULTS   (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
-#define BOX_BYTES 8192 /* 64 rows of 128 bytes */
+#define BOX_BYTES 8192                          /* 64 rows of 128 bytes */
 #define BAR_DONE  4
 
 #if ORIENTATION == FORWARD
@@ -106,22 +118,23 @@
 
 /* What the consumers must know of a tile; terms -1: there are no more. */
 typedef struct tile {
-    int terms, line, end, column; /* its first line and column in the result, the end of the group's lines */
-    uint group, split;            /* split: the second consumer's lines are another work-group's */
+    int terms, line, end,
+        column;        /* its first line and column in the result, the end of the group's lines */
+    uint group, split; /* split: the second consumer's lines are another work-group's */
 } tile;
 
 #include "gemm/nvidia/epilogue.h"
 typedef struct shape {
-    uint skip, groups, lines, columns, terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
+    uint skip, groups, lines, columns,
+        terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
 } shape;
 
 #include "gemm/nvidia/ahead.h"
 #include "gemm/nvidia/wgmma.h"
 
-/* Clears the rows from `terms` on of what a consumer multiplies: its box of the lines and all of the columns, which the
- * other one clears too, so that neither waits for the other. */
-static inline void clear_rows(local uchar *stage, uint terms, uint consumer)
-{
+/* Clears the rows from `terms` on of what a consumer multiplies: its box of the lines and all of
+ * the columns, which the other one clears too, so that neither waits for the other. */
+static inline void clear_rows(local uchar *stage, uint terms, uint consumer) {
     for (uint box = 1; box < 6; box++)
         for (uint at = terms * 128 + get_local_id(0) % 128 * 16; at < BOX_BYTES; at += 128 * 16)
             *(local uint4 *)(stage + (box == 1 ? consumer : box) * BOX_BYTES + at) = (uint4)(0);
@@ -130,100 +143,104 @@ static inline void clear_rows(local uchar *stage, uint terms, uint consumer)
 }
 
 /* sum += 64 lines x 64 terms of a by 64 terms x 256 columns of b. */
-static inline void multiply(float *sum, ulong a, ulong b)
-{
-    const uint next_a = TURNED_A ? 128 : 2, next_b = TURNED_B ? 128 : 2; /* 16 terms, in 16-byte units */
+static inline void multiply(float *sum, ulong a, ulong b) {
+    const uint next_a = TURNED_A ? 128 : 2,
+               next_b = TURNED_B ? 128 : 2; /* 16 terms, in 16-byte units */
     wgmma_fence();
-    UNROLL for (int i = 0; i < 4; i++)
+    UNROLL_FOR(int i = 0; i < 4; i++)
         WGMMA(sum, a + i * next_a, b + i * next_b, TURNED_A, TURNED_B);
     wgmma_commit();
 }
 
-/* The old values of a thread's part of a batch of 64 columns, from its warp's first line on in a stage. */
-static inline void read_old(float2 old[STORES][2], local const uchar *lines)
-{
+/* The old values of a thread's part of a batch of 64 columns, from its warp's first line on in a
+ * stage. */
+static inline void read_old(float2 old[STORES][2], local const uchar *lines) {
     const uint lane = lane_again(), row = lane / 4;
-    UNROLL for (int b = 0; b < STORES; b++)
-        UNROLL for (int i = 0; i < 2; i++) {
+    UNROLL_FOR(int b = 0; b < STORES; b++)
+        UNROLL_FOR(int i = 0; i < 2; i++) {
             local const uchar *line = lines + (row + 8 * i) * 128;
             if (RESULT == IS_F32)
-                old[b][i] = *(local const float2 *)(line + b / 4 * OLD_BYTES + ((b % 4 * 2 + lane % 4 / 2) ^ row) * 16 +
-                                                    lane % 2 * 8);
+                old[b][i] =
+                    *(local const float2 *)(line + b / 4 * OLD_BYTES +
+                                            ((b % 4 * 2 + lane % 4 / 2) ^ row) * 16 + lane % 2 * 8);
             else
-                old[b][i] = widen_pair(RESULT == IS_F16, *(local const uint *)(line + (b ^ row) * 16 + lane % 4 * 4));
+                old[b][i] = widen_pair(RESULT == IS_F16,
+                                       *(local const uint *)(line + (b ^ row) * 16 + lane % 4 * 4));
         }
 }
 
-/* Where a piece of 16 lines of 128 bytes has a 16-byte word: what a warp stores or loads at once lies in different banks. */
-static inline uint word_at(uint line, uint word, int type)
-{
+/* Where a piece of 16 lines of 128 bytes has a 16-byte word: what a warp stores or loads at once
+ * lies in different banks. */
+static inline uint word_at(uint line, uint word, int type) {
     return line * 128 + (word ^ (type == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
 /* Puts the numbers of a piece into local memory, rounded. */
-INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piece_at)
-{
+INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piece_at) {
     const uint lane = lane_again();
     if (type == IS_F32) {
-        UNROLL for (int j = 0; j < 8; j++)
-            *(local float2 *)(piece + word_at(lane / 4 + j % 2 * 8, j / 2 * 2 + lane % 4 / 2, type) + lane % 2 * 8) =
-                (float2)(sum[2 * j], sum[2 * j + 1]);
+        UNROLL_FOR(int j = 0; j < 8; j++)
+            *(local float2 *)(piece +
+                              word_at(lane / 4 + j % 2 * 8, j / 2 * 2 + lane % 4 / 2, type) +
+                              lane % 2 * 8) = (float2)(sum[2 * j], sum[2 * j + 1]);
         return;
     }
-    UNROLL for (int j = 0; j < 8; j += 2) {
+    UNROLL_FOR(int j = 0; j < 8; j += 2) {
         const float *s = sum + 4 * j;
         uint pairs[4];
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLL_FOR(int i = 0; i < 4; i++)
             pairs[i] = round_pair_as(type == IS_F16, s[2 * i], s[2 * i + 1]);
-        store_matrices(piece_at + word_at(lane % 16, j + lane / 16, type), (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]));
+        store_matrices(piece_at + word_at(lane % 16, j + lane / 16, type),
+                       (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]));
     }
 }
 
-/* With SCATTER: where the lines lie of which a thread stores words, those from lane / 8 on, every fourth of a warp's 16. */
-static inline void find_lines(ulong lies[4], int line, int end, global const ulong *table)
-{
+/* With SCATTER: where the lines lie of which a thread stores words, those from lane / 8 on, every
+ * fourth of a warp's 16. */
+static inline void find_lines(ulong lies[4], int line, int end, global const ulong *table) {
     line += lane_again() / 8;
-    UNROLL for (int i = 0; i < 4; i++)
+    UNROLL_FOR(int i = 0; i < 4; i++)
         lies[i] = line + 4 * i < end ? table[line + 4 * i] : 0;
 }
 
 /* Where a matrix has the columns of a tile: they are its own, or gates or ups of v. */
 enum { OWN_COLUMNS, GATES, UPS };
-static inline uint placed(uint column, int as, uint columns)
-{
+static inline uint placed(uint column, int as, uint columns) {
     return as == OWN_COLUMNS ? column : place_of(column, columns, as == UPS);
 }
 
-/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp in a matrix of a type. `piece`: local memory for OUTS
- * pieces, also as an address; `lies`: with SCATTER. */
-INLINED void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at, tile t, uint columns,
-                         global uchar *c, ulong ldc, const ulong *lies, int type, int as)
-{
+/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp in a matrix of a type.
+ * `piece`: local memory for OUTS pieces, also as an address; `lies`: with SCATTER. */
+INLINED void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at,
+                         tile t, uint columns, global uchar *c, ulong ldc, const ulong *lies,
+                         int type, int as) {
     const int bytes = type == IS_F32 ? 4 : 2, width = 128 / bytes;
     const uint lane = lane_again(), word = lane % 8;
     const int line = t.line + (int)(lane / 8);
     const uint column = t.column + word * (16 / bytes);
-    const int step = RUN == 0 || as == OWN_COLUMNS ? 128 : 256; /* runs of gates and ups alternate */
+    const int step =
+        RUN == 0 || as == OWN_COLUMNS ? 128 : 256; /* runs of gates and ups alternate */
     global uchar *to = c + (line * ldc + placed(column, as, columns)) * bytes;
-    UNROLL for (int i = first / width; i < last / width; i++) {
+    UNROLL_FOR(int i = first / width; i < last / width; i++) {
         const uint at = i % OUTS * PIECE_BYTES;
         sync_warp();
         put_piece(sum + i * (width / 2), type, piece + at, piece_at + at);
         sync_warp();
-        UNROLL for (int r = 0; r < 16; r += 4) {
-            const uint4 value = *(local const uint4 *)(piece + at + word_at(r + lane / 8, word, type));
+        UNROLL_FOR(int r = 0; r < 16; r += 4) {
+            const uint4 value =
+                *(local const uint4 *)(piece + at + word_at(r + lane / 8, word, type));
             if (!(SCATTER ? lies[r / 4] != 0 : line + r < t.end) || column + i * width >= columns)
                 continue;
-            global uchar *at = SCATTER ? (global uchar *)lies[r / 4] + column * bytes : to + r * ldc * bytes;
+            global uchar *at =
+                SCATTER ? (global uchar *)lies[r / 4] + column * bytes : to + r * ldc * bytes;
             *(global uint4 *)(at + i * step) = value;
         }
     }
 }
 
 /* Part of the kernel however long it gets: around a call tensor cores would not run ahead. */
-static inline __attribute__((always_inline))
-void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c, ulong ldc)
-{
+static inline __attribute__((always_inline)) void consume(shape s, uint base, local uchar *arena,
+                                                          epilogue e, global uchar *c, ulong ldc) {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
     local const tile *tiles = (local const tile *)(arena + TILES_AT);
@@ -243,14 +260,15 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
         if (SCATTER) /* before the loop, which hides it */
             find_lines(lies, t.line + (int)warp * 16, t.end, (global const ulong *)c);
         float sum[128];
-        UNROLL for (int i = 0; i < 128; i++)
+        UNROLL_FOR(int i = 0; i < 128; i++)
             sum[i] = 0.0f;
         for (int k = 0; k < t.terms; k += TERMS, step++) {
             const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
             await(base + FULL_AT + 8 * stage, step / STAGES);
             if (ORIENTATION == WGRAD && t.terms - k < TERMS)
                 clear_rows(arena + stage * STAGE_BYTES, t.terms - k, consumer);
-            multiply(sum, matrix_at(a + consumer * BOX_BYTES, TURNED_A), matrix_at(a + A_BYTES, TURNED_B));
+            multiply(sum, matrix_at(a + consumer * BOX_BYTES, TURNED_A),
+                     matrix_at(a + A_BYTES, TURNED_B));
             wgmma_wait(1); /* for the block before this one */
             if (k > 0)
                 give_back(base + EMPTY_AT + (step - 1) % STAGES * 8);
@@ -273,7 +291,8 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
                 finish_batch(sum, j * STORES, old, &f, t, s.columns, e, c, ldc);
                 barrier_of(1 + consumer, 128); /* all have read the stage */
                 give_back(base + EMPTY_AT + 8 * stage);
-                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT, OWN_COLUMNS);
+                store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc,
+                            lies, RESULT, OWN_COLUMNS);
             }
             if (AMAX)
                 raise_amax(f.peak, t, e);
@@ -282,29 +301,33 @@ void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c
         if (GLU) {
             finish_gates(sum, t, s.columns, e);
 #if V && KEEPS_V
-            store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies, V_TYPE, GATES);
-            store_lines(sum + SPAN / 4, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies, V_TYPE, UPS);
+            store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies,
+                        V_TYPE, GATES);
+            store_lines(sum + SPAN / 4, 0, RESULTS, arena + out, base + out, t, s.columns, e.v,
+                        e.ldv, lies, V_TYPE, UPS);
 #endif
             finish_glu(sum, t, s.columns, e, c, ldc);
         } else {
             finish(sum, t, s.columns, e, c, ldc);
         }
-        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT, OWN_COLUMNS);
+        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT,
+                    OWN_COLUMNS);
     }
 }
 
-kernel __attribute__((reqd_work_group_size(384, 1, 1)))
-void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ulong ldc, ulong first_column,
-                 global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns, uint terms,
-                 global const float *alpha, global const float *beta, global const float *factor, ulong factor_stride,
-                 global const uchar *bias, global int *amax, global uchar *v, ulong ldv, float limit, float slope, float offset,
-                 global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_numbers, global const uchar *b_codes,
-                 global const uchar *b_scales, global uint4 *b_numbers, global uint *counts)
-{
+kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
+    tensor_map a, tensor_map b, tensor_map old, global uchar *c, ulong ldc, ulong first_column,
+    global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns,
+    uint terms, global const float *alpha, global const float *beta, global const float *factor,
+    ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v, ulong ldv,
+    float limit, float slope, float offset, global const uchar *a_codes,
+    global const uchar *a_scales, global uint4 *a_numbers, global const uchar *b_codes,
+    global const uchar *b_scales, global uint4 *b_numbers, global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape s = {skip, groups, lines, columns, terms};
-    const epilogue e = {alpha, beta, factor, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
+    const epilogue e = {
+        alpha, beta, factor, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         *(local uint *)(arena + TOTAL_AT) = 0;
@@ -323,15 +346,18 @@ void nvidia_gemm(tensor_map a, tensor_map b, tensor_map old, global uchar *c, ul
     if (thread < 128) {
         release_registers(PRODUCER_REGISTERS);
         if (thread == 0)
-            produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1), MAP_ADDRESS(nvidia_gemm, 2), base,
-                    (local tile *)(arena + TILES_AT), ends, whole, counts);
+            produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1),
+                    MAP_ADDRESS(nvidia_gemm, 2), base, (local tile *)(arena + TILES_AT), ends,
+                    whole, counts);
         else if (CODED && thread >= 32)
-            decode_ahead(s, (coded){a_codes, a_scales, a_numbers}, (coded){b_codes, b_scales, b_numbers}, ends, counts);
+            decode_ahead(s, (coded){a_codes, a_scales, a_numbers},
+                         (coded){b_codes, b_scales, b_numbers}, ends, counts);
         if (COUNTED)
             leave(counts);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(s, base, arena, e, SCATTER ? c : c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
+        consume(s, base, arena, e, SCATTER ? c : c + first_column * (RESULT == IS_F32 ? 4 : 2),
+                ldc);
         if (COUNTED)
             pass_barrier(BAR_DONE, 384);
     }

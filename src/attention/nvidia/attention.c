@@ -1,12 +1,13 @@
 /*
- * Attention on the tensor cores of Hopper GPUs, kernels/attention/nvidia/attention.cl, after the passes of
- * kernels/attention/round.cl: they round to bf16 what several work-groups read. Rounded rows lie in
- * the scratch buffer, [T, k | v | q | dout of all heads], and behind them the stats of the queries.
+ * Attention on the tensor cores of Hopper GPUs, kernels/attention/nvidia/attention.cl, after the
+ * passes of kernels/attention/round.cl: they round to bf16 what several work-groups read. Rounded
+ * rows lie in the scratch buffer, [T, k | v | q | dout of all heads], and behind them the stats of
+ * the queries.
  */
 #include <stdio.h>
 
-#include "base/memory.h"
 #include "attention/internal.h"
+#include "base/memory.h"
 
 enum {
     BLOCK_ROWS = 64,
@@ -102,8 +103,8 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const size_t stats = backward ? stats_at(a) : 0;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
     MOERT_TRY(moert_tensor_map_make(*a->scratch, &rows, &map));
-    snprintf(spec, sizeof spec, "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d", which,
-             a->head_size, MOERT_ARENA_BYTES);
+    snprintf(spec, sizeof spec, "attention/nvidia/attention -DPASS=%d -DHEAD_SIZE=%zu -DARENA=%d",
+             which, a->head_size, MOERT_ARENA_BYTES);
     const size_t all = (which == BACKWARD_KV ? a->kv_heads : a->heads) * a->sequences *
                        moert_ceil_div(a->length, OWN_ROWS);
     const size_t units = moert_device_describe(device)->compute_units;

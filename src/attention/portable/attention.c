@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
-#include "moert/quantize.h"
 #include "attention/internal.h"
+#include "base/memory.h"
 #include "gemm/tuning/tuning.h"
+#include "moert/quantize.h"
 
 enum {
     TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
@@ -36,10 +36,10 @@ static launch_shape shape_of(const moert_attention *attention) {
     const bool gpu = info->gpu_form, narrow = strcmp(moert_tuning_family(info), "cpu-avx2") == 0;
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE && !narrow ? 2 : 1;
     const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
-    launch_shape shape = {
-        .blocks = moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES),
-        .heads = (int)attention->heads,
-        .kv_heads = (int)attention->kv_heads};
+    launch_shape shape = {.blocks =
+                              moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES),
+                          .heads = (int)attention->heads,
+                          .kv_heads = (int)attention->kv_heads};
     snprintf(shape.program, sizeof shape.program, "attention/%s -DHEAD_SIZE=%zu -D%s=%zu",
              gpu ? "gpu" : "attention", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
     return shape;

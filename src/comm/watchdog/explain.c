@@ -71,8 +71,8 @@ void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_su
              moert_phase_name(moert_phase_get()));
 }
 
-/* All ranks wait, as far as is known: each in another call, or for a host that was never heard of.
- */
+/* All ranks wait, as far as is known: each in another call, or for a host that was never heard
+ * of. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
@@ -85,5 +85,6 @@ void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now
              "host is late; %s%s",
              watchdog->comm->rank, watchdog->comm->self.host,
              (unsigned long long)((now_ns - atomic_load(&mine->progress_ns)) / second_ns),
-             (unsigned long long)moert_phase_step(), moert_phase_name(moert_phase_get()), hint, elsewhere);
+             (unsigned long long)moert_phase_step(), moert_phase_name(moert_phase_get()), hint,
+             elsewhere);
 }

@@ -4,8 +4,8 @@
 
 #include <pthread.h>
 
-#include "comm/watchdog/beacon.h"
 #include "comm/internal.h"
+#include "comm/watchdog/beacon.h"
 #include "comm/watchdog/watch.h"
 #include "comm/watchdog/watchdog.h"
 

@@ -1,5 +1,5 @@
-/* Publishes what a process does, and judges by the table and by /proc who keeps the others waiting.
- */
+/* Publishes what a process does, and judges by the table and by /proc who keeps the others
+ * waiting. */
 #include "comm/watchdog/watch.h"
 
 #include <stdio.h>

@@ -2,9 +2,9 @@
  * The watchdog's thread, and the table that the ranks of a host map.
  *
  * The thread makes no MPI call. That of a host's first rank tells the other hosts every second what
- * its ranks do (comm/watchdog/beacon.h), and keeps in the table what they tell. Every rank of the host
- * decides alone; the first to set `reported` speaks, and lower ranks decide a little earlier. Once
- * it is set, the job is ending: every rank of the host leaves.
+ * its ranks do (comm/watchdog/beacon.h), and keeps in the table what they tell. Every rank of the
+ * host decides alone; the first to set `reported` speaks, and lower ranks decide a little earlier.
+ * Once it is set, the job is ending: every rank of the host leaves.
  */
 #include "comm/watchdog/watchdog.h"
 
@@ -254,8 +254,8 @@ done:
     return status;
 }
 
-/* Registers, then looks which of the others this process can find: not those in other containers.
- */
+/* Registers, then looks which of the others this process can find: not those in other
+ * containers. */
 static moert_status enter_table(moert_watchdog *watchdog) {
     if (watchdog->table == NULL)
         return MOERT_OK;

@@ -57,8 +57,8 @@ moert_status moert_cuda_open(const moert_device *device, const moert_cuda **cuda
 /* What is taken for it unless NULL; tests set it. */
 extern const moert_cuda *moert_cuda_substitute;
 
-/* MOERT_CUDA(cuda, create, (&handle, ...)): passes a failure up with the call and the error's name.
- */
+/* MOERT_CUDA(cuda, create, (&handle, ...)): passes a failure up with the call and the error's
+ * name. */
 #define MOERT_CUDA(cuda, field, arguments)                                                         \
     do {                                                                                           \
         int cuda_code_ = (cuda)->field arguments;                                                  \

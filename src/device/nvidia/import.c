@@ -13,8 +13,8 @@
 
 #include "base/files.h"
 #include "base/memory.h"
-#include "device/nvidia/cuda.h"
 #include "device/internal.h"
+#include "device/nvidia/cuda.h"
 
 enum { TURNS = 4 };
 static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, ROOM_BYTES = (size_t)32 << 20;

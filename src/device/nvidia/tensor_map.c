@@ -1,6 +1,6 @@
 /* TMA's tensor maps, encoded by NVIDIA's driver library, which is opened when the first is made. */
-#include "device/nvidia/cuda.h"
 #include "device/internal.h"
+#include "device/nvidia/cuda.h"
 
 /* Of the CUDA driver API. */
 enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };

@@ -103,8 +103,8 @@ void moert_profile_flight(moert_device *device, moert_operation operation, uint6
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes);
 
 /*
- * What the device can do at best, by kernels/lib/roof.cl: multiply-adds in registers (each counts 2)
- * and a copy of memory larger than caches (read and written bytes count). Takes about half a
+ * What the device can do at best, by kernels/lib/roof.cl: multiply-adds in registers (each counts
+ * 2) and a copy of memory larger than caches (read and written bytes count). Takes about half a
  * second; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY.
  */
 typedef struct moert_roof {

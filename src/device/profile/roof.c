@@ -38,8 +38,9 @@ static moert_status find(moert_device *device, int chains, const char *name, siz
     char spec[SPEC_BYTES];
     moert_kernel *kernel;
     const size_t items = items_of(device);
-    snprintf(spec, sizeof spec, "lib/roof -DCHAINS=%d -DROUNDS=%d -DBLOCK=%d -DLANES=%zu -DITEMS=%zu",
-             chains, ROUNDS, BLOCK, lanes_of(device), items);
+    snprintf(spec, sizeof spec,
+             "lib/roof -DCHAINS=%d -DROUNDS=%d -DBLOCK=%d -DLANES=%zu -DITEMS=%zu", chains, ROUNDS,
+             BLOCK, lanes_of(device), items);
     MOERT_TRY(moert_program_kernel(device, spec, name, &kernel));
     *found = (probe){device, kernel, groups, items};
     return MOERT_OK;

@@ -49,8 +49,8 @@ static moert_status post_wave(moert_stage *stage, const moert_flight *flight, si
     return MOERT_OK;
 }
 
-/* Posts the next wave. Rows that could not be made are sent as they are: nobody may wait for them.
- */
+/* Posts the next wave. Rows that could not be made are sent as they are: nobody may wait for
+ * them. */
 static void post_next(moert_stage *stage, moert_flight *flight) {
     if (flight->posted == 0) {
         flight->began_ns = moert_clock_ns();

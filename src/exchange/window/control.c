@@ -3,9 +3,9 @@
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
  * it. A dispatch and a combine synchronise once each (moert_control_pass). Either the hosts wait
- * for their devices and then for each other; or the devices wait for each other (exchange/window/flags.h),
- * and the hosts agree on their status only, ahead of them: a kernel waits only for those that all
- * hosts are enqueuing.
+ * for their devices and then for each other; or the devices wait for each other
+ * (exchange/window/flags.h), and the hosts agree on their status only, ahead of them: a kernel
+ * waits only for those that all hosts are enqueuing.
  */
 #include "exchange/window/control.h"
 

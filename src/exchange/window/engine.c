@@ -2,8 +2,8 @@
  * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
  * and read by address (moert_exchange_memory). No row is copied twice, none is packed.
  *
- * A dispatch and a combine have one meeting each, of hosts or devices (exchange/window/control.h). With
- * devices that wait for each other a move of few rows is one kernel with the meeting inside
+ * A dispatch and a combine have one meeting each, of hosts or devices (exchange/window/control.h).
+ * With devices that wait for each other a move of few rows is one kernel with the meeting inside
  * (move_fused), as each launch and each kernel that only waits take longer than the rows do.
  */
 #include "base/config.h"

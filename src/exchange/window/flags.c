@@ -21,7 +21,7 @@ struct moert_flags {
     moert_storage segment; /* line r: the flag of rank r */
     moert_staging *verdict;
     uint64_t patience_ns;
-    uint32_t number;           /* of the last meeting */
+    uint32_t number;             /* of the last meeting */
     moert_phase phase[MEETINGS]; /* of the last meetings, by number */
 };
 

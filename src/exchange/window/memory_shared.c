@@ -1,5 +1,5 @@
-/* Segments in memory that the processes of a host share, which CPU devices read and write in place.
- */
+/* Segments in memory that the processes of a host share, which CPU devices read and write in
+ * place. */
 #include <stdlib.h>
 
 #include "base/memory.h"

@@ -115,13 +115,14 @@ static int format_of(const moert_nvidia_product *p, size_t i) {
 static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
     const bool glu = p->kind == MOERT_OP_GLU;
     const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
-    const int used = wgmma ? snprintf(spec, SPEC_BYTES,
-                                      "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                                      "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
-                                      STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0),
-                                      format_of(p, 1), p->coded == NULL && p->counts != NULL,
-                                      p->scatter.places != NULL ? p->scatter.runs : 0)
-                           : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
+    const int used = wgmma
+                         ? snprintf(spec, SPEC_BYTES,
+                                    "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                                    "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
+                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0),
+                                    format_of(p, 1), p->coded == NULL && p->counts != NULL,
+                                    p->scatter.places != NULL ? p->scatter.runs : 0)
+                         : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",

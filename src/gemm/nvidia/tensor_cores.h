@@ -7,8 +7,8 @@
 #ifndef MOERT_GEMM_NVIDIA_TENSOR_CORES_H
 #define MOERT_GEMM_NVIDIA_TENSOR_CORES_H
 
-#include "moert/ops.h"
 #include "gemm/gemm.h"
+#include "moert/ops.h"
 
 /* A row matrix, from its column `first` on. */
 typedef struct moert_nvidia_rows {

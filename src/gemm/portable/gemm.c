@@ -13,7 +13,8 @@ enum {
     LINE_BYTES = 4,    /* of a converted line there */
     STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm/gemm.cl, per term of the reduction */
     SMALLEST_SPLIT = 128,
-    IDLE_LAYERS = 1, /* of a grid, its first, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
+    IDLE_LAYERS =
+        1, /* of a grid, its first, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
     SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
     GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
     GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
@@ -40,7 +41,8 @@ static size_t turned_bytes(moert_number type, size_t depth, size_t lines) {
     return type == MOERT_NUMBER_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
 }
 
-/* None of the choices shows in the bits, and any within their bounds (gemm/tuning/tuning.h) are safe. */
+/* None of the choices shows in the bits, and any within their bounds (gemm/tuning/tuning.h) are
+ * safe. */
 static share choose_share(const moert_device *device, moert_number type, product p, form of,
                           const moert_choices *c) {
     const moert_device_info *info = moert_device_describe(device);

@@ -58,7 +58,6 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 
-
 /* The numbers of a term, and those to which panels are filled up. */
 static inline size_t moert_per_term(moert_term term) {
     return term == MOERT_TERM_NUMBER ? 1 : 2;

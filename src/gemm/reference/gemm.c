@@ -6,8 +6,8 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "gemm/backend.h"
 #include "device/mapping.h"
+#include "gemm/backend.h"
 
 /* ---- grouped GEMM ---- */
 
@@ -35,8 +35,8 @@ static void put(void *at, size_t i, moert_number type, float x) {
         ((uint16_t *)at)[i] = (uint16_t)moert_number_encode(type, x);
 }
 
-/* A sum of products: each joins it by a rounding or, in tiles (kernels/gemm/amx.h), joins one of two
- * halves in turn, whose sum joins after every 16 pairs. */
+/* A sum of products: each joins it by a rounding or, in tiles (kernels/gemm/amx.h), joins one of
+ * two halves in turn, whose sum joins after every 16 pairs. */
 typedef struct chain {
     bool tiled;
     unsigned pending; /* products in the halves */

@@ -1,7 +1,7 @@
 /*
  * Rows of tuning: what the portable backend's products choose, by device and shape, as lines of
- * text (kernels/gemm/tuning.txt has the grammar and the built-in ones). None of the choices shows in the
- * bits of a result, and each is held within bounds that are safe on every device: a wrong or
+ * text (kernels/gemm/tuning.txt has the grammar and the built-in ones). None of the choices shows
+ * in the bits of a result, and each is held within bounds that are safe on every device: a wrong or
  * missing row is slow, never wrong.
  *
  * Rows that were measured on this machine lie in a file (MOERT_TUNE_FILE), where processes append

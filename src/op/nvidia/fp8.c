@@ -1,8 +1,8 @@
 /*
  * The nvidia backend of ops on FP8 factors: grouped GEMMs of plain ones, or of rows in blocks of
  * 1x128 and weights in blocks of 128x128, on the tensor cores of Hopper GPUs
- * (kernels/gemm/nvidia/fp8.cl). These want the terms of both factors contiguous: a dgrad transposes the
- * weights first, unless they are stored so, and a wgrad takes only factors that are.
+ * (kernels/gemm/nvidia/fp8.cl). These want the terms of both factors contiguous: a dgrad transposes
+ * the weights first, unless they are stored so, and a wgrad takes only factors that are.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
  * them in the same kernel. Factors in MXFP8, MXFP4 and NVFP4 become bf16 on the way in
  * (kernels/gemm/nvidia/ahead.h) or, where their blocks lie otherwise, first (op/converted.c).
  */
-#include "gemm/nvidia/tensor_cores.h"
 #include "device/backend.h"
+#include "gemm/nvidia/tensor_cores.h"
 #include "op/op.h"
 
 static bool is_narrow(moert_number type) {

@@ -7,16 +7,16 @@ moert_status moert_op_portable_glu(const moert_op *op, const moert_op_buffers *b
     const moert_op_options *o = &op->options;
     const size_t split = moert_op_split(op, o->n);
     const moert_grid grid = {moert_ceil_div(o->rows, split), 1, 1};
-    return MOERT_RUN(
-        op->device, MOERT_PROGRAM(op->device, "op/glu", op->glu_width | o->c.stride | o->d.stride),
-        "op_glu", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
-        MOERT_ARG((unsigned)o->rows), MOERT_ARG(work->acc), MOERT_ARG(b->alpha), MOERT_ARG(b->bias),
-        MOERT_ARG((int)o->bias_type), MOERT_ARG(b->prob), MOERT_ARG(b->c),
-        MOERT_ARG((int)o->c.type), MOERT_ARG((size_t)o->c.stride), MOERT_ARG(b->d),
-        MOERT_ARG((int)o->d.type), MOERT_ARG((size_t)o->d.stride), MOERT_ARG(work->peak),
-        MOERT_ARG((int)op->glu_width), MOERT_ARG((int)op->run), MOERT_ARG((int)o->linear_first),
-        MOERT_ARG(o->glu.limit), MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset),
-        MOERT_ARG((unsigned)split));
+    return MOERT_RUN(op->device,
+                     MOERT_PROGRAM(op->device, "op/glu", op->glu_width | o->c.stride | o->d.stride),
+                     "op_glu", grid, MOERT_ARG(b->ends), MOERT_ARG((unsigned)o->groups),
+                     MOERT_ARG((unsigned)o->rows), MOERT_ARG(work->acc), MOERT_ARG(b->alpha),
+                     MOERT_ARG(b->bias), MOERT_ARG((int)o->bias_type), MOERT_ARG(b->prob),
+                     MOERT_ARG(b->c), MOERT_ARG((int)o->c.type), MOERT_ARG((size_t)o->c.stride),
+                     MOERT_ARG(b->d), MOERT_ARG((int)o->d.type), MOERT_ARG((size_t)o->d.stride),
+                     MOERT_ARG(work->peak), MOERT_ARG((int)op->glu_width), MOERT_ARG((int)op->run),
+                     MOERT_ARG((int)o->linear_first), MOERT_ARG(o->glu.limit),
+                     MOERT_ARG(o->glu.alpha), MOERT_ARG(o->glu.offset), MOERT_ARG((unsigned)split));
 }
 
 static moert_status add_dbias(const moert_op *op, const moert_op_buffers *b) {

@@ -1,12 +1,12 @@
 /*
- * The portable backend of ops: the float32 products of kernels/gemm/gemm.cl, with kernels/op/rows.cl
- * around them where an operand has another type, order or epilogue.
+ * The portable backend of ops: the float32 products of kernels/gemm/gemm.cl, with
+ * kernels/op/rows.cl around them where an operand has another type, order or epilogue.
  */
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "op/portable/op.h"
 #include "gemm/portable/gemm.h"
+#include "op/portable/op.h"
 
 enum {
     SHARE = 4096,           /* in kernels/op/rows.cl */

@@ -1,5 +1,5 @@
-/* Quantisers and casts of the portable backend: launches of kernels/quant/quantize.cl, dequantize.cl,
- * amax.cl and cast.cl. */
+/* Quantisers and casts of the portable backend: launches of kernels/quant/quantize.cl,
+ * dequantize.cl, amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

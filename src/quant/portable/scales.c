@@ -27,15 +27,16 @@ moert_status moert_portable_unswizzle(const moert_scale_tiles *op) {
 
 moert_status moert_portable_block_ends(const moert_block_ends *op) {
     const moert_groups *groups = &op->groups;
-    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "block_ends", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG((unsigned)op->block),
-                     MOERT_ARG((unsigned)op->most), MOERT_ARG(op->to));
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "block_ends",
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(groups->ends),
+                     MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
+                     MOERT_ARG((unsigned)op->block), MOERT_ARG((unsigned)op->most),
+                     MOERT_ARG(op->to));
 }
 
 moert_status moert_portable_fold_globals(const moert_global_scales *op) {
-    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "fold_globals", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(op->alpha), MOERT_ARG(op->first),
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "fold_globals",
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(op->alpha), MOERT_ARG(op->first),
                      MOERT_ARG((unsigned)op->first_by_groups), MOERT_ARG(op->second),
                      MOERT_ARG((unsigned)op->second_by_groups), MOERT_ARG((unsigned)op->groups),
                      MOERT_ARG(op->to));

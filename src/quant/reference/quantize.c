@@ -7,9 +7,9 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
+#include "device/mapping.h"
 #include "quant/backend.h"
 #include "quant/reference/block_scale.h"
-#include "device/mapping.h"
 
 enum { ROTATED = 16, LARGEST_BLOCK = 128 };
 
@@ -26,8 +26,8 @@ typedef struct job {
     float *values; /* of a tile, [rows, columns] */
 } job;
 
-/* What shares one scale: rows of group `group`, in its row block `block` counted over all groups.
- */
+/* What shares one scale: rows of group `group`, in its row block `block` counted over all
+ * groups. */
 typedef struct tile {
     size_t group, block, row, rows, column, columns;
 } tile;

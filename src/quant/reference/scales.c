@@ -4,8 +4,8 @@
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "quant/backend.h"
 #include "device/mapping.h"
+#include "quant/backend.h"
 
 /* ---- casts ---- */
 

@@ -4,8 +4,8 @@
 
 #include "comm/comm.h"
 #include "device/device.h"
-#include "moert/formats.h"
 #include "gemm/tuning/tuning.h"
+#include "moert/formats.h"
 
 /* X(FIELD, what a table shows, unit) */
 #define MOERT_RATE_TABLE(X)                                                                        \

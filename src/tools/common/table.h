@@ -1,5 +1,5 @@
-/* Aligned tables from JSON arrays of objects: what a script reads and what a person reads are one.
- */
+/* Aligned tables from JSON arrays of objects: what a script reads and what a person reads are
+ * one. */
 #ifndef MOERT_TOOLS_COMMON_TABLE_H
 #define MOERT_TOOLS_COMMON_TABLE_H
 

@@ -5,8 +5,8 @@
 
 #include "estimate/memory.h"
 #include "tools/common/program.h"
-#include "tools/info/survey.h"
 #include "tools/common/table.h"
+#include "tools/info/survey.h"
 
 static const char *model_path;
 static size_t batch, length, micro_batches, ep;

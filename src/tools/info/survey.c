@@ -7,10 +7,10 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "exchange/exchange.h"
-#include "layer/mesh.h"
-#include "gemm/gemm.h"
 #include "estimate/memory.h"
+#include "exchange/exchange.h"
+#include "gemm/gemm.h"
+#include "layer/mesh.h"
 #include "tools/common/options.h"
 
 /* What a rank tells of itself. */

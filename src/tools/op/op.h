@@ -5,9 +5,9 @@
 #ifndef MOERT_TOOLS_OP_OP_H
 #define MOERT_TOOLS_OP_OP_H
 
+#include "gemm/gemm.h"
 #include "io/safetensors.h"
 #include "moert/formats.h"
-#include "gemm/gemm.h"
 #include "tools/common/program.h"
 
 enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };

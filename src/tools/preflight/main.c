@@ -1,12 +1,12 @@
-/* moert-preflight: whether the ranks of a job agree and keep up with each other, before it starts.
- */
+/* moert-preflight: whether the ranks of a job agree and keep up with each other, before it
+ * starts. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "io/durable.h"
-#include "tools/preflight/preflight.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
+#include "tools/preflight/preflight.h"
 
 static double slow, seconds;
 static const char *json_path;

@@ -1,5 +1,5 @@
-/* The figures of a report, as SVG whose widths follow the page's; numbers lie beside them as text.
- */
+/* The figures of a report, as SVG whose widths follow the page's; numbers lie beside them as
+ * text. */
 #ifndef MOERT_TOOLS_REPORT_CHARTS_H
 #define MOERT_TOOLS_REPORT_CHARTS_H
 

@@ -2,9 +2,9 @@
 #ifndef MOERT_TOOLS_TRAIN_INPUTS_H
 #define MOERT_TOOLS_TRAIN_INPUTS_H
 
+#include "data/data.h"
 #include "io/model_config.h"
 #include "tools/common/options.h"
-#include "data/data.h"
 
 /* Sizes of a new model, from options. */
 typedef struct moert_model_sizes {

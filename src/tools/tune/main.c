@@ -1,5 +1,5 @@
-/* moert-tune: measures what products can choose, for a list of shapes, and writes rows of tuning.
- */
+/* moert-tune: measures what products can choose, for a list of shapes, and writes rows of
+ * tuning. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

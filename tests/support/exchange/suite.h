@@ -6,8 +6,8 @@
 #define SUPPORT_EXCHANGE_SUITE_H
 
 #include "exchange/window/flags.h"
-#include "support/mpi.h"
 #include "support/exchange/round_trip.h"
+#include "support/mpi.h"
 
 /* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
  * and (window) whether rows go to each rank once, combines run beside other work, results are
@@ -52,8 +52,8 @@ extern moert_comm *spread[MAX_RANKS];
 
 /* The exchange under test. */
 moert_exchange *open_exchange(void **state);
-/* The end of a test; close_usable makes the trip once more before, and asks whether all went right.
- */
+/* The end of a test; close_usable makes the trip once more before, and asks whether all went
+ * right. */
 void close_trip(trip *t, moert_exchange *exchange);
 void close_usable(const shape *c, trip *t, moert_exchange *exchange);
 

@@ -151,8 +151,8 @@ static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
     return (moert_scatter){l->places, runs};
 }
 
-/* Brings the lines that have been stored to theirs of a result; those of a lost one are as before.
- */
+/* Brings the lines that have been stored to theirs of a result; those of a lost one are as
+ * before. */
 static void gather(const lines *l, float *result) {
     const size_t count = (l->rows + 1) * l->width;
     uint16_t *codes = download(l->there, count * sizeof *codes), unset = codes[count - 1];

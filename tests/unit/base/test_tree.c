@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/rng.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "base/tree.h"
 #include "support/test.h"
 

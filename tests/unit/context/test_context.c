@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* Contexts made one after the other, on the caller's OpenCL, bound or not, and with bad settings.
- */
+/* Contexts made one after the other, on the caller's OpenCL, bound or not, and with bad
+ * settings. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <sched.h>

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "support/files.h"
 #include "data/data.h"
+#include "support/files.h"
 
 static void test_text_is_joined_by_one_zero_byte(void **state) {
     (void)state;

@@ -39,8 +39,8 @@ static uint64_t all_ns(void) {
 static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
     const size_t n = N;
     for (size_t i = 0; i < times; i++)
-        ASSERT_OK(MOERT_RUN(moert_buffer_device(y), "nn/elementwise", "add", ((moert_grid){1, 1, 1}),
-                            MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n)));
+        ASSERT_OK(MOERT_RUN(moert_buffer_device(y), "nn/elementwise", "add",
+                            ((moert_grid){1, 1, 1}), MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n)));
 }
 
 static moert_buffer *ones(moert_device *device) {

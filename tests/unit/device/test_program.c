@@ -31,8 +31,8 @@ static int make_kernels(void **state) {
     return 0;
 }
 
-/* For tests that use OpenCL in this process, where PoCL keeps the folder that it has found first.
- */
+/* For tests that use OpenCL in this process, where PoCL keeps the folder that it has found
+ * first. */
 static int make_kernels_here(void **state) {
     const int failed = make_kernels(state);
     set_variable("POCL_CACHE_DIR", in_folder("pocl"));
@@ -172,7 +172,8 @@ static void test_a_missing_kernel_file_is_named(void **state) {
     ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/absent.cl"));
     assert_non_null(strstr(moert_last_error(), "MOERT_KERNEL_DIR"));
     assert_int_equal(unlink(in_folder("kernels/lib/common.h")), 0);
-    ASSERT_FAILS(add_once("good", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/lib/common.h"));
+    ASSERT_FAILS(add_once("good", &value, &pocl), MOERT_ERROR_IO,
+                 in_folder("kernels/lib/common.h"));
 }
 
 static void test_options_of_any_length_reach_the_compiler(void **state) {

@@ -9,11 +9,11 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "estimate/memory.h"
 #include "exchange/internal.h"
 #include "layer/internal.h"
 #include "model/internal.h"
 #include "support/mpi.h"
-#include "estimate/memory.h"
 #include "train/optimizer.h"
 
 enum { LENGTH = 24 };

@@ -100,8 +100,8 @@ static size_t shared_bytes(void) {
     return kib * 1024;
 }
 
-/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows lie.
- */
+/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows
+ * lie. */
 static void test_windows_take_memory_by_the_rows_that_come(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};

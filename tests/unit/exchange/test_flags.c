@@ -33,14 +33,14 @@ static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags,
     const unsigned ranks = (unsigned)test_ranks, rank = (unsigned)test_rank;
     MOERT_TRY(moert_buffer_create(test_device, sizeof(uint32_t), wrong));
     sleep_now_and_then(2 * round);
-    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write", ((moert_grid){1, 1, 1}),
-                        MOERT_ARG(rows->addresses), MOERT_ARG(ranks), MOERT_ARG(rank),
-                        MOERT_ARG(round)));
+    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write",
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(ranks),
+                        MOERT_ARG(rank), MOERT_ARG(round)));
     MOERT_TRY(moert_flags_meet(flags));
     sleep_now_and_then(2 * round + 1);
-    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read", ((moert_grid){1, 1, 1}),
-                        MOERT_ARG(rows->addresses), MOERT_ARG(*wrong), MOERT_ARG(ranks),
-                        MOERT_ARG(round)));
+    MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read",
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(*wrong),
+                        MOERT_ARG(ranks), MOERT_ARG(round)));
     return moert_flags_meet(flags);
 }
 

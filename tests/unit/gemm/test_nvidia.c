@@ -14,8 +14,8 @@ static const way nvidia = {
     .name = "nvidia", .backend = "auto", .type = MOERT_NUMBER_BF16, .packed = true};
 
 /* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
- * and rows past the end; strides, places in y, one weight for all; the last three are not aligned
- */
+ * and rows past the end; strides, places in y, one weight for all; the last three are not
+ * aligned */
 static const problem problems[] = {
     {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -343,8 +343,8 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     check_rows_in_company(&whole, &nvidia);
 }
 
-/* The first launch is done when all is, and no tile is left out or made twice, wherever it is made.
- */
+/* The first launch is done when all is, and no tile is left out or made twice, wherever it is
+ * made. */
 static void test_units_that_join_in_do_not_show_in_the_bits(void **state) {
     static const problem large = {.n = 1040,
                                   .k = 1320,

@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "io/durable.h"
 #include "gemm/tuning/tuning.h"
+#include "io/durable.h"
 #include "support/files.h"
 
 static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};

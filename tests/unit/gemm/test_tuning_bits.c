@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "io/durable.h"
 #include "gemm/tuning/search.h"
+#include "io/durable.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"
 

@@ -67,8 +67,10 @@ static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **sta
 }
 
 #define QUANTIZED(config, words) config "\"quantization_config\":" words "}"
-#define FP8(block)               "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":" block "}"
-#define MXFP4                    "{\"quant_method\":\"mxfp4\"}"
+#define FP8(block)                                                                                 \
+    "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","                                                  \
+    "\"weight_block_size\":" block "}"
+#define MXFP4 "{\"quant_method\":\"mxfp4\"}"
 
 static void test_a_config_names_the_method_and_keeps_a_text_for_plain_weights(void **state) {
     (void)state;

@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* EP x EDP: which ranks share experts, on one host and on hosts whose ranks the launcher has dealt.
- */
+/* EP x EDP: which ranks share experts, on one host and on hosts whose ranks the launcher has
+ * dealt. */
 #include "comm/internal.h"
 #include "layer/mesh.h"
 #include "support/mpi.h"
@@ -37,8 +37,8 @@ static void test_groups_are_runs_of_the_ranks_of_a_host(void **state) {
     }
 }
 
-/* Each pair of a group and a place in it is one rank's, and ranks with the same place are replicas.
- */
+/* Each pair of a group and a place in it is one rank's, and ranks with the same place are
+ * replicas. */
 static void test_ranks_of_a_host_form_groups_of_neighbours(void **state) {
     (void)state;
     for (size_t ep = 1; ep <= test_ranks; ep++) {

@@ -31,8 +31,8 @@ static float *forward(layer_run *run, size_t bytes) {
     return y;
 }
 
-/* In every precision by the third forward of a weight: what is packed by the second one is in use.
- */
+/* In every precision by the third forward of a weight: what is packed by the second one is in
+ * use. */
 static void follow_weights(moert_precision precision) {
     oracle_layer oracle;
     moert_mesh *mesh;

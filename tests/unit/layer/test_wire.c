@@ -28,8 +28,8 @@ static moert_layer_options form(moert_precision precision, moert_dispatch dispat
     return options;
 }
 
-/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its dispatches.
- */
+/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its
+ * dispatches. */
 static void compute(const oracle_layer *oracle, moert_context *context, const char *engine,
                     bool deferred, layer_results *results, uint64_t *bytes) {
     moert_mesh *mesh;

@@ -87,8 +87,8 @@ static void test_norm_forward_agrees_with_float64_and_may_work_in_place(void **s
     }
 }
 
-/* Gradients of the rows [first, first + rows) of the oracle's inputs; dx and partial to be freed.
- */
+/* Gradients of the rows [first, first + rows) of the oracle's inputs; dx and partial to be
+ * freed. */
 typedef struct gradients {
     float *dx, *partial;
 } gradients;

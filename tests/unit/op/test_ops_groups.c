@@ -103,8 +103,8 @@ static void test_stacked_discrete_and_single_groups_have_the_same_bits(void **st
 
 enum { ALIGNMENT = 16, PADDED_ROWS = 80 };
 
-/* Group g's rows of `plain` to the front of its padded rows; the others are garbage of no weight.
- */
+/* Group g's rows of `plain` to the front of its padded rows; the others are garbage of no
+ * weight. */
 static void pad(const ops_data *plain, ops_data *wide, moert_op_buffer which, size_t g) {
     size_t n, all;
     const float *from = part_of(plain, which, g, &n);

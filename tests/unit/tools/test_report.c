@@ -156,8 +156,8 @@ static void test_speed_parts_and_loss_are_said(void **state) {
 
 /* ---- pages ---- */
 
-/* Every tag closes the one that is open, attributes are quoted, nothing follows the first element.
- */
+/* Every tag closes the one that is open, attributes are quoted, nothing follows the first
+ * element. */
 static void assert_well_formed(const char *page) {
     const char *open[64];
     size_t depth = 0, roots = 0;

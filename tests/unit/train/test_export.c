@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "device/nvidia/cuda.h"
 #include "device/internal.h"
+#include "device/nvidia/cuda.h"
 #include "exchange/internal.h"
 #include "support/mpi.h"
 
