@@ -122,6 +122,7 @@ $(BUILD)/packages:
 check: ## all tests of the default set (installs what is missing first)
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
+	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS)
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
@@ -133,6 +134,7 @@ check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
 check-all: ## every test, every golden case, every engine and rank count
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
+	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 
@@ -161,11 +163,10 @@ $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STAT
 check-layers: $(STATIC) $(TOOLS) ## proves from includes and symbols that lower files never use higher ones
 	$(Q)tests/layers $(BUILD)
 
-lint: $(BUILD)/commit.h ## clang-tidy and cppcheck
-	$(Q)printf '%s\n' $(call find,src,*.c) | xargs -P $$(nproc) -I FILE clang-tidy --quiet FILE -- $(ALL_CFLAGS) -include $<
-	$(Q)cppcheck --quiet -j $$(nproc) --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -Iinclude -Isrc src
+lint: $(BUILD)/commit.h ## clang-format, clang-tidy and cppcheck, each where it is installed
+	$(Q)tests/lint $(ALL_CFLAGS) -include $<
 
-format: ## clang-format over all C files
+format: ## clang-format over all C and kernel files
 	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl,$(call find,include src kernels tests bench,$(kind)))
 
 install: all ## to $(DESTDIR)$(PREFIX)

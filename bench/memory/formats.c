@@ -1,7 +1,7 @@
 /*
  * The quantisers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
  * again in out[2]. Each result is a code times its scale, and is computed once more from the
- * block's numbers; see memory_cases.c.
+ * block's numbers; see cases.c.
  */
 #include <math.h>
 

@@ -1,4 +1,4 @@
-/* The norms of bench_memory; see memory_cases.c. */
+/* The norms of bench_memory; see cases.c. */
 #include <math.h>
 
 #include "bench/memory/cases.h"

@@ -1,4 +1,4 @@
-/* The kernels of bench_memory on the rows of tokens and experts; see memory_cases.c. */
+/* The kernels of bench_memory on the rows of tokens and experts; see cases.c. */
 #include <math.h>
 
 #include "base/memory.h"

@@ -1,5 +1,5 @@
 /*
- * What the passes of attention_gpu.cl, which has the picture, are made of: products of rows, sums
+ * What the passes of gpu.cl, which has the picture, are made of: products of rows, sums
  * of weighted rows, and sums over a row. All items of a work-group call together.
  */
 /* PoCL must not find functions that know of a kernel's local memory */

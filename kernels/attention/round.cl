@@ -1,6 +1,6 @@
 /*
- * What nvidia_attention.cl reads of float32 tensors: rows in bf16, and of each query lse / log 2
- * and delta.
+ * What attention/nvidia/attention.cl reads of float32 tensors: rows in bf16, and of each query lse
+ * / log 2 and delta.
  *
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
  *                                                      numbers apart

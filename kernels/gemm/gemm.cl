@@ -15,7 +15,7 @@
  * rounded on the way.
  *
  * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the
- * reduction in blocks of `depth` terms, whose panels it brings to local memory (gemm_packed.cl: it
+ * reduction in blocks of `depth` terms, whose panels it brings to local memory (packed.cl: it
  * finds them in global memory). With the usual tile, LINES = 8 and WIDTH = 2:
  *
  *                 <- panels x 32 ->
@@ -225,7 +225,7 @@ static inline void prefetch_line(global const code *p) {
         PREFETCH((size_t)p + i, 3);
 }
 
-/* Brings the tile after (i, j) to the cache: sums that were parked there, or, of tiles.h, what is
+/* Brings the tile after (i, j) to the cache: sums that were parked there, or, of amx.h, what is
  * stored at once, which Intel's CPUs do faster there than past their caches. */
 static inline void prefetch_tile(target c, int i, int j) {
     const bool edge = j + COLUMNS >= c.columns;
@@ -267,7 +267,7 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
 }
 
 /* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64
- * bytes (but those of tiles.h). The lock that ends a work-group makes them visible. */
+ * bytes (but those of amx.h). The lock that ends a work-group makes them visible. */
 KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y,
                        ulong ldy, ulong y_column, global const code *x, ulong ldx, global float *w,
                        int n, int k, int accumulate, int panels, int depth, int split,

@@ -8,7 +8,7 @@
  * first: that is how vdpbf16ps works, and how two fma on their numbers do, one after the other. A
  * pair without a second code has -0 in one factor and 0 in the other there: adding their product
  * changes nothing, not even a zero's sign. With DOT = 2 terms are the same pairs, but 16 of them
- * make a step of the chain (tiles.h).
+ * make a step of the chain (amx.h).
  *
  * Deterministic: an element is one chain over the reduction in ascending order, from 0 or from the
  * old value. The chain is parked in the result between two blocks, so its bits do not depend on
@@ -17,7 +17,7 @@
  *
  * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1, 2; 1 and 2 need BF16 and,
  * 1 where __AVX512F__ is defined, a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1
- * to 4) vectors, whose sums should fit into the registers; with DOT = 2 what tiles.h requires. A
+ * to 4) vectors, whose sums should fit into the registers; with DOT = 2 what amx.h requires. A
  * panel has as many columns as a tile or, with PACKED, that many vectors, which divide WIDTH: a
  * tile then reads several, `height` rows apart.
  */
@@ -326,7 +326,7 @@ static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, 
 }
 
 /* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are
- * left, with these. None for floats, which lie ready, and for tiles.h, whose tiles take no
+ * left, with these. None for floats, which lie ready, and for amx.h, whose tiles take no
  * turns. */
 static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int used, int columns,
                                 int width, int every) {

@@ -1,5 +1,5 @@
 /*
- * The gated linear unit on a vector of pairs at a time; formulas in glu.cl and op_glu.cl.
+ * The gated linear unit on a vector of pairs at a time; formulas in glu.cl and op/glu.cl.
  */
 
 /* Columns of gate and up. */

@@ -2,14 +2,14 @@
  * Grouped GEMM for GPUs of any vendor: gemm_forward, gemm_dgrad, gemm_wgrad and gemm_bias_grad of
  * gemm.cl, bit for bit. Shapes, strides, the shared weight and what lines, columns and the
  * reduction are stand there; how a work-group of 256 items makes its tile of LINES x COLUMNS, in
- * gemm_gpu.h.
+ * gpu.h.
  *
  * Grid of forward and dgrad: (row tiles, column blocks). Group g, whose first row is r, has the
  * tiles from r / LINES + g on: just enough, or one too many; so a work-group finds its group by
  * halving. The grid begins with the tiles of group `skip`. Of wgrad: (line blocks, column blocks,
  * groups); of bias_grad: (blocks of ITEMS columns, groups). Local memory: (LINES + COLUMNS) * DEPTH
  * * 8 bytes. Deterministic.
- * Required: BF16, LINES and DEPTH, as in gemm_gpu.h.
+ * Required: BF16, LINES and DEPTH, as in gpu.h.
  */
 #include "gemm/gpu.h"
 

@@ -1,5 +1,5 @@
 /*
- * Included by router_gpu.cl: the choice of the smallest of a token's keys, KEYS of which an item
+ * Included by gpu.cl: the choice of the smallest of a token's keys, KEYS of which an item
  * has. UINT_MAX is not to be chosen.
  */
 #define KEYS (MOST_EXPERTS / SLOTS)

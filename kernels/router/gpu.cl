@@ -16,7 +16,7 @@
  *
  * Choice: a key is 25 bits of a selection score (24 where there are more than 128 experts) and the
  * expert, the smaller the better. Items sort their keys, and lists of SLOTS keys are merged, in an
- * item and across items (router_choice.h). Where two scores agree in all of these bits, one of them
+ * item and across items (choice.h). Where two scores agree in all of these bits, one of them
  * chosen, the tokens are done again with whole scores.
  *
  * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), TEAMS (of a

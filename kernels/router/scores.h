@@ -1,5 +1,5 @@
 /*
- * Included by router.cl and router_gpu.cl: the kinds of scores that stand for a logit alone, their
+ * Included by router.cl and gpu.cl: the kinds of scores that stand for a logit alone, their
  * slopes, and scores as keys.
  */
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };

@@ -253,7 +253,7 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
     }
 }
 
-/* Packed rows and slots of engine_staged.c, forth and back, as the host sees them. */
+/* Packed rows and slots of exchange/staged/engine.c, forth and back, as the host sees them. */
 static size_t count_staging(const moert_memory_shape *s) {
     const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;

@@ -4,7 +4,7 @@
 
 #include "estimate/memory.h"
 
-enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange_window.c */
+enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
 
 /* What the sums are made of. */
 typedef struct moert_memory_shape {

@@ -130,7 +130,7 @@ struct moert_exchange {
     bool sums;                /* the engine's: ranks sum the rows of a token that they push */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
-    struct moert_planner *planner;     /* exchange_plan.c; NULL before the first plan */
+    struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
@@ -158,7 +158,7 @@ moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
 /* Collective: the reason of the lowest rank that has one, on all ranks; "" if none has. */
 void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
-/* ---- kernels (exchange_kernels.c); `reach` is a window's rows (remote = false) or addresses
+/* ---- kernels (kernels.c); `reach` is a window's rows (remote = false) or addresses
  * ---- */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote);

@@ -34,7 +34,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "%s: %.1s.discrete is true; only weight may be discrete",
                           moert_op_kind_name(op->options.kind), type_field);
-    if (rows->how.size != 0) /* for op_describe_quantized.c */
+    if (rows->how.size != 0) /* for describe_quantized.c */
         return MOERT_OK;
     MOERT_TRY(check_type(op, type_field, rows->type, 8));
     if (rows->stride == 0)

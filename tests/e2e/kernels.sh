@@ -129,7 +129,9 @@ some() {
 }
 
 cp "$list" "$folder/whole"
-for form in avx512 avx2 aarch64 nvidia without_fp64; do
+forms="avx512 avx2 aarch64 nvidia without_fp64"
+[ -z "${KEEP_CUBINS:-}" ] || forms= # nothing but what is kept
+for form in $forms; do
     : >"$failed.$form"
     if [ "$form" = avx512 ]; then cat "$folder/whole"; else some <"$folder/whole"; fi >"$list"
     sed "s/^/$form /" "$list" | xargs -P "$(nproc)" -I LINE bash -c 'compile LINE'
@@ -200,18 +202,21 @@ to_ptx() { # OUT FAMILY OPTION...
     "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$1"
 }
 assemble() { # FILE COMPLAINT OPTION...
-    local said
+    local said kept
     [ -z "$ptxas" ] && return 0
     said=$("$ptxas" -v "${@:3}" "$1" -o "$1.cubin" 2>&1) || { echo "$said"; return 1; }
+    if [ -n "${KEEP_CUBINS:-}" ]; then # a folder, of tests/tools/record/cubins
+        kept=$(mktemp -p "$KEEP_CUBINS") && cp "$1.cubin" "$kept.cubin" && printf '%s\n' "$program ${*:3}" "$said" >"$kept.said"
+    fi
     ! grep -E "$2|warning|[1-9][0-9]* bytes spill" <<<"$said"
 }
 hopper() { # FAMILY OPTION...
-    local out
+    local out program=$*
     out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     assemble "$out.sm90a" 'C75[0-9][0-9]' -arch=sm_90a --maxrregcount 168
 }
 ampere() { # FAMILY OPTION...; 128 work-items twice on an SM
-    local out arch
+    local out arch program=$*
     out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
     for arch in sm_80 sm_86 sm_89 sm_90; do assemble "$out.ptx" "stack frame, [1-9]" "-arch=$arch" || return 1; done
 }
@@ -228,7 +233,7 @@ done
 tensor_cores ampere gemm/nvidia/mma "for sm_80, sm_86, sm_89 and sm_90"
 
 # a program that must not compile, in every form
-for form in avx512 avx2 aarch64 nvidia without_fp64; do
+for form in $forms; do
     : >"$failed.$form"
     compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
     compile "$form" gemm/gpu -DBF16=0 -DLINES=16 -DDEPTH=32

@@ -1,7 +1,7 @@
 /*
- * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention.cl on factors
- * rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times scale / log
- * 2, so that p = 2^(score - maximum).
+ * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention/attention.cl on
+ * factors rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times
+ * scale / log 2, so that p = 2^(score - maximum).
  *
  * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
  * BACKWARD_KV. Warps 4-7 and 8-11, its consumers, have 64 of them each and pass over the other side
@@ -24,7 +24,7 @@
  *   BACKWARD_KV  stages of Q, dout and 64 lse and delta, for all heads of a group in order:
  *                dv += p dout and dk += ds Q
  *
- * `rows` is the tensor [sequences, length, columns] of bf16 that attention_round.cl makes: k and v
+ * `rows` is the tensor [sequences, length, columns] of bf16 that attention/round.cl makes: k and v
  * of all heads side by side, then q and dout. Rows past a sequence's end are zero. Its stats
  * [sequences,heads,blocks,2,64] are lse / log 2 and delta.
  * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384.

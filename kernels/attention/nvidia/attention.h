@@ -1,5 +1,5 @@
 /*
- * What the passes of nvidia_attention.cl, which has the picture, are made of. Everywhere, lane l of
+ * What the passes of attention.cl, which has the picture, are made of. Everywhere, lane l of
  * warp w of a consumer has the rows 16 w + l / 4 and 8 on of its 64, and of each 8 columns of a sum
  * the two from 2 (l % 4) on. Required: HEAD_SIZE (64 or 128), F16 (0).
  */

@@ -1,4 +1,4 @@
-/* The pass of nvidia_attention.cl that owns keys and values: BACKWARD_KV. */
+/* The pass of attention.cl that owns keys and values: BACKWARD_KV. */
 
 /* Queries from the first that sees a key on, for each head of the group. */
 INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {

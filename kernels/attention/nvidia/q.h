@@ -1,4 +1,4 @@
-/* The passes of nvidia_attention.cl that own queries: FORWARD and BACKWARD_Q. */
+/* The passes of attention.cl that own queries: FORWARD and BACKWARD_Q. */
 
 /* Brings the blocks from number `step` on; gives the next number. */
 INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {

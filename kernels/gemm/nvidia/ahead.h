@@ -1,5 +1,5 @@
 /*
- * Included by nvidia_gemm.cl. Of factors in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three
+ * Included by wgmma.cl. Of factors in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three
  * warps, which would have nothing to do, make it bf16 in global memory just ahead of the product
  * that reads it there.
  *

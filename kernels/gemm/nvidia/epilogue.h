@@ -1,5 +1,5 @@
 /*
- * Included by nvidia_gemm.cl and nvidia_mma.cl: what becomes of the sums of a tile, in registers.
+ * Included by wgmma.cl and mma.cl: what becomes of the sums of a tile, in registers.
  *
  *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);
  *                      without one (sum alpha[g]) factor[line]

@@ -14,7 +14,7 @@
  * of TMA maps. Persistent work-groups take the tiles of 128 lines x 256 columns in turn, which they
  * find from the ends alone:
  *
- *     warps 0-3    the producers, see nvidia_fp8.h: blocks of both factors and their scales into a
+ *     warps 0-3    the producers, see fp8.h: blocks of both factors and their scales into a
  *                  ring of STAGES stages
  *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which
  *     warps 8-11   lines 64-127  join 64 x 256 sums, all in registers, while the tensor cores

@@ -1,5 +1,5 @@
 /*
- * The producers of nvidia_fp8.cl: the walk over the tiles, and the ring of stages in local memory
+ * The producers of fp8.cl: the walk over the tiles, and the ring of stages in local memory
  * through which blocks of both factors, their scales and what tile it is reach the consumers.
  *
  *     stage of the ring    LINES x 128 bytes of a, COLUMNS x 128 bytes of b, both swizzled; SCALES
@@ -50,7 +50,7 @@ typedef struct shape {
     uint groups, lines, columns, terms; /* lines of all groups, of WGRAD of each */
 } shape;
 
-/* Scales: where they lie, see nvidia_fp8.cl. */
+/* Scales: where they lie, see fp8.cl. */
 typedef struct scales {
     global const float *s, *t;
     uint s_line, t_group, t_block, t_column;

@@ -6,7 +6,7 @@
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
  *   WGRAD     w[g,n,k] = sum_m y[m,n] x[m,k]     over the rows of group g; 0 without rows
  *
- * nvidia_epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
+ * epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
  *
  * The result has lines (m, m, n) and columns (n, k, k); the first factor, a, has the lines, the
  * second, b, the columns, each in rows with columns at stride 1; a factor is turned if its terms
@@ -37,7 +37,7 @@
  * the group's first on, in an order within that is the hardware's, the same in every run and at
  * every place of a tile, and no tile depends on another.
  * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), GROUP (tiles in a column of tiles
- * that are taken before the next column); and what nvidia_epilogue.h requires.
+ * that are taken before the next column); and what epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(GROUP)
 #error "ORIENTATION, F16 and GROUP must be defined"

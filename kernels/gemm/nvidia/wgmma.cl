@@ -6,7 +6,7 @@
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
  *   WGRAD     w[g,n,k] = sum_m y[m,n] x[m,k]     over the rows of group g; 0 without rows
  *
- * nvidia_epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
+ * epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
  *
  * The result has lines (m, m, n) and columns (n, k, k); the first factor has the lines, the second
  * the columns. All factors are tensors [groups or 1, rows, columns] of TMA maps, columns at stride
@@ -21,7 +21,7 @@
  *                                memory, stored in 16-byte words
  *
  * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product:
- * nvidia_ahead.h.
+ * ahead.h.
  *
  * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give
  * 128 columns of h. v goes the way of results before it, unless its columns alternate.
@@ -52,9 +52,9 @@
  * in the place of 1040), the ends included. Deterministic: the order of a sum is the hardware's,
  * the same in every run and at every place of a tile, and no tile depends on another.
  * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see
- * nvidia_ahead.h; 4: numbers), COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of
+ * ahead.h; 4: numbers), COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of
  * 4096 terms), ARENA, SCATTER (see above, or 0: not; with results of 16 bits, FORWARD without a GLU
- * or DGRAD, BETA 0); and what nvidia_epilogue.h requires.
+ * or DGRAD, BETA 0); and what epilogue.h requires.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) ||                \
     !defined(GROUP) || !defined(A_FORMAT) || !defined(B_FORMAT) || !defined(COUNTED) ||            \

@@ -1,5 +1,5 @@
 /*
- * The producer of nvidia_gemm.cl: the walk over the tiles, and the ring of stages in local memory
+ * The producer of wgmma.cl: the walk over the tiles, and the ring of stages in local memory
  * through which blocks of both factors, old values and what tile it is reach the consumers.
  *
  *     stage of the ring    LINES x 64 terms of the first factor and COLUMNS x 64 of the second, or

@@ -1,10 +1,11 @@
 /*
- * Ranks of several hosts on CPU devices: windows among the ranks of a node (engine_window.c), and
- * messages between nodes, in which a row travels to each other node at most once (relay.h).
+ * Ranks of several hosts on CPU devices: windows among the ranks of a node
+ * (exchange/window/engine.c), and messages between nodes, in which a row travels to each other node
+ * at most once (relay.h).
  *
  *   dispatch  rows for this node go into its windows; a row for another node goes to this rank's
  *             relay there, which stores it into the windows of its neighbours by the same kernel
- *   combine   (node_combine.c) the experts' owners send the results of the slots back one by one;
+ *   combine   (combine.c) the experts' owners send the results of the slots back one by one;
  *             where a sum of several has the same bits, the relay sums them and sends that. The
  *             source sums its slots, near and far, in slot order: the bits of all engines. With
  *             MOERT_NODE_SUM=presum a relay sends one sum a row: fewer bytes, other bits. Rows of

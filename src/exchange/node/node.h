@@ -1,5 +1,5 @@
 /*
- * The parts of the node engine (engine_node.c): its memory, its messages and its combine.
+ * The parts of the node engine (engine.c): its memory, its messages and its combine.
  */
 #ifndef MOERT_EXCHANGE_NODE_NODE_H
 #define MOERT_EXCHANGE_NODE_NODE_H
@@ -25,7 +25,7 @@ typedef struct moert_node {
     moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
 } moert_node;
 
-/* ---- messages (node_cargo.c) ---- */
+/* ---- messages (cargo.c) ---- */
 
 moert_status moert_cargo_reserve(moert_device *device, size_t rows_out, size_t rows_in,
                                  size_t width, moert_cargo *cargo);
@@ -47,7 +47,7 @@ moert_status moert_node_finish(moert_exchange *exchange, moert_status status);
  * into memory that they share is there for all after. */
 moert_status moert_node_meet(moert_comm *comm, moert_status status);
 
-/* ---- combine (node_combine.c), as of moert_engine ---- */
+/* ---- combine (combine.c), as of moert_engine ---- */
 
 moert_status moert_node_combine(moert_exchange *exchange, const moert_move *move,
                                 moert_status status);

@@ -1,5 +1,5 @@
 /*
- * Who carries which rows between nodes (engine_node.c): pure integers on the host, and their tables
+ * Who carries which rows between nodes (engine.c): pure integers on the host, and their tables
  * on the device.
  *
  * A token whose experts live on another node sends its row there once, to one rank of that node,

@@ -1,5 +1,5 @@
 /*
- * The flights of the staged engine (engine_staged.c): which messages each wave is, and when they
+ * The flights of the staged engine (engine.c): which messages each wave is, and when they
  * are posted.
  *
  * A wave's messages are posted once a mark behind the work that makes its rows has passed. That

@@ -1,5 +1,5 @@
 /*
- * The window engine but for its moves (engine_window.c): what it makes and finds out as it opens,
+ * The window engine but for its moves (engine.c): what it makes and finds out as it opens,
  * and how ranks meet.
  */
 #ifndef MOERT_EXCHANGE_WINDOW_CONTROL_H

@@ -1,5 +1,5 @@
-/* Launches kernels/gemm/nvidia/wgmma.cl, with tensor maps of the factors, or nvidia_mma.cl, and the
- * program with what follows the product. */
+/* Launches kernels/gemm/nvidia/wgmma.cl, with tensor maps of the factors, or
+ * kernels/gemm/nvidia/mma.cl, and the program with what follows the product. */
 #include "gemm/nvidia/tensor_cores.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@
 enum {
     STAGES = 4,
     OUTS = 2,
-    GROUP = 16, /* tiles of nvidia_gemm.cl */
+    GROUP = 16, /* tiles of kernels/gemm/nvidia/wgmma.cl */
     PLAIN = 4,  /* format of a factor without codes */
     GROUP_MMA = 16,
     TILE_MMA = 128,

@@ -1,7 +1,7 @@
 /*
  * Products on the tensor cores of NVIDIA GPUs, from compute capability 8.0 on by
- * kernels/gemm/nvidia/mma.cl, on Hopper by nvidia_gemm.cl: the launch behind the op objects and the
- * grouped operations. Sums are the tensor cores' float32 sums: the same in every
+ * kernels/gemm/nvidia/mma.cl, on Hopper by kernels/gemm/nvidia/wgmma.cl: the launch behind the op
+ * objects and the grouped operations. Sums are the tensor cores' float32 sums: the same in every
  * run and for a row among any others, but within rounding of the other backends' only.
  */
 #ifndef MOERT_GEMM_NVIDIA_TENSOR_CORES_H
@@ -47,7 +47,7 @@ typedef struct moert_nvidia_product {
     moert_buffer *counts; /* coded: uint32 [G] for its use; else of moert_device_share, or NULL */
 } moert_nvidia_product;
 
-enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what nvidia_gemm.cl has room for */
+enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what kernels/gemm/nvidia/wgmma.cl has room for */
 
 /* Whether 16-bit numbers, and codes of them, are multiplied by wgmma there. */
 bool moert_nvidia_uses_wgmma(const moert_device *device);

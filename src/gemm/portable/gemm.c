@@ -1,5 +1,5 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm/gemm.cl,
- * kernels/gemm/packed.cl and kernels/gemm/glu.cl; in GPU form products are portable_gpu.c's. */
+ * kernels/gemm/packed.cl and kernels/gemm/glu.cl; in GPU form products are gpu.c's. */
 #include <math.h>
 #include <stdio.h>
 

@@ -31,7 +31,7 @@ typedef struct moert_survey_model {
  *   variables[]  name, value, set, default, type, limits, help
  *   memory       with a model: path, weights (on disk: plain, fp8 or mxfp4), batch, length,
  *                micro_batches, precision, dense, dispatch, engine, ranks[]: rank and the fields of
- * memory_estimate.h
+ * estimate/memory.h
  *
  * ep as in moert_mesh_create. Collective; all ranks get the same object. Errors: ERROR_USAGE,
  * ERROR_MEMORY and those of the modules asked.

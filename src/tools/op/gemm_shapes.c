@@ -1,4 +1,4 @@
-/* Shapes of the tensors of a grouped GEMM; see op_gemm.h for the letters. */
+/* Shapes of the tensors of a grouped GEMM; see gemm.h for the letters. */
 #include "tools/op/gemm_shapes.h"
 
 #include <string.h>

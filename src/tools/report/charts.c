@@ -1,4 +1,4 @@
-/* Bars and heat maps; curves are in report_curves.c. */
+/* Bars and heat maps; curves are in curves.c. */
 #include "tools/report/charts.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The descriptions of ops_cases.h. */
+/* The descriptions of cases.h. */
 #include "support/op/cases.h"
 
 #include <string.h>

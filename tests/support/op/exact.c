@@ -1,4 +1,4 @@
-/* The formulas of ops_exact.h. */
+/* The formulas of exact.h. */
 #include "support/op/exact.h"
 
 #include <math.h>

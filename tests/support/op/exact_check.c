@@ -1,4 +1,4 @@
-/* Results against float64, byte by byte (ops_exact.h). */
+/* Results against float64, byte by byte (exact.h). */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The cases of ops_glu.h. */
+/* The cases of glu.h. */
 #include "support/op/glu.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The bytes of ops_quantized.h. */
+/* The bytes of quantized.h. */
 #include "support/op/quantized.h"
 
 #include <math.h>
