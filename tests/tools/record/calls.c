@@ -3,17 +3,19 @@
  * of the latter (tests/tools/record/calls does): they make an NVIDIA GPU of the first device, and
  * write down which kernels would be launched on it, by their names, grids and arguments.
  *
- * Buffers and kernels are those of PoCL, so that counts, indices and the like are right, but for
- * the kernels that are for NVIDIA alone (of OpenCL C 3.0; the others are of 1.2): clang makes PTX
- * of them, which goes the way of the driver's, and kernels without a body run in their place. Their
- * results are what the memory held, at first small numbers. Commands run one after another.
+ * Buffers and programs are PoCL's, but for programs that are for NVIDIA alone (of OpenCL C 3.0; the
+ * others are of 1.2): clang makes PTX of them, which goes the way of the driver's, and kernels
+ * without a body take their arguments. Only the kernels run from which the host learns how many
+ * rows there are and where memory lies, with a router that takes any experts; what others would
+ * compute is what the memory held, at first small numbers. Commands run one after another.
  *
  * CALLS_FOLDER      where PTX is kept
  * CALLS_LOG         the file to append to. A line for each program: its number, options and a hash
  *                   of its PTX; and one for each launch: program, kernel, items of all and of one
- *                   work-group, arguments. These are bytes:value in hexadecimal, local:bytes,
- *                   #number[bytes] of a buffer in order of appearance with +offset[bytes] of a part,
- *                   or map{} with what a tensor map was encoded from
+ *                   work-group, arguments. These are #number[bytes] of a buffer in order of
+ *                   appearance, with +offset[bytes] of a part; bytes:value in hexadecimal, a
+ *                   structure in words, with &#number[bytes]+offset for an address; local:bytes; or
+ *                   map{} with what a tensor map was encoded from
  * CALLS_CAPABILITY  compute capability, such as 90
  */
 #define _GNU_SOURCE
@@ -26,9 +28,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { MOST_ARGUMENTS = 64, ARGUMENT_BYTES = 256, MAP_BYTES = 128, TEXT_BYTES = 512 };
+enum { MOST_ARGUMENTS = 64, MAP_BYTES = 128 };
 
 /* The function that is stood in for. */
 #define REAL(name) ((__typeof__(&name))find(#name))
@@ -144,8 +145,8 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info key, size_t room, voi
 
 /* ---- buffers ---- */
 
-/* The newest first, and none forgotten: a newer one with the handle or memory of another is meant.
- */
+/* The newest first, and none forgotten: a newer one with the handle or memory of another is
+ * meant. */
 typedef struct buffer {
     cl_mem handle;
     const struct buffer *whole; /* of a part, or NULL */
@@ -173,6 +174,14 @@ static unsigned number_of(const buffer *whole) {
 static buffer *find_buffer(cl_mem handle) {
     buffer *b = buffers;
     while (b != NULL && b->handle != handle)
+        b = b->next;
+    return b;
+}
+
+/* Which whole buffer has the address, or its end. */
+static buffer *find_place(const char *address) {
+    buffer *b = buffers;
+    while (b != NULL && (b->whole != NULL || address < b->memory || address > b->memory + b->bytes))
         b = b->next;
     return b;
 }
@@ -228,7 +237,7 @@ cl_mem clCreateSubBuffer(cl_mem handle, cl_mem_flags flags, cl_buffer_create_typ
 typedef struct program {
     cl_program handle, empty; /* empty: whose kernels have no body, of NVIDIA's programs, or NULL */
     unsigned number;          /* 0: has not been built */
-    char *source, *ptx, *stub;
+    char *source, *options, *ptx, *stub;
     struct program *next;
 } program;
 static program *programs;
@@ -263,8 +272,12 @@ static char *read_text(const char *path) {
 static void write_empty(FILE *to, const char *at, const char *source) {
     static const struct {
         const char *ptx, *type;
-    } types[] = {{".u64 .ptr .global", "global uchar *"}, {".u8", "uchar"},   {".u16", "ushort"},
-                 {".u32", "uint"},                        {".u64", "ulong"}, {".f32", "float"}};
+    } types[] = {{".u64 .ptr .global", "global uchar *"},
+                 {".u8", "uchar"},
+                 {".u16", "ushort"},
+                 {".u32", "uint"},
+                 {".u64", "ulong"},
+                 {".f32", "float"}};
     const int length = (int)strcspn(at, "(");
     char *head = format_text("void %.*s(", length, at);
     const char *shape = NULL, *own = strstr(source, head), *comma = "";
@@ -352,7 +365,7 @@ cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl
         from = from->next;
     cl_program made =
         REAL(clCreateProgramWithSource)(context, 1, (const char **)&from->stub, NULL, code);
-    *add_program(made) = (program){made, made, number, NULL, NULL, NULL, programs->next};
+    *add_program(made) = (program){.handle = made, .number = number, .next = programs->next};
     say("program %u again: PTX %016" PRIx64 "\n", number, hash_of(strchr(text, '\n')));
     *codes = CL_SUCCESS;
     free(text);
@@ -369,6 +382,7 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
         return REAL(clBuildProgram)(handle, count, devices, "-cl-std=CL1.2", notify, data);
     }
     p->number = ++last;
+    p->options = strdup(options);
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
         /* in the form of GPUs, which PoCL has compiled for CPUs in many tests */
         char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
@@ -385,8 +399,7 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
     if (!compile(p, options))
         return CL_BUILD_PROGRAM_FAILURE;
     clGetProgramInfo(handle, CL_PROGRAM_CONTEXT, sizeof context, &context, NULL);
-    p->empty =
-        REAL(clCreateProgramWithSource)(context, 1, (const char **)&p->stub, NULL, &code);
+    p->empty = REAL(clCreateProgramWithSource)(context, 1, (const char **)&p->stub, NULL, &code);
     return REAL(clBuildProgram)(p->empty, count, devices, "-cl-std=CL1.2", notify, data);
 }
 
@@ -408,13 +421,14 @@ cl_int clGetProgramInfo(cl_program handle, cl_program_info key, size_t room, voi
 typedef struct argument {
     size_t bytes;
     bool local;
-    unsigned char value[ARGUMENT_BYTES];
+    unsigned char *value;
 } argument;
 
 typedef struct kernel {
     cl_kernel handle;
     char *name;
-    unsigned program, count;
+    const program *program;
+    unsigned count;
     argument arguments[MOST_ARGUMENTS];
     struct kernel *next;
 } kernel;
@@ -432,7 +446,7 @@ cl_kernel clCreateKernel(cl_program handle, const char *name, cl_int *code) {
     kernel *made = calloc(1, sizeof *made);
     made->handle = REAL(clCreateKernel)(p->empty != NULL ? p->empty : handle, name, code);
     made->name = strdup(name);
-    made->program = p->number;
+    made->program = p;
     made->next = kernels;
     kernels = made;
     return made->handle;
@@ -444,8 +458,9 @@ cl_int clSetKernelArg(cl_kernel handle, cl_uint index, size_t bytes, const void 
     k->count = index >= k->count ? index + 1 : k->count;
     a->bytes = bytes;
     a->local = value == NULL;
+    a->value = realloc(a->value, bytes);
     if (value != NULL)
-        memcpy(a->value, value, bytes < ARGUMENT_BYTES ? bytes : ARGUMENT_BYTES);
+        memcpy(a->value, value, bytes);
     return REAL(clSetKernelArg)(handle, index, bytes, value);
 }
 
@@ -484,19 +499,14 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                            int interleave, int swizzle, int promotion, int fill) {
-    const buffer *b = buffers;
+    const buffer *b = find_place(address);
     size_t bytes;
     char *text;
-    while (b != NULL && !(b->whole == NULL && (char *)address >= b->memory &&
-                          (char *)address < b->memory + b->bytes + 1))
-        b = b->next;
-    FILE *to = open_memstream(&text, &bytes);
     if (b == NULL)
-        fprintf(to, "map{nowhere");
-    else
-        fprintf(to, "map{#%u[%zu]+%zu", number_of(b), b->bytes,
-                (size_t)((char *)address - b->memory));
-    fprintf(to, " type %d sizes", type);
+        return 1;
+    FILE *to = open_memstream(&text, &bytes);
+    fprintf(to, "map{#%u[%zu]+%zu type %d sizes", number_of(b), b->bytes,
+            (size_t)((char *)address - b->memory), type);
     for (uint32_t i = 0; i < rank; i++)
         fprintf(to, " %" PRIu64, sizes[i]);
     fprintf(to, " strides");
@@ -518,11 +528,23 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
 
 /* ---- launches ---- */
 
+/* In hexadecimal without leading zeros, or an address. */
+static void say_number(const unsigned char *value, size_t bytes) {
+    uint64_t number = 0;
+    memcpy(&number, value, bytes);
+    const buffer *b = bytes == sizeof number ? find_place((const char *)(uintptr_t)number) : NULL;
+    if (b != NULL)
+        say("&#%u[%zu]+%zu", number_of(b), b->bytes, (size_t)(number - (uintptr_t)b->memory));
+    else
+        say("%" PRIx64, number);
+}
+
 static void say_argument(const argument *a) {
-    cl_mem handle;
+    cl_mem handle = NULL;
     const buffer *b = NULL;
-    memcpy(&handle, a->value, sizeof handle);
-    if (a->bytes == sizeof handle && handle != NULL)
+    if (!a->local && a->bytes == sizeof handle)
+        memcpy(&handle, a->value, sizeof handle);
+    if (handle != NULL)
         b = find_buffer(handle);
     if (a->local) {
         say(" local:%zu", a->bytes);
@@ -535,26 +557,63 @@ static void say_argument(const argument *a) {
         memcpy(&index, a->value + MAP_BYTES - sizeof index, sizeof index);
         say(" %s", maps[index]);
     } else {
-        say(" %zu:", a->bytes);
-        size_t left = a->bytes; /* without leading zeros */
-        while (left > 1 && a->value[left - 1] == 0)
-            left--;
-        while (left-- > 0)
-            say("%02x", a->value[left]);
+        say(" %zu", a->bytes);
+        for (size_t at = 0, part; at < a->bytes; at += part) {
+            part = a->bytes - at < sizeof(uint64_t) ? a->bytes - at : sizeof(uint64_t);
+            say("%c", at == 0 ? ':' : ',');
+            say_number(a->value + at, part);
+        }
     }
+}
+
+static void *memory_of(const argument *a) {
+    cl_mem handle;
+    memcpy(&handle, a->value, sizeof handle);
+    return find_buffer(handle)->memory;
+}
+
+/* router_choose: experts side by side, the first by the token. */
+static void choose(const kernel *k) {
+    enum { INDEX = 3, WEIGHT = 4, TOKENS = 6, TOPK = 7 };
+    const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);
+    int32_t *index = memory_of(&k->arguments[INDEX]), topk;
+    float *weight = memory_of(&k->arguments[WEIGHT]);
+    uint64_t tokens;
+    memcpy(&tokens, k->arguments[TOKENS].value, sizeof tokens);
+    memcpy(&topk, k->arguments[TOPK].value, sizeof topk);
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t i = 0; i < (uint32_t)topk; i++) {
+            index[t * (uint32_t)topk + i] = (int32_t)(((t * 2654435761u >> 16) + i) % experts);
+            weight[t * (uint32_t)topk + i] = 0.5f;
+        }
+}
+
+static bool runs(const char *name) {
+    static const char *const names[] = {"address_of",  "router_forward", "count_slots",
+                                        "scan_chunks", "place_slots",    "store_words"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
 }
 
 cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel handle, cl_uint rank,
                               const size_t *offset, const size_t *all, const size_t *items,
                               cl_uint waits, const cl_event *wait, cl_event *event) {
     const kernel *k = find_kernel(handle);
-    say("%u %s", k->program, k->name);
+    say("%u %s", k->program->number, k->name);
     for (cl_uint i = 0; i < rank; i++)
         say("%c%zu/%zu", i == 0 ? ' ' : ',', all[i], items[i]);
     for (unsigned i = 0; i < k->count; i++)
         say_argument(&k->arguments[i]);
     say("\n");
-    cl_int code =
-        REAL(clEnqueueNDRangeKernel)(queue, handle, rank, offset, all, items, waits, wait, event);
+    if (strcmp(k->name, "router_choose") == 0)
+        choose(k);
+    if (event != NULL) /* of a launch that may not be one */
+        REAL(clEnqueueMarkerWithWaitList)(queue, 0, NULL, event);
+    if (!runs(k->name))
+        return CL_SUCCESS;
+    const cl_int code =
+        REAL(clEnqueueNDRangeKernel)(queue, handle, rank, offset, all, items, waits, wait, NULL);
     return code == CL_SUCCESS ? clFinish(queue) : code;
 }
