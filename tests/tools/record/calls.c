@@ -365,7 +365,7 @@ cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl
         from = from->next;
     cl_program made =
         REAL(clCreateProgramWithSource)(context, 1, (const char **)&from->stub, NULL, code);
-    *add_program(made) = (program){.handle = made, .number = number, .next = programs->next};
+    add_program(made)->number = number;
     say("program %u again: PTX %016" PRIx64 "\n", number, hash_of(strchr(text, '\n')));
     *codes = CL_SUCCESS;
     free(text);
