@@ -127,35 +127,22 @@ size_t bench_result_count(const bench_problem *p, bench_op op) {
     }
 }
 
-static moert_status pack(moert_device *device, const bench_problem *p, bench_op op,
-                         moert_packed **packed) {
-    static const moert_packed_for uses[] = {
-        [BENCH_FPROP] = MOERT_PACKED_FORWARD,
-        [BENCH_GLU] = MOERT_PACKED_GATED,
-        [BENCH_DGRAD] = MOERT_PACKED_DGRAD,
-    };
-    const moert_packed_shape shape = {.groups = p->shape.experts,
-                                      .n = p->shape.n,
-                                      .k = p->shape.k,
-                                      .use = uses[op],
-                                      .type = p->type};
-    MOERT_TRY(moert_packed_create(device, &shape, packed));
-    return *packed != NULL ? moert_packed_fill(*packed, p->weight_buffer) : MOERT_OK;
-}
-
 moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, bench_run *run) {
+    static const moert_gemm_kind kinds[] = {[BENCH_FPROP] = MOERT_GEMM_FORWARD,
+                                            [BENCH_GLU] = MOERT_GEMM_FORWARD,
+                                            [BENCH_DGRAD] = MOERT_GEMM_DGRAD,
+                                            [BENCH_WGRAD] = MOERT_GEMM_WGRAD};
     moert_device *device = moert_buffer_device(p->x_buffer);
     const size_t bytes = bench_result_count(p, op) * sizeof(float);
     moert_status status;
     *run = (bench_run){.problem = p, .op = op};
-    if (packed && op != BENCH_WGRAD)
-        MOERT_TRY_OR(fail, pack(device, p, op, &run->packed));
     MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &run->result));
     MOERT_TRY_OR(fail, moert_buffer_clear(run->result, 0, bytes));
     if (op == BENCH_GLU)
         MOERT_TRY_OR(
             fail, moert_buffer_create(device, p->rows * p->shape.n * sizeof(float), &run->between));
-    run->gemm = (moert_gemm){.groups = {p->ends_buffer, p->shape.experts, p->rows},
+    run->gemm = (moert_gemm){.kind = kinds[op],
+                             .groups = {p->ends_buffer, p->shape.experts, p->rows},
                              .n = p->shape.n,
                              .k = p->shape.k,
                              .type = p->type,
@@ -164,8 +151,15 @@ moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, 
                              .y = op == BENCH_FPROP ? run->result
                                   : op == BENCH_GLU ? run->between
                                                     : p->y_buffer,
-                             .packed = run->packed};
-    run->glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = run->result};
+                             .gated = op == BENCH_GLU,
+                             .glu = {.form = MOERT_GLU_SWIGLU, .h = run->result}};
+    const moert_packed_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
+                                      moert_packed_use(&run->gemm), p->type};
+    if (packed && op != BENCH_WGRAD)
+        MOERT_TRY_OR(fail, moert_packed_create(device, &shape, &run->packed));
+    if (run->packed != NULL)
+        MOERT_TRY_OR(fail, moert_packed_fill(run->packed, p->weight_buffer));
+    run->gemm.packed = run->packed;
     return MOERT_OK;
 fail:
     bench_run_destroy(run);
@@ -180,16 +174,7 @@ void bench_run_destroy(bench_run *run) {
 }
 
 moert_status bench_run_enqueue(const bench_run *run) {
-    switch (run->op) {
-    case BENCH_DGRAD:
-        return moert_gemm_dgrad(&run->gemm);
-    case BENCH_WGRAD:
-        return moert_gemm_wgrad(&run->gemm);
-    case BENCH_GLU:
-        return moert_gemm_glu_forward(&(moert_gemm_glu){.gemm = run->gemm, .glu = run->glu});
-    default:
-        return moert_gemm_forward(&run->gemm);
-    }
+    return moert_gemm_run(&run->gemm);
 }
 
 /* A sum of products in float64. */

@@ -47,7 +47,6 @@ typedef struct bench_run {
     const bench_problem *problem;
     bench_op op;
     moert_gemm gemm;
-    moert_glu glu;
     moert_packed *packed;
     moert_buffer *result, *between; /* between: y, for the GLU */
 } bench_run;

@@ -59,34 +59,36 @@ static moert_status add_rates(moert_context *context, const bench_work *w, const
     return MOERT_OK;
 }
 
-static moert_status run_fused(void *fused) {
-    return moert_gemm_glu_forward(fused);
+static moert_status run_fused(void *gemm) {
+    return moert_gemm_run(gemm);
 }
 
 /* The first product with the GLU of its result, as a layer has it: packed where that helps. */
-static moert_status time_fused(moert_context *context, moert_tune_product *p, double *seconds) {
+static moert_status time_fused(moert_context *context, const moert_tune_product *p,
+                               double *seconds) {
     moert_device *device = moert_context_device(context);
-    const moert_glu_form form = MOERT_GLU_SWIGLU;
-    const size_t groups = p->gemm.groups.count, rows = p->gemm.groups.rows;
-    const moert_packed_shape packing = {groups, p->gemm.n, p->gemm.k, moert_packed_for_glu(&form),
-                                        p->key.type};
-    moert_gemm_glu fused = {.gemm = p->gemm, .glu = {.form = form, .type = p->key.type}};
+    moert_gemm gemm = p->gemm;
+    const size_t groups = gemm.groups.count, rows = gemm.groups.rows;
     moert_packed *packed = NULL;
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .type = p->key.type};
+    const moert_packed_shape packing = {groups, gemm.n, gemm.k, moert_packed_use(&gemm),
+                                        p->key.type};
     moert_status status =
-        moert_buffer_create(device, rows * p->gemm.n / 2 * sizeof(float), &fused.glu.h);
+        moert_buffer_create(device, rows * gemm.n / 2 * sizeof(float), &gemm.glu.h);
     if (status == MOERT_OK)
         status = moert_packed_create(device, &packing, &packed);
     if (status == MOERT_OK && packed != NULL)
-        status = moert_packed_fill(packed, p->gemm.weight);
-    fused.gemm.packed = packed;
-    fused.gemm.result = moert_factor_between(device, p->key.type, groups, p->gemm.k, p->gemm.n / 2);
+        status = moert_packed_fill(packed, gemm.weight);
+    gemm.packed = packed;
+    gemm.result = moert_factor_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
     MOERT_TRY_OR(done, moert_rates_time(
-                           &(moert_timed){device, moert_context_comm(context), run_fused, &fused},
-                           1, seconds));
+                           &(moert_timed){device, moert_context_comm(context), run_fused, &gemm}, 1,
+                           seconds));
 done:
     moert_packed_destroy(packed);
-    moert_buffer_destroy(fused.glu.h);
+    moert_buffer_destroy(gemm.glu.h);
     return status;
 }
 

@@ -11,11 +11,18 @@
 
 #include "base/error.h"
 
+/* X(NAME, name): the backends of src/gemm, the best one last. */
+#define MOERT_BACKEND_TABLE(X)                                                                     \
+    X(REFERENCE, reference)                                                                        \
+    X(PORTABLE, portable)                                                                          \
+    X(NVIDIA, nvidia)
+#define MOERT_BACKEND_WORD(NAME, name) "|" #name
+
 #define MOERT_VARIABLE_TABLE(X)                                                                    \
     X(device, "MOERT_DEVICE", STRING, "auto", "",                                                  \
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
-    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto|reference|portable|nvidia",                  \
+    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_BACKEND_WORD),    \
       "who computes the expert operations: auto takes the best that can, nvidia on GPUs of "       \
       "compute capability 8.0 and later, else portable; a name takes that one, or is an error "    \
       "that says why")                                                                             \
@@ -100,7 +107,9 @@ enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED, MOERT_BF16_TILES };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };
 enum { MOERT_TENSOR_AUTO, MOERT_TENSOR_MMA };
 enum { MOERT_TUNE_OFF, MOERT_TUNE_ROWS, MOERT_TUNE_AUTO };
-enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_REFERENCE, MOERT_BACKEND_PORTABLE, MOERT_BACKEND_NVIDIA };
+#define MOERT_BACKEND_CHOICE(NAME, name) MOERT_BACKEND_##NAME,
+enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_TABLE(MOERT_BACKEND_CHOICE) };
+#undef MOERT_BACKEND_CHOICE
 
 #define MOERT_CONFIG_TYPE_STRING const char *
 #define MOERT_CONFIG_TYPE_UINT   unsigned

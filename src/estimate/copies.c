@@ -51,8 +51,9 @@ static void expert_projections(const moert_memory_shape *s, projection experts[P
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
     const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     const moert_layer_options options = moert_layer_options_of(c);
-    experts[0] = (projection){s->experts, 2 * c->intermediate, c->hidden,
-                              moert_packed_for_glu(&options.glu), type};
+    experts[0] =
+        (projection){s->experts, 2 * c->intermediate, c->hidden,
+                     options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
     experts[1] = (projection){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
 }
 

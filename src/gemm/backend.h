@@ -1,33 +1,15 @@
 /*
- * The backends of the grouped GEMM and the GLU. A backend implements every entry of MOERT_OPS_TABLE
- * as moert_<backend>_<entry>, but nvidia the products only: its other entries are portable's. The
- * arguments have been checked by src/gemm/gemm.c or glu.c before it is called.
+ * The backends of the grouped GEMM and the GLU, one directory and one row of MOERT_BACKEND_TABLE
+ * (base/config.h) each, which declares moert_backend_<name>. src/gemm/gemm.c and glu.c have checked
+ * the arguments before a backend is called.
  */
 #ifndef MOERT_GEMM_BACKEND_H
 #define MOERT_GEMM_BACKEND_H
 
-#include "device/backend.h"
+#include "base/config.h"
 #include "device/check.h"
 #include "gemm/gemm.h"
 #include "gemm/tuning/tuning.h"
-
-/* X(entry, argument): one row per operation; first those that tensor cores can do. */
-#define MOERT_PRODUCTS_TABLE(X)                                                                    \
-    X(gemm_forward, moert_gemm)                                                                    \
-    X(gemm_dgrad, moert_gemm)                                                                      \
-    X(gemm_wgrad, moert_gemm)                                                                      \
-    X(gemm_glu_forward, moert_gemm_glu)
-#define MOERT_OTHERS_TABLE(X)                                                                      \
-    X(gemm_bias_grad, moert_gemm)                                                                  \
-    X(glu_forward, moert_glu)                                                                      \
-    X(glu_backward, moert_glu)
-#define MOERT_OPS_TABLE(X) MOERT_PRODUCTS_TABLE(X) MOERT_OTHERS_TABLE(X)
-
-/* X(NAME, name, packing or NULL): one row per backend, MOERT_BACKEND_<NAME> its choice. */
-#define MOERT_BACKEND_TABLE(X)                                                                     \
-    X(REFERENCE, reference, NULL)                                                                  \
-    X(PORTABLE, portable, &moert_portable_packing)                                                 \
-    X(NVIDIA, nvidia, &moert_nvidia_packing)
 
 /* How a backend packs weights. */
 typedef struct moert_packing {
@@ -40,14 +22,38 @@ typedef struct moert_packing {
     size_t pays_at; /* the product since a change of the weight that makes it */
     bool any_use;   /* it serves all uses of the weight */
     bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
-    /* Whether products by it can round results to bf16, whose strides are given; NULL: none can. */
-    bool (*rounds)(const moert_gemm *gemm);
-    /* Whether those can put their lines anywhere; NULL: none can. */
-    bool (*scatters)(const moert_device *device, const moert_gemm *gemm);
-    /* What products take for parts of factors; NULL: none has any. */
-    size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
 } moert_packing;
-extern const moert_packing moert_portable_packing, moert_nvidia_packing;
+
+typedef struct moert_backend {
+    const char *name;
+    /* NULL if it computes this GEMM on this device; else what it takes instead, which completes
+     * "the backend takes". A GEMM of NULL asks about the device alone, which may be NULL. Buffers
+     * are not looked at; strides are not 0. */
+    const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
+    const moert_packing *prepack; /* NULL: it packs no weights */
+    moert_status (*run)(const moert_gemm *gemm);
+    moert_status (*glu)(const moert_glu *glu, bool backward);
+    /* What GEMMs take for parts of factors; NULL: none has any. */
+    size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
+} moert_backend;
+
+#define MOERT_BACKEND_DECLARE(NAME, name) extern const moert_backend moert_backend_##name;
+MOERT_BACKEND_TABLE(MOERT_BACKEND_DECLARE)
+#undef MOERT_BACKEND_DECLARE
+
+/* The backend in use on a device: that of MOERT_BACKEND or, with auto, the last of the table that
+ * works there. */
+const moert_backend *moert_backend_get(const moert_device *device);
+
+/* moert_gemm_run by this backend, or by `portable` where it does not support the GEMM. */
+moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm);
+
+/* What MOERT_BACKEND=auto takes. */
+const moert_backend *moert_backend_automatic(const moert_device *device);
+
+/* Number `index` of the table, and the one of a name; NULL: there is none. */
+const moert_backend *moert_backend_at(size_t index);
+const moert_backend *moert_backend_named(const char *name);
 
 /* What a step of a product's chains takes: a number, a pair of bf16 codes, both in order, or 16
  * pairs, as kernels/gemm/amx.h sums them (DOT there). */
@@ -62,35 +68,14 @@ struct moert_packed {
     moert_buffer *panels;
 };
 
+/* `packed` as moert_packed_create makes it, without panels; returns their bytes, 0 as there. */
+size_t moert_packed_plan(const moert_device *device, const moert_packed_shape *shape,
+                         moert_packed *packed);
+
 /* By packed weights, as they were packed. */
 moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
 
-typedef struct moert_backend {
-    const char *name;
-    const moert_packing *packing;
-#define MOERT_OPS_MEMBER(entry, argument) moert_status (*entry)(const argument *);
-    MOERT_OPS_TABLE(MOERT_OPS_MEMBER)
-#undef MOERT_OPS_MEMBER
-} moert_backend;
-
-/* The backend in use on a device; NULL will do for an entry that is no product. */
-const moert_backend *moert_backend_get(const moert_device *device);
-
-/* Checks a forward product by a weight packed for `use`, and tells a profile of it; *full gets the
- * strides that are 0. */
-moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, moert_gemm *full);
-
-/* ERROR_UNSUPPORTED unless the product gives results of the type that it asks for. */
-moert_status moert_check_result(const moert_gemm *full);
-
-#define MOERT_OPS_REFERENCE(entry, argument) moert_status moert_reference_##entry(const argument *);
-#define MOERT_OPS_PORTABLE(entry, argument)  moert_status moert_portable_##entry(const argument *);
-#define MOERT_OPS_NVIDIA(entry, argument)    moert_status moert_nvidia_##entry(const argument *);
-MOERT_OPS_TABLE(MOERT_OPS_REFERENCE)
-MOERT_OPS_TABLE(MOERT_OPS_PORTABLE)
-MOERT_PRODUCTS_TABLE(MOERT_OPS_NVIDIA)
-#undef MOERT_OPS_REFERENCE
-#undef MOERT_OPS_PORTABLE
-#undef MOERT_OPS_NVIDIA
+/* Checks a GLU, and fills in the stride that is 0. */
+moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);
 
 #endif

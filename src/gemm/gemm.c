@@ -1,4 +1,4 @@
-/* Checks the arguments of the grouped operations and hands them to the backend in use. */
+/* Checks a grouped GEMM and hands it to the backend that computes it. */
 #include <stdint.h>
 
 #include "base/memory.h"
@@ -12,8 +12,19 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-/* What an operation takes; the row factors may be of a smaller type. */
+/* What a kind of GEMM takes; the row factors may be of a smaller type. */
 enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, FACTOR_X = 8, FACTOR_Y = 16 };
+static const unsigned needs_of[] = {
+    [MOERT_GEMM_FORWARD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_X,
+    [MOERT_GEMM_DGRAD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_Y,
+    [MOERT_GEMM_WGRAD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_X | FACTOR_Y,
+    [MOERT_GEMM_BIAS_GRAD] = NEEDS_BIAS | FACTOR_Y,
+};
+
+/* Forward and dgrad: GEMMs of rows by a weight. */
+static bool is_by_weight(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
+}
 
 /* The bytes of a number of a row matrix, which is a factor or the result. */
 static size_t number_bytes(const moert_gemm *gemm, bool factor) {
@@ -39,13 +50,11 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
 }
 
 /* What takes part: groups in order, and their rows, as far as the host can tell. */
-static moert_status check_part(const moert_gemm *gemm, unsigned needs) {
+static moert_status check_part(const moert_gemm *gemm) {
     const moert_part part = gemm->part;
-    const unsigned rows_only = NEEDS_X | NEEDS_WEIGHT;
     if (part.end == 0)
         return MOERT_OK;
-    if ((needs & rows_only) != rows_only || (needs & FACTOR_X && needs & FACTOR_Y) ||
-        gemm->shared_weight)
+    if (!is_by_weight(gemm) || gemm->shared_weight)
         return MOERT_FAIL(ERROR_USAGE, "a part of the groups is for forward and dgrad, by a weight "
                                        "for each group");
     if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
@@ -58,70 +67,98 @@ static moert_status check_part(const moert_gemm *gemm, unsigned needs) {
     return MOERT_OK;
 }
 
-/* With the strides that are 0. */
-static moert_gemm with_strides(const moert_gemm *gemm) {
+/* With the strides that are 0, and the GLU's sizes. */
+static moert_gemm completed(const moert_gemm *gemm) {
     moert_gemm full = *gemm;
     full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
     full.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    full.part = moert_part_of(gemm);
+    if (!is_by_weight(gemm)) {
+        full.shared_weight = false;
+        full.result = MOERT_NUMBER_F32;
+        full.scatter = (moert_scatter){NULL, 0};
+    }
+    if (!gemm->gated)
+        return full;
+    full.glu.first_row = full.part.first_row;
+    full.glu.rows = full.part.end_row;
+    full.glu.width = gemm->n / 2;
+    full.glu.v = gemm->y;
+    full.glu.from = gemm->result;
     return full;
-}
-
-static moert_status check_gemm(const moert_gemm *gemm, unsigned needs, moert_gemm *full) {
-    MOERT_TRY(check_part(gemm, needs));
-    *full = with_strides(gemm);
-    full->part = moert_part_of(gemm);
-    MOERT_TRY(check_shape(full, needs));
-    const size_t rows = gemm->groups.rows, weights = gemm->shared_weight ? 1 : gemm->groups.count;
-    MOERT_TRY(check_buffer("ends", gemm->groups.ends, 1, gemm->groups.count, gemm->groups.count));
-    if (gemm->groups.ends != NULL)
-        MOERT_TRY(moert_backend_check(moert_buffer_device(gemm->groups.ends)));
-    MOERT_TRY(moert_check_buffer("y", gemm->y, rows, gemm->y_column + gemm->n, full->ldy,
-                                 number_bytes(gemm, (needs & FACTOR_Y) != 0)));
-    if ((needs & NEEDS_X) != 0)
-        MOERT_TRY(moert_check_buffer("x", gemm->x, rows, gemm->k, full->ldx,
-                                     number_bytes(gemm, (needs & FACTOR_X) != 0)));
-    if ((needs & NEEDS_WEIGHT) != 0)
-        MOERT_TRY(check_buffer("weight", gemm->weight, weights * gemm->n, gemm->k, gemm->k));
-    if ((needs & NEEDS_BIAS) != 0)
-        MOERT_TRY(check_buffer("bias", gemm->bias, weights, gemm->n, gemm->n));
-    return MOERT_OK;
-}
-
-/* For a profile: 2 M N K, and every factor and the result once. */
-static void tell_product(const moert_gemm *gemm, size_t weights, unsigned factors) {
-    const moert_part part = moert_part_of(gemm);
-    const double m = (double)(part.end_row - part.first_row);
-    const double n = (double)gemm->n, k = (double)gemm->k;
-    const moert_packed *packed = gemm->packed;
-    const double weight = packed == NULL ? (double)sizeof(float)
-                                         : (double)moert_packed_bytes(packed) /
-                                               ((double)packed->shape.groups * n * k);
-    const double x = (double)number_bytes(gemm, (factors & FACTOR_X) != 0);
-    const double y = (double)number_bytes(gemm, (factors & FACTOR_Y) != 0);
-    moert_profile_work(moert_buffer_device(gemm->groups.ends), "gemm/gemm", 2.0 * m * n * k,
-                       x * m * k + y * m * n + weight * (double)weights * n * k);
 }
 
 static size_t weights_of(const moert_gemm *gemm) {
     return gemm->shared_weight ? 1 : gemm->groups.count;
 }
 
-/* Weights that a product reads. */
-static size_t weights_read(const moert_gemm *gemm) {
-    const moert_part part = moert_part_of(gemm);
-    return gemm->shared_weight ? 1 : part.end - part.first;
+static moert_status check_buffers(const moert_gemm *full) {
+    const unsigned needs = needs_of[full->kind];
+    const size_t rows = full->groups.rows, weights = weights_of(full);
+    MOERT_TRY(check_buffer("ends", full->groups.ends, 1, full->groups.count, full->groups.count));
+    if (full->groups.ends != NULL)
+        MOERT_TRY(moert_backend_check(moert_buffer_device(full->groups.ends)));
+    MOERT_TRY(moert_check_buffer("y", full->y, rows, full->y_column + full->n, full->ldy,
+                                 number_bytes(full, (needs & FACTOR_Y) != 0)));
+    if ((needs & NEEDS_X) != 0)
+        MOERT_TRY(moert_check_buffer("x", full->x, rows, full->k, full->ldx,
+                                     number_bytes(full, (needs & FACTOR_X) != 0)));
+    if ((needs & NEEDS_WEIGHT) != 0)
+        MOERT_TRY(check_buffer("weight", full->weight, weights * full->n, full->k, full->k));
+    if ((needs & NEEDS_BIAS) != 0 || (full->kind == MOERT_GEMM_FORWARD && full->bias != NULL))
+        MOERT_TRY(check_buffer("bias", full->bias, weights, full->n, full->n));
+    return MOERT_OK;
 }
 
-static bool has_rows(const moert_gemm *gemm) {
-    const moert_part part = moert_part_of(gemm);
-    return gemm->groups.count > 0 && part.end_row > part.first_row;
+static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
+    if (!gemm->gated)
+        return MOERT_OK;
+    if (gemm->kind != MOERT_GEMM_FORWARD)
+        return MOERT_FAIL(ERROR_USAGE, "a GLU follows a forward GEMM only");
+    if (gemm->n % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", gemm->n);
+    if (full->ldy != full->n)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a GLU behind a GEMM needs dense rows of %zu columns, not %zu", full->n,
+                          full->ldy);
+    if (full->glu.type != MOERT_NUMBER_F32 && full->type == MOERT_NUMBER_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
+    return moert_check_glu(&full->glu, false, &full->glu);
 }
 
-static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
+/* For a profile: 2 M N K, and every factor and the result once. */
+static void tell_product(const moert_gemm *full) {
+    const unsigned needs = needs_of[full->kind];
+    const double m = (double)(full->part.end_row - full->part.first_row);
+    const double n = (double)full->n, k = (double)full->k;
+    const moert_packed *packed = full->packed;
+    const double weight = packed == NULL ? (double)sizeof(float)
+                                         : (double)moert_packed_bytes(packed) /
+                                               ((double)packed->shape.groups * n * k);
+    const size_t weights = full->shared_weight ? 1 : full->part.end - full->part.first;
+    const double x = (double)number_bytes(full, (needs & FACTOR_X) != 0);
+    const double y = (double)number_bytes(full, (needs & FACTOR_Y) != 0);
+    moert_device *device = moert_buffer_device(full->groups.ends);
+    moert_profile_work(device, "gemm/gemm", 2.0 * m * n * k,
+                       x * m * k + y * m * n + weight * (double)weights * n * k);
+    if (!full->gated)
+        return;
+    /* h and the weights of the rows, and v only if it is kept */
+    const double h = (double)(full->glu.width * moert_number_bits(full->glu.type)) / 8.0;
+    moert_profile_work(device, "gemm/gemm", 0.0,
+                       m * (h + sizeof(float) - (full->drop_v ? y * n : 0.0)));
+}
+
+static bool has_rows(const moert_gemm *full) {
+    return full->groups.count > 0 && full->part.end_row > full->part.first_row;
+}
+
+static moert_status check_packed(const moert_gemm *gemm) {
     static const char *const uses[] = {"forward", "dgrad", "forward with a GLU"};
-    if (gemm->packed == NULL)
+    if (gemm->packed == NULL || !is_by_weight(gemm))
         return MOERT_OK;
     const moert_packed_shape *s = &gemm->packed->shape;
+    const moert_packed_for use = moert_packed_use(gemm);
     const size_t weights = weights_of(gemm);
     if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->type != gemm->type ||
         (s->use != use && !gemm->packed->packing->any_use))
@@ -133,105 +170,71 @@ static moert_status check_packed(const moert_gemm *gemm, moert_packed_for use) {
     return MOERT_OK;
 }
 
-moert_status moert_check_forward(const moert_gemm *gemm, moert_packed_for use, moert_gemm *full) {
-    const unsigned bias = gemm->bias != NULL ? NEEDS_BIAS : 0;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | bias | FACTOR_X, full));
-    MOERT_TRY(check_packed(gemm, use));
-    if (gemm->accumulate)
+static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
+    MOERT_TRY(check_part(gemm));
+    *full = completed(gemm);
+    MOERT_TRY(check_shape(full, needs_of[gemm->kind]));
+    MOERT_TRY(check_gated(gemm, full));
+    MOERT_TRY(check_buffers(full));
+    MOERT_TRY(check_packed(full));
+    if (gemm->accumulate && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
-    if (has_rows(gemm))
-        tell_product(gemm, weights_read(gemm), FACTOR_X);
     return MOERT_OK;
 }
 
-static const moert_backend *backend_of(const moert_gemm *gemm) {
-    return moert_backend_get(moert_buffer_device(gemm->groups.ends));
+moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm) {
+    moert_gemm full;
+    MOERT_TRY(check(gemm, &full));
+    if (is_by_weight(gemm) ? !has_rows(&full) : full.groups.count == 0)
+        return MOERT_OK;
+    const moert_device *device = moert_buffer_device(full.groups.ends);
+    const char *taken = backend->supports(device, &full);
+    if (taken != NULL && backend != &moert_backend_portable) {
+        backend = &moert_backend_portable;
+        full.packed = NULL; /* the other's */
+        taken = backend->supports(device, &full);
+    }
+    if (taken != NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "a grouped GEMM of n = %zu, k = %zu: the %s backend takes %s", full.n,
+                          full.k, backend->name, taken);
+    if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
+        tell_product(&full);
+    return backend->run(&full);
 }
 
-/* Strides as check_gemm fills them in. */
-static bool rounds(const moert_packing *packing, const moert_gemm *full) {
-    return packing != NULL && packing->rounds != NULL && full->result == MOERT_NUMBER_BF16 &&
-           packing->rounds(full);
+moert_status moert_gemm_run(const moert_gemm *gemm) {
+    const bool has_ends = gemm->groups.ends != NULL;
+    return moert_gemm_run_by(
+        moert_backend_get(has_ends ? moert_buffer_device(gemm->groups.ends) : NULL), gemm);
+}
+
+/* Whether the backend in use itself supports forward by a weight that would be packed. */
+static bool supports_packed(const moert_device *device, const moert_gemm *gemm) {
+    const moert_packed_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PACKED_FORWARD,
+                                      gemm->type};
+    moert_packed packed;
+    moert_gemm full = completed(gemm);
+    full.packed = &packed;
+    return moert_packed_plan(device, &shape, &packed) > 0 &&
+           moert_backend_get(device)->supports(device, &full) == NULL;
 }
 
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
-    const moert_packed_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PACKED_FORWARD,
-                                      gemm->type};
-    moert_gemm full = with_strides(gemm);
-    full.result = MOERT_NUMBER_BF16;
-    return rounds(moert_backend_get(device)->packing, &full) &&
-           moert_packed_need(device, &shape) > 0;
-}
-
-size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm) {
-    const moert_packing *packing = moert_backend_get(device)->packing;
-    const moert_gemm full = with_strides(gemm);
-    return packing != NULL && packing->split_bytes != NULL ? packing->split_bytes(device, &full)
-                                                           : 0;
+    moert_gemm rounding = *gemm;
+    rounding.result = MOERT_NUMBER_BF16;
+    return supports_packed(device, &rounding);
 }
 
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
-    const moert_packing *packing = moert_backend_get(device)->packing;
-    return moert_gemm_rounds(device, gemm) && packing->scatters != NULL &&
-           packing->scatters(device, gemm);
+    moert_gemm scattering = *gemm;
+    scattering.result = MOERT_NUMBER_BF16;
+    scattering.scatter.runs = moert_max(gemm->scatter.runs, 1);
+    return supports_packed(device, &scattering);
 }
 
-moert_status moert_check_result(const moert_gemm *full) {
-    if (full->scatter.places != NULL &&
-        (full->result == MOERT_NUMBER_F32 ||
-         !moert_gemm_scatters(moert_buffer_device(full->groups.ends), full)))
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "results of type %d anywhere: the %s backend scatters none of this "
-                          "product",
-                          (int)full->result, backend_of(full)->name);
-    if (full->result == MOERT_NUMBER_F32)
-        return MOERT_OK;
-    if (full->accumulate || full->packed == NULL || !rounds(full->packed->packing, full))
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "results of type %d: the %s backend rounds none of this product",
-                          (int)full->result, backend_of(full)->name);
-    return MOERT_OK;
-}
-
-moert_status moert_gemm_forward(const moert_gemm *gemm) {
-    moert_gemm full;
-    MOERT_TRY(moert_check_forward(gemm, MOERT_PACKED_FORWARD, &full));
-    if (!has_rows(gemm))
-        return MOERT_OK;
-    MOERT_TRY(moert_check_result(&full));
-    MOERT_TRY(backend_of(gemm)->gemm_forward(&full));
-    return MOERT_OK;
-}
-
-moert_status moert_gemm_dgrad(const moert_gemm *gemm) {
-    moert_gemm full;
-    MOERT_TRY(check_gemm(gemm, NEEDS_X | NEEDS_WEIGHT | FACTOR_Y, &full));
-    MOERT_TRY(check_packed(gemm, MOERT_PACKED_DGRAD));
-    if (!has_rows(gemm))
-        return MOERT_OK;
-    MOERT_TRY(moert_check_result(&full));
-    tell_product(gemm, weights_read(gemm), FACTOR_Y);
-    MOERT_TRY(backend_of(gemm)->gemm_dgrad(&full));
-    return MOERT_OK;
-}
-
-moert_status moert_gemm_wgrad(const moert_gemm *gemm) {
-    moert_gemm full, own = *gemm;
-    own.shared_weight = false; /* one partial per group, always */
-    MOERT_TRY(check_gemm(&own, NEEDS_X | NEEDS_WEIGHT | FACTOR_X | FACTOR_Y, &full));
-    if (gemm->groups.count == 0)
-        return MOERT_OK;
-    tell_product(gemm, gemm->groups.count, FACTOR_X | FACTOR_Y);
-    MOERT_TRY(backend_of(gemm)->gemm_wgrad(&full));
-    return MOERT_OK;
-}
-
-moert_status moert_gemm_bias_grad(const moert_gemm *gemm) {
-    moert_gemm full, own = *gemm;
-    own.shared_weight = false;
-    MOERT_TRY(check_gemm(&own, NEEDS_BIAS | FACTOR_Y, &full));
-    if (gemm->groups.count == 0)
-        return MOERT_OK;
-    MOERT_TRY(backend_of(gemm)->gemm_bias_grad(&full));
-    return MOERT_OK;
+size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm) {
+    const moert_backend *backend = moert_backend_get(device);
+    const moert_gemm full = completed(gemm);
+    return backend->split_bytes != NULL ? backend->split_bytes(device, &full) : 0;
 }

@@ -1,7 +1,8 @@
 /*
- * Grouped GEMM in its three orientations and the GLU, alone or together, behind three backends with
- * the same entry points: `reference` (plain C on mapped buffers), `portable` (OpenCL) and `nvidia`
- * (the tensor cores of NVIDIA GPUs, and `portable` for what they cannot do).
+ * The grouped GEMM in its three orientations with its epilogue, and the GLU alone. One descriptor,
+ * moert_gemm, says what to compute; a backend computes it: `reference` (plain C on mapped buffers),
+ * `portable` (OpenCL) or `nvidia` (the tensor cores of NVIDIA GPUs). The training layer and the op
+ * objects use the same descriptor and the same backends.
  *
  * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
  * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
@@ -19,7 +20,8 @@
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
- * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, another type), ERROR_DEVICE.
+ * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of this
+ * device supports), ERROR_DEVICE.
  */
 #ifndef MOERT_GEMM_GEMM_H
 #define MOERT_GEMM_GEMM_H
@@ -88,81 +90,6 @@ typedef struct moert_scatter {
 } moert_scatter;
 
 /*
- * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
- * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
- * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
- * on the fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the
- * rounded values, but numbers below 2^-126 may be flushed to 0.
- */
-typedef struct moert_gemm {
-    moert_groups groups;
-    moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
-    size_t n, k;           /* columns of y, columns of x */
-    moert_number type;     /* of the row factors: F32 (0) or BF16 */
-    moert_number result;   /* forward, with a GLU too, dgrad: of the result, F32 (0) or BF16, to
-                              which the float32 sums are rounded; strides are in numbers of it */
-    moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
-    const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
-    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
-                             bias_grad give one for each group all the same */
-    bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
-    moert_buffer *x;      /* [M,K] at stride ldx */
-    moert_buffer *weight; /* [G,N,K] */
-    moert_buffer *bias;   /* [G,N], or NULL */
-    moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in numbers; 0 = k, n */
-    size_t y_column;      /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split; /* F32: factors may be multiplied as sums of three bf16 numbers each, for
-                             which this buffer, or NULL, grows; NULL: sums are chains */
-} moert_gemm;
-
-/*
- * The packings of a weight that changes now and then. On CPUs making one costs about what it saves
- * a product, so it is made by the second product since the change: a weight that has one product
- * each way between two changes, as in a plain training step, has none. Tensor cores take nothing
- * else, so theirs is made by the first product.
- */
-typedef struct moert_packings {
-    moert_packed *packed[MOERT_PACKED_USES];
-    size_t products[MOERT_PACKED_USES]; /* since the change */
-} moert_packings;
-/* Starts with zeros. */
-void moert_packings_changed(moert_packings *packings);
-/* For the next product of this use: gemm->packed of gemm->weight, or NULL. */
-moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm);
-/* Where the packing of weight[n] is to be written together with the weight, rounded to bf16 in its
- * own order, if there is one of that kind already; else NULL. moert_packings_rounded says that it
- * was, after moert_packings_changed. */
-moert_buffer *moert_packings_copy(const moert_packings *packings, size_t n);
-void moert_packings_rounded(moert_packings *packings);
-size_t moert_packings_bytes(const moert_packings *packings);
-/* What they will take after so many forward products, of shape->use, and as many dgrads. */
-size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
-                           size_t products);
-void moert_packings_free(moert_packings *packings);
-
-/* Whether forward and dgrad of this shape on a device, by weights that are packed, can round their
- * results to BF16: to nearest even, as a cast of the float32 results would. Else such products are
- * ERROR_UNSUPPORTED. Buffers are not looked at. */
-bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
-/* Whether they can put results that are so rounded anywhere. Else ERROR_UNSUPPORTED likewise. */
-bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
-
-/* The bytes to which `split` grows by forward, dgrad and wgrad of this shape on a device. Buffers
- * are not looked at. */
-size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
-
-/* y = x weight^T + bias, or without a bias. FLOPs: 2 M N K, as for the next two. */
-moert_status moert_gemm_forward(const moert_gemm *gemm);
-/* x = y weight: the gradient of x from the gradient y. */
-moert_status moert_gemm_dgrad(const moert_gemm *gemm);
-/* weight = y^T x per group: the gradient of the weight from the gradient y; a group without rows
- * gives zeros (or keeps). */
-moert_status moert_gemm_wgrad(const moert_gemm *gemm);
-/* bias = column sums of y per group. */
-moert_status moert_gemm_bias_grad(const moert_gemm *gemm);
-
-/*
  * The gated linear unit (moert/glu.h), computed in float32. In backward the masks are inclusive at
  * the bound and dprob has no prob factor. A dv of v's type may be v.
  */
@@ -181,6 +108,98 @@ typedef struct moert_glu {
     moert_buffer *dprob;    /* [M] at stride prob_stride: ... and this, or NULL */
 } moert_glu;
 
+typedef enum moert_gemm_kind {
+    MOERT_GEMM_FORWARD,  /* y = x weight^T + bias */
+    MOERT_GEMM_DGRAD,    /* x = y weight: the gradient of x from the gradient y */
+    MOERT_GEMM_WGRAD,    /* weight = y^T x of each group; a group without rows gives zeros */
+    MOERT_GEMM_BIAS_GRAD /* bias = column sums of y of each group, in order */
+} moert_gemm_kind;
+
+/*
+ * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
+ * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
+ * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
+ * on the fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the
+ * rounded values, but numbers below 2^-126 may be flushed to 0.
+ *
+ * With `gated`, of a forward GEMM, the GLU follows while the result is at hand, to the same bits as
+ * by moert_glu_forward: h is that of the float32 v, even where v is kept rounded (`result`), so that
+ * moert_glu_backward differentiates at a v that is a little off. Of `glu` only form, prob,
+ * prob_stride, type and h are looked at: v is y, dense, and I = n / 2; an h of bf16 is that of
+ * factors in BF16, as is a v of bf16, where I, too, is such that moert_gemm_rounds. Rows of y
+ * past the last end stay; those of h may get any values.
+ */
+typedef struct moert_gemm {
+    moert_gemm_kind kind;
+    moert_groups groups;
+    moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
+    size_t n, k;           /* columns of y, columns of x */
+    moert_number type;     /* of the row factors: F32 (0) or BF16 */
+    moert_number result;   /* forward, dgrad: of the result, F32 (0) or BF16, to which the float32
+                              sums are rounded; strides are in numbers of it */
+    moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
+    const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
+    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
+                             bias_grad give one for each group all the same */
+    bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
+    moert_buffer *x;      /* [M,K] at stride ldx */
+    moert_buffer *weight; /* [G,N,K] */
+    moert_buffer *bias;   /* [G,N]; forward: or NULL */
+    moert_buffer *y;      /* [M,N] at stride ldy */
+    size_t ldx, ldy;      /* in numbers; 0 = k, n */
+    size_t y_column;      /* columns [y_column, y_column + n) of y are used */
+    moert_buffer **split; /* F32: factors may be multiplied as sums of three bf16 numbers each, for
+                             which this buffer, or NULL, grows; NULL: sums are chains */
+    bool gated;           /* forward: the GLU follows ... */
+    moert_glu glu;        /* ... this one ... */
+    bool drop_v;          /* ... and v is not needed: its contents are unspecified afterwards, and
+                             most of it is not written */
+} moert_gemm;
+
+/*
+ * The packings of a weight that changes now and then. On CPUs making one costs about what it saves
+ * a product, so it is made by the second product since the change: a weight that has one product
+ * each way between two changes, as in a plain training step, has none. Tensor cores take nothing
+ * else, so theirs is made by the first product.
+ */
+typedef struct moert_packings {
+    moert_packed *packed[MOERT_PACKED_USES];
+    size_t products[MOERT_PACKED_USES]; /* since the change */
+} moert_packings;
+/* Starts with zeros. */
+void moert_packings_changed(moert_packings *packings);
+/* For the next forward or dgrad: gemm->packed of gemm->weight, or NULL. */
+moert_status moert_packings_take(moert_packings *packings, moert_gemm *gemm);
+/* Where the packing of weight[n] is to be written together with the weight, rounded to bf16 in its
+ * own order, if there is one of that kind already; else NULL. moert_packings_rounded says that it
+ * was, after moert_packings_changed. */
+moert_buffer *moert_packings_copy(const moert_packings *packings, size_t n);
+void moert_packings_rounded(moert_packings *packings);
+size_t moert_packings_bytes(const moert_packings *packings);
+/* What they will take after so many forward products, of shape->use, and as many dgrads. */
+size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
+                           size_t products);
+void moert_packings_free(moert_packings *packings);
+
+/* What a weight is packed for that takes part in this forward or dgrad. */
+static inline moert_packed_for moert_packed_use(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_DGRAD               ? MOERT_PACKED_DGRAD
+           : gemm->gated && !gemm->glu.form.interleaved ? MOERT_PACKED_GATED
+                                                        : MOERT_PACKED_FORWARD;
+}
+
+/* FLOPs: 2 M N K, but for bias_grad. */
+moert_status moert_gemm_run(const moert_gemm *gemm);
+
+/* The next three look at no buffers. Whether forward and dgrad of this shape on a device, by weights
+ * that are packed, can round their results to BF16: to nearest even, as a cast of the float32
+ * results would. */
+bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
+/* Whether they can also store each line of such a result anywhere (`scatter`). */
+bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
+/* The bytes to which `split` grows by forward, dgrad and wgrad of this shape on a device. */
+size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
+
 /* The part of a product's groups that takes part. */
 static inline moert_part moert_part_of(const moert_gemm *gemm) {
     return gemm->part.end > 0 ? gemm->part
@@ -190,30 +209,11 @@ static inline moert_part moert_part_of(const moert_gemm *gemm) {
 moert_status moert_glu_forward(const moert_glu *glu);
 moert_status moert_glu_backward(const moert_glu *glu);
 
-/*
- * A forward GEMM and the GLU of its result, of a part too, to the same bits as one after the other,
- * but while the result is at hand: h is that of the float32 v, even where v is kept rounded
- * (gemm.result), so that moert_glu_backward differentiates at a v that is a little off. Of `glu`
- * only form, prob, prob_stride, type and h are looked at: v is gemm.y, dense, and I = n / 2; an h
- * of bf16 is that of a product in BF16 (ERROR_UNSUPPORTED), as is a v of bf16, where I, too, is
- * such that moert_gemm_rounds. A weight packed for it is packed for moert_packed_for_glu(&form).
- * Rows of y past the last end stay; those of h may get any values.
- */
-typedef struct moert_gemm_glu {
-    moert_gemm gemm;
-    moert_glu glu;
-    bool drop_v; /* v is not needed: its contents are unspecified afterwards, and most of it is not
-                    written */
-} moert_gemm_glu;
-
-moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused);
-
-static inline moert_packed_for moert_packed_for_glu(const moert_glu_form *form) {
-    return form->interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED;
-}
-
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);
+/* ERROR_UNSUPPORTED if MOERT_BACKEND names one that is not for this device. GEMMs and packed
+ * weights check it themselves. */
+moert_status moert_backend_check(const moert_device *device);
 
 /*
  * Backend number `index` and whether it works on this device, by a product of two numbers; false

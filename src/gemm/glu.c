@@ -1,5 +1,4 @@
-/* Checks the arguments of the GLU, alone and behind a grouped GEMM, and hands them to the backend
- * in use. */
+/* Checks the GLU, and hands one that stands alone to the backend in use. */
 #include "base/memory.h"
 #include "base/number.h"
 #include "device/profile/profile.h"
@@ -23,7 +22,7 @@ static moert_status check_type(moert_number type) {
     return MOERT_OK;
 }
 
-static moert_status check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
+moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
     *full = *glu;
     full->prob_stride = glu->prob_stride > 0 ? glu->prob_stride : 1;
     int narrow;
@@ -55,62 +54,19 @@ static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t
                        (double)((glu->rows - glu->first_row) * row));
 }
 
-moert_status moert_glu_forward(const moert_glu *glu) {
+static moert_status run(const moert_glu *glu, bool backward) {
     moert_glu full;
-    MOERT_TRY(check_glu(glu, false, &full));
+    MOERT_TRY(moert_check_glu(glu, backward, &full));
     if (glu->rows == glu->first_row)
         return MOERT_OK;
-    tell_glu(glu, 2, 1, 1);
-    MOERT_TRY(moert_backend_get(NULL)->glu_forward(&full));
-    return MOERT_OK;
+    tell_glu(glu, backward ? 3 : 2, backward ? 2 : 1, backward ? 2 : 1);
+    return moert_backend_get(moert_buffer_device(glu->v))->glu(&full, backward);
+}
+
+moert_status moert_glu_forward(const moert_glu *glu) {
+    return run(glu, false);
 }
 
 moert_status moert_glu_backward(const moert_glu *glu) {
-    moert_glu full;
-    MOERT_TRY(check_glu(glu, true, &full));
-    if (glu->rows == glu->first_row)
-        return MOERT_OK;
-    tell_glu(glu, 3, 2, 2);
-    MOERT_TRY(moert_backend_get(NULL)->glu_backward(&full));
-    return MOERT_OK;
-}
-
-/* For a profile, beside what the product tells: h and the weights, and v only if it is kept. */
-static void tell_fused(const moert_gemm_glu *fused) {
-    const double rows = (double)(fused->glu.rows - fused->glu.first_row),
-                 width = (double)fused->glu.width;
-    const double h = width * (double)moert_number_bits(fused->glu.type) / 8.0;
-    const double v = 2.0 * width * (double)moert_number_bits(fused->glu.from) / 8.0;
-    moert_profile_work(moert_buffer_device(fused->glu.h), "gemm/gemm", 0.0,
-                       rows * (h + sizeof(float) - (fused->drop_v ? v : 0.0)));
-}
-
-moert_status moert_gemm_glu_forward(const moert_gemm_glu *fused) {
-    moert_gemm_glu full = *fused;
-    if (fused->gemm.n % 2 != 0)
-        return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", fused->gemm.n);
-    const moert_part part = moert_part_of(&fused->gemm);
-    full.glu.first_row = part.first_row;
-    full.glu.rows = part.end_row;
-    full.glu.width = fused->gemm.n / 2;
-    full.glu.v = fused->gemm.y;
-    full.glu.from = fused->gemm.result;
-    MOERT_TRY(check_glu(&full.glu, false, &full.glu));
-    MOERT_TRY(
-        moert_check_forward(&fused->gemm, moert_packed_for_glu(&fused->glu.form), &full.gemm));
-    if (full.gemm.ldy != full.gemm.n)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "a GLU behind a GEMM needs dense rows of %zu columns, not %zu",
-                          full.gemm.n, full.gemm.ldy);
-    if (full.glu.type != MOERT_NUMBER_F32 && full.gemm.type == MOERT_NUMBER_F32)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
-    if (full.gemm.groups.count == 0 || full.glu.rows == full.glu.first_row)
-        return MOERT_OK;
-    moert_gemm gates = full.gemm; /* half of the columns: alone they must be such that it rounds */
-    gates.n = full.glu.width;
-    MOERT_TRY(moert_check_result(&gates));
-    tell_fused(&full);
-    MOERT_TRY(
-        moert_backend_get(moert_buffer_device(fused->gemm.groups.ends))->gemm_glu_forward(&full));
-    return MOERT_OK;
+    return run(glu, true);
 }

@@ -21,17 +21,16 @@ static moert_status check_shape(const moert_packed_shape *shape) {
     return moert_to_int(shape->k, "columns of a packed weight", &narrow);
 }
 
-/* The bytes that `packed` would take, with its tile; 0 if nothing is gained or there is no room. */
-static size_t plan(const moert_device *device, const moert_packed_shape *shape,
-                   moert_packed *packed) {
-    *packed = (moert_packed){.shape = *shape, .packing = moert_backend_get(device)->packing};
+size_t moert_packed_plan(const moert_device *device, const moert_packed_shape *shape,
+                         moert_packed *packed) {
+    *packed = (moert_packed){.shape = *shape, .packing = moert_backend_get(device)->prepack};
     const size_t bytes = packed->packing != NULL ? packed->packing->plan(device, packed) : 0;
     return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
 }
 
 size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape) {
     moert_packed packed;
-    return plan(device, shape, &packed);
+    return moert_packed_plan(device, shape, &packed);
 }
 
 moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
@@ -39,7 +38,7 @@ moert_status moert_packed_create(moert_device *device, const moert_packed_shape 
     MOERT_TRY(check_shape(shape));
     MOERT_TRY(moert_backend_check(device));
     moert_packed planned, *made;
-    const size_t bytes = plan(device, shape, &planned);
+    const size_t bytes = moert_packed_plan(device, shape, &planned);
     *packed = NULL;
     if (bytes == 0)
         return MOERT_OK;
@@ -109,9 +108,10 @@ void moert_packings_changed(moert_packings *packings) {
         packings->products[use] = 0;
 }
 
-moert_status moert_packings_take(moert_packings *packings, moert_packed_for use, moert_gemm *gemm) {
+moert_status moert_packings_take(moert_packings *packings, moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->weight);
-    const moert_packing *packing = moert_backend_get(device)->packing;
+    const moert_packing *packing = moert_backend_get(device)->prepack;
+    moert_packed_for use = moert_packed_use(gemm);
     gemm->packed = NULL;
     if (gemm->groups.rows == 0 || packing == NULL)
         return MOERT_OK;
@@ -153,7 +153,7 @@ size_t moert_packings_bytes(const moert_packings *packings) {
 
 size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
                            size_t products) {
-    const moert_packing *packing = moert_backend_get(device)->packing;
+    const moert_packing *packing = moert_backend_get(device)->prepack;
     moert_packed_shape dgrad = *shape;
     dgrad.use = MOERT_PACKED_DGRAD;
     if (packing == NULL || products < packing->pays_at)

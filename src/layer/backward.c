@@ -26,11 +26,12 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_factor_floats(from, n), &dh));
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.kind = MOERT_GEMM_DGRAD;
     second.part = *part;
     second.x = dh;
     second.result = from;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_OUT, &second));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
     MOERT_TRY(place_dv(layer->mesh, from, type, 2 * n, layer->v, &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
@@ -62,21 +63,23 @@ static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
                                        const moert_part *part) {
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
                                      layer->options.hidden);
+    in.kind = MOERT_GEMM_DGRAD;
     in.part = *part;
     in.y = layer->dv;
     MOERT_TRY(moert_wire_results(layer, out, false, &in));
-    MOERT_TRY(moert_precision_dgrad(layer, BLOCK_EXPERT_IN, &in));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
     return moert_wire_return(layer, out, &in);
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
+    second.kind = MOERT_GEMM_WGRAD;
     second.accumulate = layer->accumulate;
     second.x = layer->h;
     second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_OUT, &second));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
     if (!o->expert_biases)
         return MOERT_OK;
     return moert_scaled_bias_gradient(
@@ -93,13 +96,15 @@ static moert_status compute_wgrad_out(moert_layer *layer) {
 static moert_status compute_wgrad_in(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
+    in.kind = MOERT_GEMM_WGRAD;
     in.accumulate = layer->accumulate;
     in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
     in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
     in.y = layer->dv;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
-    MOERT_TRY(moert_precision_wgrad(layer, BLOCK_EXPERT_IN, &in));
-    return o->expert_biases ? moert_gemm_bias_grad(&in) : MOERT_OK;
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
+    in.kind = MOERT_GEMM_BIAS_GRAD;
+    return o->expert_biases ? moert_gemm_run(&in) : MOERT_OK;
 }
 
 /* In this order, since dv may lie where dy is rounded to. */
@@ -166,8 +171,9 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
 /* dx += the router's part. */
 static moert_status add_router(moert_layer *layer, moert_buffer *dlogits, moert_buffer *dx) {
     moert_gemm gemm = moert_layer_router_gemm(layer, dx, dlogits);
+    gemm.kind = MOERT_GEMM_DGRAD;
     gemm.accumulate = true;
-    return moert_block_dgrad(layer->block[BLOCK_DENSE], DENSE_ROUTER, &gemm);
+    return moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &gemm);
 }
 
 /* dx += the shared expert's part, and its weight gradients. */
@@ -185,7 +191,8 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
                                  moert_factor_floats(from, tokens * width), &dh));
-    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
+    moert_gemm gemm = {.kind = MOERT_GEMM_DGRAD,
+                       .groups = {layer->batch.ends, layer->batch.sequences, tokens},
                        .n = o->hidden,
                        .k = width,
                        .type = type,
@@ -197,7 +204,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
         moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
     gemm.x = dh;
     gemm.result = from;
-    MOERT_TRY(moert_block_dgrad(dense, DENSE_SHARED_W2, &gemm));
+    MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
     gemm.result = MOERT_NUMBER_F32;
     MOERT_TRY(place_dv(mesh, from, type, tokens * 2 * width, layer->shared_v, &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
@@ -217,7 +224,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
         moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
     gemm.x = dx;
     gemm.accumulate = true;
-    return moert_block_dgrad(dense, DENSE_SHARED_W1, &gemm);
+    return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);
 }
 
 /* The received rows of dy, and room for what is made of them. All ranks of the EP group fail

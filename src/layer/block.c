@@ -134,30 +134,11 @@ void moert_block_weights_changed(moert_block *block) {
         moert_packings_changed(&block->tensor[i].packings);
 }
 
-/* `gemm` by the tensor's weight. */
-static moert_status take_weight(moert_block *block, size_t tensor, moert_packed_for use,
-                                moert_gemm *gemm) {
-    gemm->weight = block->tensor[tensor].weight;
-    return moert_packings_take(&block->tensor[tensor].packings, use, gemm);
-}
-
-moert_status moert_block_forward(moert_block *block, size_t tensor, const moert_gemm *gemm) {
-    moert_gemm product = *gemm;
-    MOERT_TRY(take_weight(block, tensor, MOERT_PACKED_FORWARD, &product));
-    return moert_gemm_forward(&product);
-}
-
-moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
-                                     const moert_gemm_glu *fused) {
-    moert_gemm_glu product = *fused;
-    MOERT_TRY(take_weight(block, tensor, moert_packed_for_glu(&fused->glu.form), &product.gemm));
-    return moert_gemm_glu_forward(&product);
-}
-
-moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm) {
-    moert_gemm product = *gemm;
-    MOERT_TRY(take_weight(block, tensor, MOERT_PACKED_DGRAD, &product));
-    return moert_gemm_dgrad(&product);
+moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm) {
+    moert_gemm by_weight = *gemm;
+    by_weight.weight = block->tensor[tensor].weight;
+    MOERT_TRY(moert_packings_take(&block->tensor[tensor].packings, &by_weight));
+    return moert_gemm_run(&by_weight);
 }
 
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate) {
@@ -210,13 +191,14 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     moert_gemm part = *gemm;
     part.groups = (moert_groups){batch->ends, batch->sequences, batch->tokens};
     part.ldy = gemm->ldy > 0 ? gemm->ldy : gemm->n;
+    part.kind = MOERT_GEMM_WGRAD;
     part.accumulate = false;
     MOERT_TRY(moert_buffer_reserve(block->device, rows * row_bytes, scratch));
     for (size_t row = 0; row < gemm->n; row += rows) {
         part.n = moert_min(rows, gemm->n - row);
         part.y_column = gemm->y_column + row;
         part.weight = *scratch;
-        MOERT_TRY(moert_gemm_wgrad(&part));
+        MOERT_TRY(moert_gemm_run(&part));
         MOERT_TRY(
             moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
@@ -227,7 +209,8 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     MOERT_TRY(
         moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
     part.bias = *scratch;
-    MOERT_TRY(moert_gemm_bias_grad(&part));
+    part.kind = MOERT_GEMM_BIAS_GRAD;
+    MOERT_TRY(moert_gemm_run(&part));
     return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 

@@ -77,12 +77,9 @@ void moert_block_destroy(moert_block *block);
 /* To be called when weights were written: packings of them are stale. */
 void moert_block_weights_changed(moert_block *block);
 
-/* moert_gemm_forward, with a GLU, and _dgrad by a tensor of the block: `weight` and `packed` of
- * `gemm` are filled in here. */
-moert_status moert_block_forward(moert_block *block, size_t tensor, const moert_gemm *gemm);
-moert_status moert_block_forward_glu(moert_block *block, size_t tensor,
-                                     const moert_gemm_glu *fused);
-moert_status moert_block_dgrad(moert_block *block, size_t tensor, const moert_gemm *gemm);
+/* moert_gemm_run of a forward or dgrad by a tensor of the block, which fills in `weight` and
+ * `packed`. */
+moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
 /* Before the gradients of a batch are collected: makes room for its nodes. With `accumulate` the
  * gradients will be added to what is there. */

@@ -36,7 +36,7 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
     MOERT_TRY(moert_layer_activation(layer, tokens, 1, &layer->routing.lse));
     moert_gemm gemm = moert_layer_router_gemm(layer, x, layer->logits);
     gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
-    MOERT_TRY(moert_block_forward(dense, DENSE_ROUTER, &gemm));
+    MOERT_TRY(moert_block_gemm(dense, DENSE_ROUTER, &gemm));
     return moert_router_forward(layer->mesh->device, router, tokens, layer->logits,
                                 layer->correction, &layer->routing);
 }
@@ -57,7 +57,6 @@ static moert_status prepare_experts(moert_layer *layer) {
 static moert_status compute_wave(moert_layer *layer, moert_window *out, const moert_part *part) {
     const moert_layer_options *o = &layer->options;
     const size_t prob_stride = moert_window_stride(layer->prob);
-    const moert_number type = moert_precision_h_type(layer);
     moert_phase_set(MOERT_PHASE_EXPERTS);
 
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
@@ -65,23 +64,21 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
     in.result = moert_precision_v_type(layer);
-    MOERT_TRY(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN,
-                                          &(moert_gemm_glu){
-                                              .gemm = in,
-                                              .glu = {.form = o->glu,
-                                                      .prob = moert_window_rows(layer->prob),
-                                                      .prob_stride = prob_stride,
-                                                      .type = type,
-                                                      .h = layer->h},
-                                              .drop_v = layer->batch.forward_only,
-                                          }));
+    in.gated = true;
+    in.glu = (moert_glu){.form = o->glu,
+                         .prob = moert_window_rows(layer->prob),
+                         .prob_stride = prob_stride,
+                         .type = moert_precision_h_type(layer),
+                         .h = layer->h};
+    in.drop_v = layer->batch.forward_only;
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
 
     moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
     second.part = *part;
     second.x = layer->h;
     second.bias = NULL;
     MOERT_TRY(moert_wire_results(layer, out, true, &second));
-    MOERT_TRY(moert_precision_forward(layer, BLOCK_EXPERT_OUT, &second));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
     if (o->expert_biases)
         MOERT_TRY(moert_scaled_bias_forward(
             &(moert_scaled_bias){.groups = second.groups,
@@ -142,20 +139,20 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
                        .type = type,
                        .result = from,
                        .shared_weight = true,
-                       .y = layer->shared_v};
+                       .y = layer->shared_v,
+                       .gated = true,
+                       .glu = {.form = form, .type = type, .h = layer->shared_h},
+                       .drop_v = layer->batch.forward_only};
     MOERT_TRY(
         moert_factor_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_forward_glu(
-        dense, DENSE_SHARED_W1,
-        &(moert_gemm_glu){.gemm = gemm,
-                          .glu = {.form = form, .type = type, .h = layer->shared_h},
-                          .drop_v = layer->batch.forward_only}));
+    MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W1, &gemm));
+    gemm.gated = false;
     gemm.n = o->hidden;
     gemm.k = width;
     gemm.result = MOERT_NUMBER_F32;
     gemm.x = layer->shared_h;
     gemm.y = *result;
-    return moert_block_forward(dense, DENSE_SHARED_W2, &gemm);
+    return moert_block_gemm(dense, DENSE_SHARED_W2, &gemm);
 }
 
 /* From a status so far to rows on their way, and room for their results. All ranks of the EP group

@@ -140,8 +140,8 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
 
 /* The first projection goes through the GLU. */
 static moert_packed_for forward_use(const moert_layer *layer, int block) {
-    return block == BLOCK_EXPERT_IN ? moert_packed_for_glu(&layer->options.glu)
-                                    : MOERT_PACKED_FORWARD;
+    return moert_packed_use(
+        &(moert_gemm){.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu});
 }
 
 static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
@@ -304,65 +304,26 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
 
 /* ---- GEMMs ---- */
 
-/* The product with its weight rounded; `gemm` has the weight itself. */
-static void take_rounded(const moert_layer *layer, int block, moert_packed_for use,
-                         moert_gemm *gemm) {
-    const moert_rounded *rounded = &layer->rounded[block];
-    gemm->packed = rounded->packed[use];
-    if (gemm->packed == NULL)
-        gemm->weight = rounded->weight[use];
-}
-
-/* The rows of a forward product, rounded. */
-static moert_status round_x(moert_layer *layer, int block, moert_gemm *gemm) {
-    const operand x = operand_x(layer, block, gemm);
-    gemm->type = factor_type(layer);
-    if (layer->options.precision == MOERT_PRECISION_F32)
-        return MOERT_OK;
-    return round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &x);
-}
-
-moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm) {
-    moert_gemm rounded = *gemm;
-    MOERT_TRY(round_x(layer, block, &rounded));
-    if (!has_blocks(layer))
-        return moert_block_forward(layer->block[block], EXPERT_WEIGHT, &rounded);
-    take_rounded(layer, block, MOERT_PACKED_FORWARD, &rounded);
-    return moert_gemm_forward(&rounded);
-}
-
-moert_status moert_precision_forward_glu(moert_layer *layer, int block,
-                                         const moert_gemm_glu *fused) {
-    moert_gemm_glu rounded = *fused;
-    MOERT_TRY(round_x(layer, block, &rounded.gemm));
-    if (!has_blocks(layer))
-        return moert_block_forward_glu(layer->block[block], EXPERT_WEIGHT, &rounded);
-    take_rounded(layer, block, moert_packed_for_glu(&fused->glu.form), &rounded.gemm);
-    return moert_gemm_glu_forward(&rounded);
-}
-
-moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm) {
-    moert_gemm rounded = *gemm;
-    const operand y = operand_y(layer, block, &rounded);
-    rounded.type = factor_type(layer);
-    if (layer->options.precision != MOERT_PRECISION_F32)
-        MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_ROW, &y));
-    if (!has_blocks(layer))
-        return moert_block_dgrad(layer->block[block], EXPERT_WEIGHT, &rounded);
-    take_rounded(layer, block, MOERT_PACKED_DGRAD, &rounded);
-    return moert_gemm_dgrad(&rounded);
-}
-
-moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm) {
-    if (layer->options.precision == MOERT_PRECISION_F32)
-        return moert_gemm_wgrad(gemm);
+moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm) {
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, has_x = gemm->kind != MOERT_GEMM_DGRAD;
+    const bool rounds = layer->options.precision != MOERT_PRECISION_F32;
+    const moert_axis axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    const moert_rounded *own = &layer->rounded[block];
     moert_gemm rounded = *gemm;
     operand x = operand_x(layer, block, &rounded), y = operand_y(layer, block, &rounded);
-    x.measured = y.measured = true;
+    x.measured = y.measured = wgrad;
     rounded.type = factor_type(layer);
-    MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_COLUMN, &x));
-    MOERT_TRY(round_operand(layer, &gemm->groups, MOERT_AXIS_COLUMN, &y));
-    return moert_gemm_wgrad(&rounded);
+    if (rounds && has_x)
+        MOERT_TRY(round_operand(layer, &gemm->groups, axis, &x));
+    if (rounds && (wgrad || !has_x))
+        MOERT_TRY(round_operand(layer, &gemm->groups, axis, &y));
+    if (wgrad)
+        return moert_gemm_run(&rounded);
+    if (!has_blocks(layer))
+        return moert_block_gemm(layer->block[block], EXPERT_WEIGHT, &rounded);
+    rounded.packed = own->packed[moert_packed_use(gemm)];
+    rounded.weight = rounded.packed != NULL ? gemm->weight : own->weight[moert_packed_use(gemm)];
+    return moert_gemm_run(&rounded);
 }
 
 bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm) {

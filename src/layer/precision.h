@@ -55,14 +55,10 @@ moert_number moert_precision_v_type(const moert_layer *layer);
  * has no room for them. */
 moert_number moert_precision_dv_type(const moert_layer *layer);
 
-/* moert_gemm_forward, _glu_forward, _dgrad and _wgrad of the experts' projection `block`, with
- * float32 operands in `gemm`, which stay as they are, but for h, dv and factors of the wire. */
-moert_status moert_precision_forward(moert_layer *layer, int block, const moert_gemm *gemm);
-moert_status moert_precision_forward_glu(moert_layer *layer, int block,
-                                         const moert_gemm_glu *fused);
-moert_status moert_precision_dgrad(moert_layer *layer, int block, const moert_gemm *gemm);
-moert_status moert_precision_wgrad(moert_layer *layer, int block, const moert_gemm *gemm);
-/* Whether the first and the third of a product can round results to bf16 (moert_gemm_rounds). */
+/* moert_gemm_run of the experts' projection `block`, with float32 operands in `gemm`, which stay as
+ * they are, but for h, dv and factors of the wire. */
+moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm);
+/* Whether forward and dgrad can round results to bf16 (moert_gemm_rounds). */
 bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm);
 /* Whether they can put them anywhere (moert_gemm_scatters). */
 bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm);

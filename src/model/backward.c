@@ -62,9 +62,10 @@ static moert_status differentiate_product(moert_model *model, moert_block *block
     moert_gemm gemm = *dense;
     MOERT_TRY(moert_block_dense_gradient(block, index, &model->batch, &gemm, false,
                                          partial_scratch(model)));
+    gemm.kind = MOERT_GEMM_DGRAD;
     gemm.x = dx;
     gemm.accumulate = accumulate;
-    return moert_block_dgrad(block, index, &gemm);
+    return moert_block_gemm(block, index, &gemm);
 }
 
 /* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of
@@ -83,8 +84,9 @@ static moert_status differentiate_logits(moert_model *model, const moert_buffer 
     moert_gemm gemm = moert_model_head_gradient(model);
     moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
     if (c->tied_embeddings) {
+        gemm.kind = MOERT_GEMM_DGRAD;
         gemm.x = model->dn;
-        MOERT_TRY(moert_block_dgrad(model->outer, OUTER_EMBED, &gemm));
+        MOERT_TRY(moert_block_gemm(model->outer, OUTER_EMBED, &gemm));
     } else {
         MOERT_TRY(differentiate_product(model, model->outer, OUTER_HEAD, &gemm, model->dn, false));
     }
@@ -128,7 +130,8 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     moert_buffer *dy = model->codes != NULL ? model->codes : model->d;
     moert_gemm out = moert_model_gemm(model, c->hidden, q, model->datt, dy);
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
-    MOERT_TRY(moert_block_dgrad(layer->attention, ATTN_O, &out));
+    out.kind = MOERT_GEMM_DGRAD;
+    MOERT_TRY(moert_block_gemm(layer->attention, ATTN_O, &out));
     moert_attention attention = moert_model_attention(model, layer);
     MOERT_TRY(moert_model_attended(model, &attention, &out.x));
     attention.dout = model->datt;
@@ -175,11 +178,12 @@ static moert_status differentiate_tied(moert_model *model) {
         MOERT_TRY(moert_embedding_backward(sequences, model->length, c->hidden, model->tokens,
                                            model->d, row, count, *partial_scratch(model)));
         moert_gemm gemm = moert_model_head_gradient(model);
+        gemm.kind = MOERT_GEMM_WGRAD;
         gemm.n = count;
         gemm.weight = *partial_scratch(model);
         gemm.y_column = row;
         gemm.accumulate = true;
-        MOERT_TRY(moert_gemm_wgrad(&gemm));
+        MOERT_TRY(moert_gemm_run(&gemm));
         MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden,
                                       count * c->hidden, *partial_scratch(model)));
     }

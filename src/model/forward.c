@@ -114,7 +114,7 @@ static moert_status project_heads(moert_model *model, const moert_model_layer *l
     moert_buffer *projected = c->qk_norm ? raw : out;
     const moert_gemm gemm =
         moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed, projected);
-    MOERT_TRY(moert_block_forward(layer->attention, weight, &gemm));
+    MOERT_TRY(moert_block_gemm(layer->attention, weight, &gemm));
     if (!c->qk_norm)
         return moert_rope(tokens, model->length, heads, c->head_size, model->rope, false, out);
     return moert_norm_run(&(moert_norm){.rows = tokens * heads,
@@ -139,12 +139,12 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
     MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
                             layer->k_rstd, layer->k));
     moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, layer->v);
-    MOERT_TRY(moert_block_forward(layer->attention, ATTN_V, &gemm));
+    MOERT_TRY(moert_block_gemm(layer->attention, ATTN_V, &gemm));
     moert_attention attention = moert_model_attention(model, layer);
     gemm = moert_model_gemm(model, c->hidden, q, NULL, layer->middle);
     MOERT_TRY(moert_model_attended(model, &attention, &gemm.x));
     MOERT_TRY(moert_attention_forward(&attention));
-    MOERT_TRY(moert_block_forward(layer->attention, ATTN_O, &gemm));
+    MOERT_TRY(moert_block_gemm(layer->attention, ATTN_O, &gemm));
     return moert_add(tokens * c->hidden, x, layer->middle);
 }
 
@@ -179,7 +179,7 @@ static moert_status project_logits(moert_model *model, const moert_buffer *x) {
         normalise(model, model->outer, OUTER_NORM, x, model->final_normed, model->final_rstd));
     const moert_gemm gemm =
         moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed, model->logits);
-    return moert_block_forward(model->outer, moert_model_head(model), &gemm);
+    return moert_block_gemm(model->outer, moert_model_head(model), &gemm);
 }
 
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {

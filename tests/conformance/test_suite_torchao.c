@@ -138,16 +138,15 @@ typedef enum kind { FORWARD, DGRAD, WGRAD, KINDS } kind;
 static float *multiply(kind which, const operands *o, const float *a, const float *b, size_t n) {
     const row *r = o->r;
     moert_buffer *ends = upload(o->ends, r->groups * sizeof *o->ends);
-    moert_gemm gemm = {.groups = {ends, r->groups, r->rows}, .n = r->n, .k = r->k};
+    moert_gemm gemm = {
+        .kind = (moert_gemm_kind)which, .groups = {ends, r->groups, r->rows}, .n = r->n, .k = r->k};
     moert_buffer *result = unset_floats(n);
     const size_t weights = r->groups * r->n * r->k * sizeof(float);
     gemm.x = which == DGRAD ? result : upload(a, r->rows * r->k * sizeof(float));
     gemm.weight = which == WGRAD ? result : upload(b, weights);
     gemm.y =
         which == FORWARD ? result : upload(which == DGRAD ? a : b, r->rows * r->n * sizeof(float));
-    ASSERT_OK(which == FORWARD ? moert_gemm_forward(&gemm)
-              : which == DGRAD ? moert_gemm_dgrad(&gemm)
-                               : moert_gemm_wgrad(&gemm));
+    ASSERT_OK(moert_gemm_run(&gemm));
     float *values = download(result, n * sizeof *values);
     moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
     for (size_t i = 0; i < 4; i++)

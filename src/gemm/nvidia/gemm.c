@@ -1,7 +1,6 @@
 /*
- * The nvidia backend of the grouped operations: products of bf16 factors on tensor cores, where
- * rows are aligned to 16 bytes; all else is the portable backend's. A weight is a factor by
- * its packing only: a bf16 copy [G,N,K], which serves all uses.
+ * The nvidia backend: products of bf16 factors on tensor cores, where rows are aligned to 16 bytes.
+ * A weight is a factor by its packing only: a bf16 copy [G,N,K], which serves all uses.
  */
 #include "base/memory.h"
 #include "gemm/backend.h"
@@ -64,48 +63,55 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
                                              .target = packed->panels});
 }
 
-/* Whether the kernel can do it; `groups` of ends are in use. */
-static bool suits(const moert_gemm *gemm, size_t groups) {
-    return gemm->type == MOERT_NUMBER_BF16 && groups <= MOERT_NVIDIA_MOST_GROUPS &&
-           (gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column) % GRAIN == 0;
-}
-
-/* By a weight that is packed. */
-static bool suits_packed(const moert_gemm *gemm) {
-    return suits(gemm, gemm->shared_weight ? 1 : gemm->groups.count);
-}
-
-static bool scatters(const moert_device *device, const moert_gemm *gemm) {
-    return moert_nvidia_uses_wgmma(device) && gemm->y_column == 0;
-}
-
-const moert_packing moert_nvidia_packing = {.plan = plan,
-                                            .fill = fill,
-                                            .pays_at = 1,
-                                            .any_use = true,
-                                            .in_order = true,
-                                            .rounds = suits_packed,
-                                            .scatters = scatters,
-                                            .split_bytes = moert_nvidia_split_bytes};
+static const moert_packing packing = {
+    .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
 
 /* ---- products ---- */
 
-static bool suits_rows(const moert_gemm *gemm) {
-    return gemm->groups.rows > 0 && gemm->packed != NULL && suits_packed(gemm);
+static bool has_tensor_cores(const moert_device *device) {
+    return device != NULL && moert_device_describe(device)->nvidia >= 80;
 }
 
-/* For the portable backend, which knows other packings. */
-static moert_gemm unpacked(const moert_gemm *gemm) {
-    moert_gemm plain = *gemm;
-    plain.packed = NULL;
-    return plain;
+static const char *supports(const moert_device *device, const moert_gemm *gemm) {
+    if (!has_tensor_cores(device))
+        return MOERT_NVIDIA_TAKES;
+    if (gemm == NULL || moert_nvidia_splits(device, gemm))
+        return NULL;
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
+    const struct {
+        bool taken;
+        const char *what;
+    } conditions[] = {
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD, "forward, dgrad and wgrad"},
+        {gemm->type == MOERT_NUMBER_BF16, "bf16 factors"},
+        {wgrad || gemm->packed != NULL, "packed weights"},
+        {gemm->groups.rows > 0, "at least one row"},
+        {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
+        {(gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column) % GRAIN == 0,
+         "n, k, strides and columns that are multiples of 8"},
+        {!gemm->gated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
+        {gemm->result == MOERT_NUMBER_F32 || !gemm->accumulate, "f32 results to add to"},
+        {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
+                                     !gemm->gated && gemm->result == MOERT_NUMBER_BF16),
+         "lines of bf16 to put anywhere on GPUs of compute capability 9.0"},
+    };
+    for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
+        if (!conditions[i].taken)
+            return conditions[i].what;
+    return NULL;
 }
 
-/* The product without what is a kind's own. */
-static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kind) {
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
-    const bool dgrad = kind == MOERT_OP_GEMM_DGRAD;
-    return (moert_nvidia_product){
+static moert_status run(const moert_gemm *gemm) {
+    static const moert_op_kind kinds[] = {[MOERT_GEMM_FORWARD] = MOERT_OP_GEMM_FORWARD,
+                                          [MOERT_GEMM_DGRAD] = MOERT_OP_GEMM_DGRAD,
+                                          [MOERT_GEMM_WGRAD] = MOERT_OP_GEMM_WGRAD};
+    const moert_op_kind kind = gemm->gated ? MOERT_OP_GLU : kinds[gemm->kind];
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
+    const moert_glu *glu = &gemm->glu;
+    if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
+        return moert_nvidia_split(gemm);
+    moert_nvidia_product p = {
         .kind = kind,
         .groups = gemm->groups,
         .part = gemm->part,
@@ -116,55 +122,30 @@ static moert_nvidia_product product_of(const moert_gemm *gemm, moert_op_kind kin
         .y = {gemm->y, gemm->ldy, gemm->y_column, forward ? gemm->result : MOERT_NUMBER_BF16},
         .weight = forward || dgrad ? gemm->packed->panels : gemm->weight,
         .weight_type = MOERT_NUMBER_F32,
-        .accumulate = gemm->accumulate && !forward,
+        .accumulate = gemm->accumulate,
         .bias = forward ? gemm->bias : NULL,
         .bias_type = MOERT_NUMBER_F32,
-        .scatter = kind != MOERT_OP_GLU && (forward || dgrad) ? gemm->scatter : (moert_scatter){0},
+        .scatter = gemm->scatter,
     };
-}
-
-moert_status moert_nvidia_gemm_forward(const moert_gemm *gemm) {
-    const moert_gemm plain = unpacked(gemm);
-    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_FORWARD))
-        return moert_nvidia_split(gemm, MOERT_OP_GEMM_FORWARD);
-    if (!suits_rows(gemm))
-        return moert_portable_gemm_forward(&plain);
-    const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_FORWARD);
+    if (gemm->gated) {
+        if (!gemm->drop_v)
+            p.v = p.y;
+        p.y = (moert_nvidia_rows){glu->h, glu->width, 0, glu->type};
+        p.factor = glu->prob;
+        p.factor_stride = glu->prob_stride;
+        p.glu = glu->form;
+        p.run = glu->form.interleaved ? 1 : glu->width;
+    }
     return moert_nvidia_run(&p);
 }
 
-moert_status moert_nvidia_gemm_dgrad(const moert_gemm *gemm) {
-    const moert_gemm plain = unpacked(gemm);
-    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_DGRAD))
-        return moert_nvidia_split(gemm, MOERT_OP_GEMM_DGRAD);
-    if (!suits_rows(gemm))
-        return moert_portable_gemm_dgrad(&plain);
-    const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_DGRAD);
-    return moert_nvidia_run(&p);
+static moert_status glu(const moert_glu *what, bool backward) {
+    return moert_backend_portable.glu(what, backward);
 }
 
-moert_status moert_nvidia_gemm_wgrad(const moert_gemm *gemm) {
-    if (moert_nvidia_splits(gemm, MOERT_OP_GEMM_WGRAD))
-        return moert_nvidia_split(gemm, MOERT_OP_GEMM_WGRAD);
-    if (gemm->groups.rows == 0 || !suits(gemm, gemm->groups.count))
-        return moert_portable_gemm_wgrad(gemm);
-    const moert_nvidia_product p = product_of(gemm, MOERT_OP_GEMM_WGRAD);
-    return moert_nvidia_run(&p);
-}
-
-moert_status moert_nvidia_gemm_glu_forward(const moert_gemm_glu *fused) {
-    const moert_glu *glu = &fused->glu;
-    moert_gemm_glu plain = *fused;
-    plain.gemm.packed = NULL;
-    if (!suits_rows(&fused->gemm) || glu->width % GRAIN != 0)
-        return moert_portable_gemm_glu_forward(&plain);
-    moert_nvidia_product p = product_of(&fused->gemm, MOERT_OP_GLU);
-    if (!fused->drop_v)
-        p.v = p.y;
-    p.y = (moert_nvidia_rows){glu->h, glu->width, 0, glu->type};
-    p.factor = glu->prob;
-    p.factor_stride = glu->prob_stride;
-    p.glu = glu->form;
-    p.run = glu->form.interleaved ? 1 : glu->width;
-    return moert_nvidia_run(&p);
-}
+const moert_backend moert_backend_nvidia = {.name = "nvidia",
+                                            .supports = supports,
+                                            .prepack = &packing,
+                                            .run = run,
+                                            .glu = glu,
+                                            .split_bytes = moert_nvidia_split_bytes};

@@ -31,29 +31,29 @@ typedef struct product {
     const moert_buffer *bias;
 } product;
 
-static product product_of(const moert_gemm *gemm, moert_op_kind kind) {
+static product product_of(const moert_gemm *gemm, moert_gemm_kind kind) {
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const matrix x = {gemm->x, rows, k, gemm->ldx, 0}, weight = {gemm->weight, n, k, k, 0};
     const matrix y = {gemm->y, rows, n, gemm->ldy, gemm->y_column};
-    if (kind == MOERT_OP_GEMM_FORWARD)
+    if (kind == MOERT_GEMM_FORWARD)
         return (product){0, x, weight, y, rows, n, k, gemm->bias};
-    if (kind == MOERT_OP_GEMM_DGRAD)
+    if (kind == MOERT_GEMM_DGRAD)
         return (product){1, y, weight, x, rows, k, n, NULL};
     return (product){2, x, y, weight, k, n, 0, NULL};
 }
 
 /* Whether the kernel can do it, of rows whose strides are given. */
-static bool suits(const moert_gemm *gemm, moert_op_kind kind) {
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
+static bool suits(const moert_gemm *gemm, moert_gemm_kind kind) {
+    const bool wgrad = kind == MOERT_GEMM_WGRAD;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
     return gemm->type == MOERT_NUMBER_F32 && gemm->result == MOERT_NUMBER_F32 &&
            (wgrad || gemm->shared_weight) && (wgrad ? gemm->ldx : lengths) % QUAD == 0 &&
            gemm->groups.rows > 0;
 }
 
-bool moert_nvidia_splits(const moert_gemm *gemm, moert_op_kind kind) {
-    return gemm->split != NULL && suits(gemm, kind) &&
-           moert_nvidia_uses_wgmma(moert_buffer_device(gemm->groups.ends));
+bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm) {
+    return gemm->split != NULL && !gemm->gated && suits(gemm, gemm->kind) &&
+           moert_nvidia_uses_wgmma(device);
 }
 
 /* Numbers of a part of a factor. */
@@ -63,7 +63,7 @@ static size_t count_numbers(const matrix *m) {
 
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm) {
     size_t most = 0;
-    for (moert_op_kind kind = MOERT_OP_GEMM_FORWARD; kind <= MOERT_OP_GEMM_WGRAD; kind++) {
+    for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_WGRAD; kind++) {
         const product p = product_of(gemm, kind);
         if (suits(gemm, kind))
             most = moert_max(most, count_numbers(&p.b));
@@ -105,14 +105,14 @@ static moert_status make_maps(const product *p, moert_buffer *parts, uint32_t co
         map_b);
 }
 
-moert_status moert_nvidia_split(const moert_gemm *gemm, moert_op_kind kind) {
-    const product p = product_of(gemm, kind);
+moert_status moert_nvidia_split(const moert_gemm *gemm) {
+    const product p = product_of(gemm, gemm->kind);
     moert_device *device = moert_buffer_device(p.result.buffer);
     /* narrow tiles of few columns are more, for all units */
     const unsigned columns = p.columns > LINES ? LINES : LINES / 2;
     const size_t stage = LINES * TERMS * sizeof(float) + PARTS * columns * TERMS * sizeof(uint16_t);
     const size_t stages = MOERT_ARENA_BYTES / (stage + BARRIER_BYTES);
-    const size_t tiles = (kind == MOERT_OP_GEMM_WGRAD ? gemm->groups.count : 1) *
+    const size_t tiles = (gemm->kind == MOERT_GEMM_WGRAD ? gemm->groups.count : 1) *
                          moert_ceil_div(p.lines, LINES) * moert_ceil_div(p.columns, columns);
     const moert_grid grid = {moert_min(tiles, moert_device_units(device)), 1, 1};
     moert_tensor_map map_a, map_b;

@@ -10,6 +10,8 @@
 #include "gemm/gemm.h"
 #include "moert/ops.h"
 
+#define MOERT_NVIDIA_TAKES "GPUs of compute capability 8.0 and later"
+
 /* A row matrix, from its column `first` on. */
 typedef struct moert_nvidia_rows {
     moert_buffer *buffer;
@@ -58,10 +60,9 @@ moert_status moert_nvidia_ready(const moert_device *device);
 /* The arguments have been checked, and that n, k, strides and first columns are multiples of 8. */
 moert_status moert_nvidia_run(const moert_nvidia_product *p);
 
-/* Whether a product in float32, forward, dgrad or wgrad, is one of parts of its factors, and that
- * product. */
-bool moert_nvidia_splits(const moert_gemm *gemm, moert_op_kind kind);
-moert_status moert_nvidia_split(const moert_gemm *gemm, moert_op_kind kind);
+/* Whether a GEMM in float32 is one of parts of its factors, and that GEMM. */
+bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
+moert_status moert_nvidia_split(const moert_gemm *gemm);
 /* The bytes that its parts take at most, in any kind; 0: in none it is such a product. */
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm);
 

@@ -143,27 +143,6 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
-                        const moert_coded *coded, const moert_choices *tile,
-                        char spec[MOERT_SPEC_BYTES]) {
-    const moert_term term = packed != NULL ? packed->term : moert_term_of(device, type);
-    char family[112];
-    int length =
-        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-                 packed != NULL ? "gemm/packed" : "gemm/gemm", type == MOERT_NUMBER_BF16, (int)term,
-                 tile->lines, tile->width, coded != NULL);
-    if (packed != NULL)
-        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
-                           packed->tile.width);
-    if (term == MOERT_TERM_TILE)
-        snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
-                 moert_device_describe(device)->has_tiles);
-    if (coded != NULL)
-        moert_format_program(family, coded->format, spec);
-    else
-        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
-}
-
 static bool has_gpu_form(moert_device *device) {
     return moert_device_describe(device)->gpu_form;
 }
@@ -209,10 +188,6 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
                      moert_argument_local(s.turned_bytes));
 }
 
-moert_status moert_portable_gemm_forward(const moert_gemm *gemm) {
-    return moert_portable_forward_from(gemm, 0, NULL);
-}
-
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                                        const moert_coded *coded) {
     moert_device *device = moert_buffer_device(gemm->x);
@@ -231,10 +206,6 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                      MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels),
                      MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
                      moert_argument_local(s.turned_bytes));
-}
-
-moert_status moert_portable_gemm_dgrad(const moert_gemm *gemm) {
-    return moert_portable_dgrad_from(gemm, 0, NULL);
 }
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
@@ -259,11 +230,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
 }
 
-moert_status moert_portable_gemm_wgrad(const moert_gemm *gemm) {
-    return moert_portable_wgrad_from(gemm, 0);
-}
-
-moert_status moert_portable_gemm_bias_grad(const moert_gemm *gemm) {
+static moert_status run_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
     const moert_groups *groups = &gemm->groups;
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
@@ -295,7 +262,7 @@ static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
              (int)glu->type, plain ? " -DPLAIN" : "");
 }
 
-moert_status moert_portable_glu_forward(const moert_glu *glu) {
+static moert_status glu_forward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
@@ -309,7 +276,7 @@ moert_status moert_portable_glu_forward(const moert_glu *glu) {
                      MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
 }
 
-moert_status moert_portable_glu_backward(const moert_glu *glu) {
+static moert_status glu_backward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split = glu_split(glu);
     const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
@@ -348,14 +315,13 @@ static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choi
                         tile);
 }
 
-moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
-    const moert_gemm *gemm = &fused->gemm;
-    const moert_glu *glu = &fused->glu;
+static moert_status run_gated(const moert_gemm *gemm) {
+    const moert_glu *glu = &gemm->glu;
     moert_device *device = moert_buffer_device(gemm->y);
     moert_choices tile;
     if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
-        MOERT_TRY(moert_portable_gemm_forward(gemm));
-        return moert_portable_glu_forward(glu);
+        MOERT_TRY(run_forward(gemm, 0));
+        return glu_forward(glu);
     }
     const bool packed = gemm->packed != NULL;
     const share s = choose_gated(gemm, glu->width, &tile);
@@ -364,7 +330,7 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
     return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
                      MOERT_ARG(gemm->groups.ends), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
                      MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!fused->drop_v),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!gemm->drop_v),
                      MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
                      MOERT_ARG((int)(glu->type != MOERT_NUMBER_F32)),
                      MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
@@ -375,3 +341,33 @@ moert_status moert_portable_gemm_glu_forward(const moert_gemm_glu *fused) {
                             : moert_argument_local(s.local_bytes),
                      MOERT_ARG(s.fetch));
 }
+
+/* ---- the backend ---- */
+
+static moert_status run(const moert_gemm *gemm) {
+    static moert_portable_run *const runs[] = {
+        [MOERT_GEMM_FORWARD] = run_forward,
+        [MOERT_GEMM_DGRAD] = run_dgrad,
+        [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,
+    };
+    return gemm->gated                          ? run_gated(gemm)
+           : gemm->kind == MOERT_GEMM_BIAS_GRAD ? run_bias_grad(gemm)
+                                                : runs[gemm->kind](gemm, 0);
+}
+
+static moert_status glu(const moert_glu *what, bool backward) {
+    return backward ? glu_backward(what) : glu_forward(what);
+}
+
+static const char *supports(const moert_device *device, const moert_gemm *gemm) {
+    (void)device;
+    return gemm != NULL && (gemm->result != MOERT_NUMBER_F32 || gemm->scatter.runs > 0)
+               ? "results in f32"
+               : NULL;
+}
+
+const moert_backend moert_backend_portable = {.name = "portable",
+                                              .supports = supports,
+                                              .prepack = &moert_portable_packing,
+                                              .run = run,
+                                              .glu = glu};

@@ -26,6 +26,9 @@ moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 
+/* src/gemm/portable/packed.c */
+extern const moert_packing moert_portable_packing;
+
 /* WEIGHT_ARGUMENTS of kernels/gemm/gemm.h. */
 typedef struct moert_weight_source {
     const moert_buffer *values, *scale, *global;

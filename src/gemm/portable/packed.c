@@ -1,5 +1,7 @@
 /* How the portable backend packs weights: as panels in global memory (kernels/gemm/packed.cl), for
  * CPUs in CPU form: caches take the place of the local copies that others make in every product. */
+#include <stdio.h>
+
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
@@ -47,6 +49,27 @@ static size_t plan(const moert_device *device, moert_packed *packed) {
     const size_t columns = columns_of(packed);
     return (shape->groups * moert_ceil_div(width_of(packed), columns) + MOST_READ) *
            height_of(packed) * columns * sizeof(float);
+}
+
+void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
+                        const moert_coded *coded, const moert_choices *tile,
+                        char spec[MOERT_SPEC_BYTES]) {
+    const moert_term term = packed != NULL ? packed->term : moert_term_of(device, type);
+    char family[112];
+    int length =
+        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+                 packed != NULL ? "gemm/packed" : "gemm/gemm", type == MOERT_NUMBER_BF16, (int)term,
+                 tile->lines, tile->width, coded != NULL);
+    if (packed != NULL)
+        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+                           packed->tile.width);
+    if (term == MOERT_TERM_TILE)
+        snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
+                 moert_device_describe(device)->has_tiles);
+    if (coded != NULL)
+        moert_format_program(family, coded->format, spec);
+    else
+        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
 static moert_status fill(const moert_packed *packed, const moert_buffer *weight,

@@ -111,7 +111,7 @@ static size_t start_of(const gemm_host *host, size_t g) {
     return g > 0 ? host->ends[g - 1] : 0;
 }
 
-moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
+static moert_status run_forward(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
@@ -133,7 +133,7 @@ moert_status moert_reference_gemm_forward(const moert_gemm *gemm) {
     return unmap_gemm(&maps, &at, status);
 }
 
-moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
+static moert_status run_dgrad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
@@ -155,7 +155,7 @@ moert_status moert_reference_gemm_dgrad(const moert_gemm *gemm) {
     return unmap_gemm(&maps, &at, status);
 }
 
-moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
+static moert_status run_wgrad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
@@ -175,7 +175,7 @@ moert_status moert_reference_gemm_wgrad(const moert_gemm *gemm) {
     return unmap_gemm(&maps, &at, status);
 }
 
-moert_status moert_reference_gemm_bias_grad(const moert_gemm *gemm) {
+static moert_status run_bias_grad(const moert_gemm *gemm) {
     moert_mapping maps;
     gemm_host at;
     MOERT_TRY(map_gemm(gemm, &maps, &at));
@@ -213,7 +213,7 @@ static float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
 
-moert_status moert_reference_glu_forward(const moert_glu *glu) {
+static moert_status glu_forward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *prob;
@@ -237,17 +237,6 @@ unmap:
     return moert_unmap_all(&maps, status);
 }
 
-moert_status moert_reference_gemm_glu_forward(const moert_gemm_glu *fused) {
-    const moert_groups *groups = &fused->gemm.groups;
-    moert_glu glu = fused->glu;
-    uint32_t end;
-    MOERT_TRY(moert_reference_gemm_forward(&fused->gemm));
-    MOERT_TRY(moert_buffer_read(groups->ends, (moert_part_of(&fused->gemm).end - 1) * sizeof end,
-                                &end, sizeof end));
-    glu.rows = end;
-    return moert_reference_glu_forward(&glu);
-}
-
 /* Row m of the gradient; returns its dprob. */
 static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, float prob,
                               const void *dh, void *dv) {
@@ -269,7 +258,7 @@ static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, flo
     return sum;
 }
 
-moert_status moert_reference_glu_backward(const moert_glu *glu) {
+static moert_status glu_backward(const moert_glu *glu) {
     moert_mapping maps = {.count = 0};
     moert_status status = MOERT_OK;
     const float *prob;
@@ -289,3 +278,40 @@ moert_status moert_reference_glu_backward(const moert_glu *glu) {
 unmap:
     return moert_unmap_all(&maps, status);
 }
+
+/* ---- the backend ---- */
+
+/* The rows past the last end stay out of the GLU. */
+static moert_status run_gated(const moert_gemm *gemm) {
+    moert_glu glu = gemm->glu;
+    uint32_t end;
+    MOERT_TRY(run_forward(gemm));
+    MOERT_TRY(
+        moert_buffer_read(gemm->groups.ends, (gemm->part.end - 1) * sizeof end, &end, sizeof end));
+    glu.rows = end;
+    return glu_forward(&glu);
+}
+
+static moert_status run(const moert_gemm *gemm) {
+    static moert_status (*const runs[])(const moert_gemm *) = {
+        [MOERT_GEMM_FORWARD] = run_forward,
+        [MOERT_GEMM_DGRAD] = run_dgrad,
+        [MOERT_GEMM_WGRAD] = run_wgrad,
+        [MOERT_GEMM_BIAS_GRAD] = run_bias_grad,
+    };
+    return gemm->gated ? run_gated(gemm) : runs[gemm->kind](gemm);
+}
+
+static moert_status glu(const moert_glu *what, bool backward) {
+    return backward ? glu_backward(what) : glu_forward(what);
+}
+
+static const char *supports(const moert_device *device, const moert_gemm *gemm) {
+    (void)device;
+    return gemm != NULL && (gemm->result != MOERT_NUMBER_F32 || gemm->scatter.runs > 0)
+               ? "results in f32"
+               : NULL;
+}
+
+const moert_backend moert_backend_reference = {
+    .name = "reference", .supports = supports, .run = run, .glu = glu};

@@ -3,7 +3,7 @@
  * them in the same kernel. Factors in MXFP8, MXFP4 and NVFP4 become bf16 on the way in
  * (kernels/gemm/nvidia/ahead.h) or, where their blocks lie otherwise, first (op/converted.c).
  */
-#include "device/backend.h"
+#include "gemm/backend.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "op/op.h"
 
@@ -52,7 +52,7 @@ static const char *refuse(const moert_op *op) {
         bool taken;
         const char *what;
     } conditions[] = {
-        {moert_has_tensor_cores(op->device), MOERT_NVIDIA_TAKES},
+        {moert_backend_nvidia.supports(op->device, NULL) == NULL, MOERT_NVIDIA_TAKES},
         {o->kind <= MOERT_OP_GLU, "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
         {!is_in_fp8_blocks(first) && !is_in_fp8_blocks(second), "fp8-block in both factors"},
         {are_narrow(first, second), "bf16 or f16 factors, beside quantised ones bf16"},

@@ -277,8 +277,8 @@ static moert_status execute(moert_gemm_job *job) {
     return MOERT_OK;
 }
 
-moert_status moert_gemm_run(moert_file_op_job *file, moert_op_options *options,
-                            const moert_gemm_tensor *tensors, size_t count) {
+moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *options,
+                                const moert_gemm_tensor *tensors, size_t count) {
     moert_gemm_job job = {file, options, tensors, count, NULL, MOERT_OP_BUFFERS_INIT};
     MOERT_TRY(survey(&job));
     MOERT_TRY(moert_gemm_check_tensors(&job));

@@ -83,7 +83,7 @@ moert_status moert_gemm_check_scales(const moert_op_options *options, bool given
  * and names the results. Errors: those of the file, ERROR_MISMATCH with tensor, value and limit;
  * those of the op.
  */
-moert_status moert_gemm_run(moert_file_op_job *file, moert_op_options *options,
-                            const moert_gemm_tensor *tensors, size_t count);
+moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *options,
+                                const moert_gemm_tensor *tensors, size_t count);
 
 #endif

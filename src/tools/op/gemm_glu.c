@@ -138,7 +138,7 @@ static moert_status glu(moert_file_op_job *job) {
     o.save_c = true;
     o.interleave = interleave;
     o.linear_first = glu_order == 1;
-    return moert_gemm_run(job, &o, glu_tensors, sizeof glu_tensors / sizeof glu_tensors[0]);
+    return moert_gemm_job_run(job, &o, glu_tensors, sizeof glu_tensors / sizeof glu_tensors[0]);
 }
 
 static moert_status dglu(moert_file_op_job *job) {
@@ -147,7 +147,7 @@ static moert_status dglu(moert_file_op_job *job) {
     MOERT_TRY(describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d));
     o.interleave = interleave;
     o.linear_first = glu_order == 1;
-    return moert_gemm_run(job, &o, dglu_tensors, sizeof dglu_tensors / sizeof dglu_tensors[0]);
+    return moert_gemm_job_run(job, &o, dglu_tensors, sizeof dglu_tensors / sizeof dglu_tensors[0]);
 }
 
 static moert_status quant(moert_file_op_job *job) {
@@ -155,8 +155,8 @@ static moert_status quant(moert_file_op_job *job) {
     const bool bias = moert_tensors_find(job->input, "bias") != NULL;
     o.kind = MOERT_OP_GEMM_FORWARD;
     MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.y));
-    return moert_gemm_run(job, &o, bias ? quant_bias_tensors : quant_tensors,
-                          sizeof quant_tensors / sizeof quant_tensors[0]);
+    return moert_gemm_job_run(job, &o, bias ? quant_bias_tensors : quant_tensors,
+                              sizeof quant_tensors / sizeof quant_tensors[0]);
 }
 
 const moert_file_op moert_file_op_glu = {

@@ -164,7 +164,7 @@ static moert_status gemm(moert_file_op_job *job) {
         if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_FACTOR &&
             o.permute == MOERT_OP_PERMUTE_X)
             tensors[i].shape = "TK";
-    return moert_gemm_run(job, &o, tensors, count);
+    return moert_gemm_job_run(job, &o, tensors, count);
 }
 
 /* ---- grouped-gemm-wgrad ---- */
@@ -212,8 +212,8 @@ static moert_status wgrad(moert_file_op_job *job) {
             "the input holds no tensor 'global_scale_%c'; there are global_scale_a and "
             "global_scale_b both or neither",
             a ? 'b' : 'a');
-    return moert_gemm_run(job, &o, cudnn_wgrad_tensors,
-                          sizeof cudnn_wgrad_tensors / sizeof cudnn_wgrad_tensors[0]);
+    return moert_gemm_job_run(job, &o, cudnn_wgrad_tensors,
+                              sizeof cudnn_wgrad_tensors / sizeof cudnn_wgrad_tensors[0]);
 }
 
 const moert_file_op moert_file_op_gemm = {

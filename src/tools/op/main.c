@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/config.h"
-#include "device/backend.h"
+#include "gemm/gemm.h"
 #include "tools/op/op.h"
 
 static const moert_file_op *const ops[] = {

@@ -16,11 +16,13 @@ static bool is_packed(const moert_tune_product *p) {
            p->key.operation == MOERT_TUNED_PACKED_DGRAD;
 }
 
-/* Forward, dgrad or wgrad, packed or not. */
-static moert_tuned kind_of(const moert_tune_product *p) {
-    return p->key.operation == MOERT_TUNED_PACKED_FORWARD ? MOERT_TUNED_FORWARD
-           : p->key.operation == MOERT_TUNED_PACKED_DGRAD ? MOERT_TUNED_DGRAD
-                                                          : p->key.operation;
+static moert_gemm_kind kind_of(moert_tuned operation) {
+    static const moert_gemm_kind kinds[] = {[MOERT_TUNED_FORWARD] = MOERT_GEMM_FORWARD,
+                                            [MOERT_TUNED_DGRAD] = MOERT_GEMM_DGRAD,
+                                            [MOERT_TUNED_WGRAD] = MOERT_GEMM_WGRAD,
+                                            [MOERT_TUNED_PACKED_FORWARD] = MOERT_GEMM_FORWARD,
+                                            [MOERT_TUNED_PACKED_DGRAD] = MOERT_GEMM_DGRAD};
+    return kinds[operation];
 }
 
 /* A buffer of `count` numbers in [-1, 1), the same CHUNK of them again and again. */
@@ -66,10 +68,10 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape,
     moert_gemm *g = &p->gemm;
     MOERT_TRY(balanced_ends(device, shape, &p->ends));
     g->groups.ends = p->ends;
-    MOERT_TRY(random_buffer(device, kind_of(p) == MOERT_TUNED_DGRAD ? f32 : type, rows * shape->k,
-                            &g->x));
-    MOERT_TRY(random_buffer(device, kind_of(p) == MOERT_TUNED_FORWARD ? f32 : type, rows * shape->n,
-                            &g->y));
+    MOERT_TRY(
+        random_buffer(device, g->kind == MOERT_GEMM_DGRAD ? f32 : type, rows * shape->k, &g->x));
+    MOERT_TRY(
+        random_buffer(device, g->kind == MOERT_GEMM_FORWARD ? f32 : type, rows * shape->n, &g->y));
     return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight);
 }
 
@@ -77,9 +79,8 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape,
 static moert_status prepare(void *what) {
     moert_tune_product *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight);
-    const moert_packed_shape shape = {
-        p->gemm.groups.count, p->gemm.n, p->gemm.k,
-        kind_of(p) == MOERT_TUNED_FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD, p->key.type};
+    const moert_packed_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
+                                      moert_packed_use(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
     bool measured;
     key.rows = 0;
@@ -98,9 +99,7 @@ static moert_status prepare(void *what) {
 
 static moert_status run(void *what) {
     const moert_tune_product *p = what;
-    return kind_of(p) == MOERT_TUNED_FORWARD ? moert_gemm_forward(&p->gemm)
-           : kind_of(p) == MOERT_TUNED_DGRAD ? moert_gemm_dgrad(&p->gemm)
-                                             : moert_gemm_wgrad(&p->gemm);
+    return moert_gemm_run(&p->gemm);
 }
 
 moert_status moert_tune_product_create(moert_device *device, moert_tuned operation,
@@ -108,7 +107,8 @@ moert_status moert_tune_product_create(moert_device *device, moert_tuned operati
                                        moert_tune_product *p, bool *possible) {
     *p = (moert_tune_product){
         .key = {operation, type, shape->n, shape->k, shape->rows},
-        .gemm = {.groups = {NULL, shape->experts, shape->experts * shape->rows},
+        .gemm = {.kind = kind_of(operation),
+                 .groups = {NULL, shape->experts, shape->experts * shape->rows},
                  .n = shape->n,
                  .k = shape->k,
                  .type = type},
@@ -116,9 +116,9 @@ moert_status moert_tune_product_create(moert_device *device, moert_tuned operati
     moert_status status = fill(device, shape, p);
     if (status == MOERT_OK)
         status = prepare(p);
-    p->result = kind_of(p) == MOERT_TUNED_FORWARD ? p->gemm.y
-                : kind_of(p) == MOERT_TUNED_DGRAD ? p->gemm.x
-                                                  : p->gemm.weight;
+    p->result = p->gemm.kind == MOERT_GEMM_FORWARD ? p->gemm.y
+                : p->gemm.kind == MOERT_GEMM_DGRAD ? p->gemm.x
+                                                   : p->gemm.weight;
     if (status != MOERT_OK)
         moert_tune_product_destroy(p);
     *possible = !is_packed(p) || p->packed != NULL;

@@ -12,8 +12,6 @@
 #include "gemm/backend.h"
 
 const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
-static moert_status (*const calls[])(const moert_gemm *) = {moert_gemm_forward, moert_gemm_dgrad,
-                                                            moert_gemm_wgrad, moert_gemm_bias_grad};
 
 const problem gemm_problems[] = {
     {.n = 16, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -205,7 +203,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         gemm.scatter = scatter(p->rows, op == FORWARD ? a->ldy : a->ldx, by->runs, &anywhere);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
-        ASSERT_OK(calls[op](&gemm));
+        ASSERT_OK(run_as((moert_gemm_kind)op, &gemm));
     }
     ASSERT_OK(moert_device_turn(test_device, true));
     ASSERT_OK(moert_device_join_in(test_device));
@@ -235,18 +233,19 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_buffer *weights = upload(prob, probs * sizeof *prob);
     moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
-    moert_gemm_glu run = {
-        .gemm = {.groups = {ends, p->groups, p->rows},
-                 .n = p->n,
-                 .k = p->k,
-                 .type = by->type,
-                 .result = how->v,
-                 .shared_weight = p->shared,
-                 .x = upload_codes(a->x, a->x_count, by->type),
-                 .weight = upload(a->weight, a->weight_count * sizeof(float)),
-                 .bias = p->bias ? bias : NULL,
-                 .y = upload_codes(a->y, a->y_count, how->v),
-                 .ldx = a->ldx},
+    moert_gemm run = {
+        .groups = {ends, p->groups, p->rows},
+        .n = p->n,
+        .k = p->k,
+        .type = by->type,
+        .result = how->v,
+        .shared_weight = p->shared,
+        .x = upload_codes(a->x, a->x_count, by->type),
+        .weight = upload(a->weight, a->weight_count * sizeof(float)),
+        .bias = p->bias ? bias : NULL,
+        .y = upload_codes(a->y, a->y_count, how->v),
+        .ldx = a->ldx,
+        .gated = how->fused,
         .glu = {.form = how->form,
                 .prob = how->prob_stride > 0 ? weights : NULL,
                 .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
@@ -256,24 +255,22 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
     };
     moert_packed *packed = NULL;
     if (by->packed)
-        packed =
-            pack(&run.gemm, how->fused ? moert_packed_for_glu(&how->form) : MOERT_PACKED_FORWARD);
-    run.gemm.packed = packed;
+        packed = pack(&run, moert_packed_use(&run));
+    run.packed = packed;
     for (size_t g = 0; g < (by->parts ? p->groups : 1) && how->fused; g += 2) {
-        run.gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
-        ASSERT_OK(moert_gemm_glu_forward(&run));
+        run.part = by->parts ? part_of(p, g) : (moert_part){0};
+        ASSERT_OK(moert_gemm_run(&run));
     }
     if (!how->fused) {
         run.glu.rows = used;
         run.glu.width = p->n / 2;
-        run.glu.v = run.gemm.y;
-        ASSERT_OK(moert_gemm_forward(&run.gemm));
+        run.glu.v = run.y;
+        ASSERT_OK(moert_gemm_run(&run));
         ASSERT_OK(moert_glu_forward(&run.glu));
     }
-    download_codes(run.gemm.y, a->y, a->y_count, how->v);
+    download_codes(run.y, a->y, a->y_count, how->v);
     download_codes(run.glu.h, h, results, how->type);
-    moert_buffer *const buffers[] = {ends,       weights,  bias, run.gemm.x, run.gemm.weight,
-                                     run.gemm.y, run.glu.h};
+    moert_buffer *const buffers[] = {ends, weights, bias, run.x, run.weight, run.y, run.glu.h};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);

@@ -9,7 +9,13 @@
 #include "support/test.h"
 
 enum { MOST_GROUPS = 6 };
-typedef enum operation { FORWARD, DGRAD, WGRAD, BIAS_GRAD, OPERATIONS } operation;
+typedef enum operation {
+    FORWARD,
+    DGRAD,
+    WGRAD,
+    BIAS_GRAD,
+    OPERATIONS
+} operation; /* as moert_gemm_kind */
 
 typedef struct problem {
     size_t n, k, rows, groups;
@@ -72,6 +78,12 @@ extern const char *const operation_names[];
 /* Of a way with runs, every fifth line goes nowhere. */
 static inline bool is_lost(size_t line) {
     return line % 5 == 4;
+}
+
+static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
+    moert_gemm run = *gemm;
+    run.kind = kind;
+    return moert_gemm_run(&run);
 }
 
 /* Runs an operation on the device and writes all arrays back. */

@@ -167,23 +167,24 @@ static void test_a_product_tells_its_operations_and_bytes(void **state) {
     const uint32_t ends[] = {4, ROWS};
     moert_buffer *groups = upload(ends, sizeof ends), *x = unset_floats(ROWS * DEPTH),
                  *weight = unset_floats(2 * WIDTH * DEPTH), *y = unset_floats(ROWS * WIDTH);
-    const moert_gemm gemm = {
+    moert_gemm gemm = {
         .groups = {groups, 2, ROWS}, .n = WIDTH, .k = DEPTH, .x = x, .weight = weight, .y = y};
     static const struct {
         moert_phase phase;
         moert_operation operation;
-        moert_status (*run)(const moert_gemm *gemm);
+        moert_gemm_kind kind;
     } products[] = {
-        {MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP, moert_gemm_forward},
-        {MOERT_PHASE_EXPERTS_BACKWARD, MOERT_OPERATION_EXPERTS_DGRAD, moert_gemm_dgrad},
-        {MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD, moert_gemm_wgrad},
-        {MOERT_PHASE_DATA, MOERT_OPERATION_OTHER, moert_gemm_forward},
+        {MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP, MOERT_GEMM_FORWARD},
+        {MOERT_PHASE_EXPERTS_BACKWARD, MOERT_OPERATION_EXPERTS_DGRAD, MOERT_GEMM_DGRAD},
+        {MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD, MOERT_GEMM_WGRAD},
+        {MOERT_PHASE_DATA, MOERT_OPERATION_OTHER, MOERT_GEMM_FORWARD},
     };
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
     for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
         moert_phase_set(products[i].phase);
-        ASSERT_OK(products[i].run(&gemm));
+        gemm.kind = products[i].kind;
+        ASSERT_OK(moert_gemm_run(&gemm));
     }
     ASSERT_OK(moert_profile_end(test_device));
     for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
@@ -351,7 +352,7 @@ static void test_no_product_is_much_faster_than_the_roof(void **state) {
     ASSERT_OK(moert_profile_begin(test_device));
     moert_phase_set(MOERT_PHASE_EXPERTS);
     for (size_t i = 0; i < 3; i++)
-        ASSERT_OK(moert_gemm_forward(&gemm));
+        ASSERT_OK(moert_gemm_run(&gemm));
     ASSERT_OK(moert_profile_end(test_device));
     const moert_profile_row *row = row_of(test_device, MOERT_OPERATION_EXPERTS_FPROP);
     assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);

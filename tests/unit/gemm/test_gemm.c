@@ -249,12 +249,12 @@ static void test_what_is_no_part_of_the_groups_is_refused(void **state) {
                        .y = buffer};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         gemm.part = wrong[i];
-        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
     }
     gemm.part = (moert_part){1, 2, 4, 8};
-    ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
+    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
     gemm.shared_weight = true;
-    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_USAGE, "a weight for each group");
+    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
     moert_buffer_destroy((moert_buffer *)gemm.groups.ends);
     moert_buffer_destroy(buffer);
 }
@@ -319,13 +319,13 @@ static void test_a_packed_weight_serves_its_own_shape_only(void **state) {
         ASSERT_FAILS(moert_packed_fill(packed, small), MOERT_ERROR_USAGE, "too few");
         moert_buffer_destroy(small);
         ASSERT_OK(moert_packed_fill(packed, weight));
-        ASSERT_OK(moert_gemm_forward(&gemm));
-        ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_USAGE, "serves no dgrad");
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "serves no dgrad");
         gemm.n--;
-        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "serves no forward");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
         gemm.n++;
         gemm.type = MOERT_NUMBER_BF16;
-        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_USAGE, "serves no forward");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
     }
     moert_packed_destroy(packed);
     moert_buffer *const buffers[] = {ends, x, y, weight};
@@ -342,7 +342,7 @@ static void test_wrong_sizes_are_refused_before_anything_is_written(void **state
     moert_buffer *y = upload(data, 16 * sizeof *data), *small;
     ASSERT_OK(moert_buffer_create(test_device, 15 * sizeof *data, &small));
     moert_gemm gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y};
-    ASSERT_OK(moert_gemm_forward(&gemm));
+    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
     moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
     wrong[0].y = small;
     wrong[1].ldx = 3;
@@ -351,12 +351,12 @@ static void test_wrong_sizes_are_refused_before_anything_is_written(void **state
     wrong[4].k = 0;
     wrong[5].x = small;
     wrong[5].type = MOERT_NUMBER_BF16;
-    ASSERT_OK(moert_gemm_forward(&wrong[5])); /* 16 numbers of 2 bytes fit */
+    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5])); /* 16 numbers of 2 bytes fit */
     wrong[5].ldx = 10;
     for (size_t i = 0; i < 6; i++)
-        assert_int_equal(moert_gemm_forward(&wrong[i]), MOERT_ERROR_USAGE);
+        assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
     gemm.type = MOERT_NUMBER_F16;
-    assert_int_equal(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED);
+    assert_int_equal(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED);
     moert_buffer_destroy(ends);
     moert_buffer_destroy(small);
     moert_buffer_destroy(x);
@@ -374,17 +374,17 @@ static void test_a_backend_named_for_another_device_is_an_error(void **state) {
     const moert_gemm gemm = {.groups = {ends, 1, 1}, .n = 1, .k = 1, .x = x, .weight = x, .y = y};
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
-        ASSERT_OK(moert_gemm_forward(&gemm)); /* of float32: not on tensor cores */
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* of float32: not on tensor cores */
     } else {
         const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
-        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, text);
-        ASSERT_FAILS(moert_gemm_wgrad(&gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
+        ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
         ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_UNSUPPORTED,
                      text);
         assert_null(packed);
     }
     set_variable("MOERT_BACKEND", NULL);
-    ASSERT_OK(moert_gemm_forward(&gemm));
+    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
     moert_buffer_destroy(ends);
     moert_buffer_destroy(x);
     moert_buffer_destroy(y);

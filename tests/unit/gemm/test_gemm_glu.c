@@ -221,37 +221,41 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
     moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 64 * sizeof *data), *small;
     moert_buffer *y = upload(data, 64 * sizeof *data), *h = upload(data, 64 * sizeof *data);
     ASSERT_OK(moert_buffer_create(test_device, 7 * sizeof *data, &small));
-    const moert_gemm_glu right = {
-        .gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y},
-        .glu = {.form = MOERT_GLU_SWIGLU, .h = h},
-    };
-    moert_gemm_glu wrong[] = {right, right, right, right, right, right};
-    wrong[0].gemm.n = 3;
-    wrong[1].gemm.ldy = 5;
-    wrong[2].gemm.accumulate = true;
+    const moert_gemm right = {.groups = {ends, 1, 4},
+                              .n = 4,
+                              .k = 4,
+                              .x = x,
+                              .weight = x,
+                              .y = y,
+                              .gated = true,
+                              .glu = {.form = MOERT_GLU_SWIGLU, .h = h}};
+    moert_gemm wrong[] = {right, right, right, right, right, right, right};
+    wrong[0].n = 3;
+    wrong[1].ldy = 5;
+    wrong[2].accumulate = true;
     wrong[3].glu.h = small;
     wrong[4].glu.form.limit = 0.0f;
-    wrong[5].gemm.k = 0;
+    wrong[5].k = 0;
+    wrong[6].kind = MOERT_GEMM_DGRAD;
     for (size_t b = 0; b < 2; b++) {
         set_variable("MOERT_BACKEND", b == 0 ? "reference" : "portable");
-        ASSERT_OK(moert_gemm_glu_forward(&right));
+        ASSERT_OK(moert_gemm_run(&right));
         for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-            assert_int_equal(moert_gemm_glu_forward(&wrong[i]), MOERT_ERROR_USAGE);
-        moert_gemm_glu coded = right;
+            assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
+        moert_gemm coded = right;
         coded.glu.type = MOERT_NUMBER_BF16;
-        ASSERT_FAILS(moert_gemm_glu_forward(&coded), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
+        ASSERT_FAILS(moert_gemm_run(&coded), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
     }
     moert_packed_shape shape = {1, 4, 4, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     moert_packed *packed = NULL;
     ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
     if (packed != NULL) {
-        moert_gemm_glu by_panels = right;
-        by_panels.gemm.packed = packed;
-        ASSERT_FAILS(moert_gemm_glu_forward(&by_panels), MOERT_ERROR_USAGE,
-                     "serves no forward with a GLU");
+        moert_gemm by_panels = right;
+        by_panels.packed = packed;
+        ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE, "serves no forward with a GLU");
         by_panels.glu.form.interleaved = true;
         ASSERT_OK(moert_packed_fill(packed, x));
-        ASSERT_OK(moert_gemm_glu_forward(&by_panels));
+        ASSERT_OK(moert_gemm_run(&by_panels));
     }
     moert_packed_destroy(packed);
     shape.n = 3;

@@ -222,21 +222,23 @@ static void test_results_that_are_not_rounded_are_refused(void **state) {
                        .x = values,
                        .weight = values,
                        .y = values};
-    ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
-    ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
+    ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     /* gates and ups together are aligned, each by itself is not */
     const moert_packed_shape shape = {1, 2 * N, 2 * N, MOERT_PACKED_GATED, MOERT_NUMBER_BF16};
-    moert_gemm_glu fused = {gemm, {.form = MOERT_GLU_SWIGLU, .h = values}, false};
+    moert_gemm fused = gemm;
     moert_packed *packed;
     ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    fused.gemm.n = fused.gemm.k = 2 * N;
-    fused.gemm.packed = packed;
-    ASSERT_FAILS(moert_gemm_glu_forward(&fused), MOERT_ERROR_UNSUPPORTED, "rounds none");
+    fused.n = fused.k = 2 * N;
+    fused.packed = packed;
+    fused.gated = true;
+    fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = values};
+    ASSERT_FAILS(moert_gemm_run(&fused), MOERT_ERROR_UNSUPPORTED, "results in f32");
     moert_packed_destroy(packed);
     gemm.scatter = (moert_scatter){values, 1};
     for (int i = 0; i < 2; i++) {
-        ASSERT_FAILS(moert_gemm_forward(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
-        ASSERT_FAILS(moert_gemm_dgrad(&gemm), MOERT_ERROR_UNSUPPORTED, "scatters none");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
         gemm.result = MOERT_NUMBER_F32;
     }
     moert_buffer_destroy(ends);
@@ -397,17 +399,20 @@ static void test_one_packing_made_by_the_first_product_serves_all_uses(void **st
     ASSERT_OK(moert_buffer_create(test_device, M * N * sizeof(float), &result));
     for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
         const bool dgrad = use == MOERT_PACKED_DGRAD;
-        moert_gemm gemm = {.groups = {ends, 1, M},
+        moert_gemm gemm = {.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
+                           .groups = {ends, 1, M},
                            .n = N,
                            .k = K,
                            .type = MOERT_NUMBER_BF16,
                            .x = dgrad ? result : rows,
                            .weight = values,
                            .y = dgrad ? rows : result};
-        ASSERT_OK(moert_packings_take(&packings, use, &gemm));
+        gemm.gated = use == MOERT_PACKED_GATED;
+        ASSERT_OK(moert_packings_take(&packings, &gemm));
+        gemm.gated = false;
         assert_non_null(gemm.packed);
         assert_int_equal(moert_packings_bytes(&packings), N * K * sizeof(uint16_t));
-        ASSERT_OK(dgrad ? moert_gemm_dgrad(&gemm) : moert_gemm_forward(&gemm));
+        ASSERT_OK(moert_gemm_run(&gemm));
         float first[2];
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
@@ -426,8 +431,8 @@ static void test_one_packing_made_by_the_first_product_serves_all_uses(void **st
         moert_packings_changed(&packings);
         if (product < 2)
             moert_packings_rounded(&packings);
-        ASSERT_OK(moert_packings_take(&packings, MOERT_PACKED_FORWARD, &gemm));
-        ASSERT_OK(moert_gemm_forward(&gemm));
+        ASSERT_OK(moert_packings_take(&packings, &gemm));
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
         assert_true(sum == (float)(product < 2 ? K : K * (K - 1) / 2));
     }

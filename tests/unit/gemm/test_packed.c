@@ -148,15 +148,16 @@ static float *multiply(moert_packings *packings, moert_packed_for use, moert_num
     memset(ones, 0x3F, sizeof ones); /* in any type */
     moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
     moert_buffer *groups = upload(ends, sizeof ends);
-    moert_gemm gemm = {.groups = {groups, GROUPS, rows},
+    moert_gemm gemm = {.kind = forward ? MOERT_GEMM_FORWARD : MOERT_GEMM_DGRAD,
+                       .groups = {groups, GROUPS, rows},
                        .n = N,
                        .k = K,
                        .type = type,
                        .weight = values,
                        .x = x,
                        .y = y};
-    ASSERT_OK(moert_packings_take(packings, use, &gemm));
-    ASSERT_OK(forward ? moert_gemm_forward(&gemm) : moert_gemm_dgrad(&gemm));
+    ASSERT_OK(moert_packings_take(packings, &gemm));
+    ASSERT_OK(moert_gemm_run(&gemm));
     float *result = read_floats(forward ? y : x, out);
     moert_buffer_destroy(x);
     moert_buffer_destroy(y);
@@ -242,15 +243,15 @@ static void test_a_packed_weight_is_read_no_more_until_told(void **state) {
 
 static void test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it(void **state) {
     (void)state;
-    static const struct {
+    const struct {
         const moert_packing *packing;
         moert_number type;
         size_t n;
         bool serves;
-    } rows[] = {{&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K, true},
-                {&moert_nvidia_packing, MOERT_NUMBER_BF16, GROUPS * N * K + 1, false},
-                {&moert_nvidia_packing, MOERT_NUMBER_F32, GROUPS * N * K, false},
-                {&moert_portable_packing, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
+    } rows[] = {{moert_backend_nvidia.prepack, MOERT_NUMBER_BF16, GROUPS * N * K, true},
+                {moert_backend_nvidia.prepack, MOERT_NUMBER_BF16, GROUPS * N * K + 1, false},
+                {moert_backend_nvidia.prepack, MOERT_NUMBER_F32, GROUPS * N * K, false},
+                {moert_backend_portable.prepack, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
     moert_packings packings = {0};
     assert_null(moert_packings_copy(&packings, GROUPS * N * K));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -160,7 +160,7 @@ static void check_panels(const problem *p, const moert_choices *packing,
     ASSERT_OK(moert_tuning_force(product));
     ASSERT_OK(moert_packed_fill(packed, gemm.weight));
     gemm.packed = packed;
-    ASSERT_OK(moert_gemm_dgrad(&gemm));
+    ASSERT_OK(run_as(MOERT_GEMM_DGRAD, &gemm));
     ASSERT_OK(moert_tuning_force(NULL));
     download_into(gemm.x, a.x, a.x_count * sizeof(float));
     compare_arrays("packed before", &a, &want);

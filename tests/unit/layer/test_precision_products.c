@@ -233,22 +233,23 @@ static void check_products(layer_run *run, moert_precision precision) {
                            want_dw};
     const moert_gemm plain = {.groups = rows, .n = n, .k = h};
     moert_gemm gemm = plain;
-#define PRODUCT(call, a, w, b, ...)                                                                \
-    (gemm = plain, gemm.x = (a), gemm.weight = (w), gemm.y = (b), call(__VA_ARGS__ & gemm))
+#define PRODUCT(which, a, w, b)                                                                    \
+    (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (w), gemm.y = (b),  \
+     &gemm)
     ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_precision_begin(layer);
-        const moert_gemm_glu first = {
-            .gemm = {.groups = rows, .n = n, .k = h, .x = x, .weight = weight, .y = got_y},
-            .glu = {.form = layer->options.glu, .h = got_h}};
-        ASSERT_OK_ON_ALL(moert_precision_forward_glu(layer, BLOCK_EXPERT_IN, &first));
+        moert_gemm first = *PRODUCT(FORWARD, x, weight, got_y);
+        first.gated = true;
+        first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
+        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
-            PRODUCT(moert_precision_dgrad, got_x, weight, dv, layer, BLOCK_EXPERT_IN, ));
-        ASSERT_OK_ON_ALL(PRODUCT(moert_precision_wgrad, x, dw, dv, layer, BLOCK_EXPERT_IN, ));
-        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_forward, all[0], all[4], want_y));
-        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_dgrad, want_x, all[5], all[1]));
-        ASSERT_OK_ON_ALL(PRODUCT(moert_gemm_wgrad, all[2], want_dw, all[3]));
+            moert_precision_gemm(layer, BLOCK_EXPERT_IN, PRODUCT(DGRAD, got_x, weight, dv)));
+        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, PRODUCT(WGRAD, x, dw, dv)));
+        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(FORWARD, all[0], all[4], want_y)));
+        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(DGRAD, want_x, all[5], all[1])));
+        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(WGRAD, all[2], want_dw, all[3])));
         expect_same(got_y, want_y, ROWS * n * sizeof(float));
         expect_same(got_x, want_x, ROWS * h * sizeof(float));
         expect_same(dw, want_dw, moert_buffer_bytes(dw));
