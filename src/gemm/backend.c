@@ -1,8 +1,6 @@
 /* The table of the backends, and the one in use. */
 #include "gemm/backend.h"
 
-#include <string.h>
-
 static const moert_backend *const backends[] = {
 #define MOERT_BACKEND_ROW(NAME, name) [MOERT_BACKEND_##NAME] = &moert_backend_##name,
     MOERT_BACKEND_TABLE(MOERT_BACKEND_ROW)
@@ -28,13 +26,6 @@ const moert_backend *moert_backend_automatic(const moert_device *device) {
 const moert_backend *moert_backend_get(const moert_device *device) {
     const unsigned choice = moert_config_get()->backend;
     return choice == MOERT_BACKEND_AUTO ? moert_backend_automatic(device) : backends[choice];
-}
-
-const moert_backend *moert_backend_named(const char *name) {
-    for (size_t i = FIRST_BACKEND; i < BACKENDS; i++)
-        if (strcmp(backends[i]->name, name) == 0)
-            return backends[i];
-    return NULL;
 }
 
 const char *moert_backend_name(const moert_device *device) {

@@ -33,9 +33,24 @@ typedef struct moert_backend {
     const moert_packing *prepack; /* NULL: it packs no weights */
     moert_status (*run)(const moert_gemm *gemm);
     moert_status (*glu)(const moert_glu *glu, bool backward);
-    /* What GEMMs take for parts of factors; NULL: none has any. */
+    /* What GEMMs take for parts of operands; NULL: none has any. */
     size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
+    /* Makes what a GEMM like this takes beside its buffers, which are not looked at, but for whether
+     * there are any; frees it. */
+    moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
+    void (*release)(moert_workspace *work);
+    bool records;         /* with a workspace, run only launches kernels */
+    moert_number decoded; /* what it takes for quantised operands that it does not decode itself */
+    bool coarse_fp8;      /* its sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
+
+struct moert_workspace {
+    void *state; /* the backend's */
+    size_t bytes;
+};
+/* A buffer of the workspace. */
+moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
+                                 moert_workspace *work, moert_buffer **buffer);
 
 #define MOERT_BACKEND_DECLARE(NAME, name) extern const moert_backend moert_backend_##name;
 MOERT_BACKEND_TABLE(MOERT_BACKEND_DECLARE)
@@ -51,14 +66,21 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
 /* What MOERT_BACKEND=auto takes. */
 const moert_backend *moert_backend_automatic(const moert_device *device);
 
-/* Number `index` of the table, and the one of a name; NULL: there is none. */
+/* Number `index` of the table; NULL: there is none. */
 const moert_backend *moert_backend_at(size_t index);
-const moert_backend *moert_backend_named(const char *name);
 
 /* What a step of a product's chains takes: a number, a pair of bf16 codes, both in order, or 16
  * pairs, as kernels/gemm/amx.h sums them (DOT there). */
 typedef enum moert_term { MOERT_TERM_NUMBER, MOERT_TERM_PAIR, MOERT_TERM_TILE } moert_term;
 moert_term moert_term_of(const moert_device *device, moert_number type);
+
+/* "gemm_forward", or "glu" and "dglu" of gated ones. */
+const char *moert_gemm_name(const moert_gemm *gemm);
+
+/* Whether nothing of `gemm` needs a workspace: rows as they lie, types of the layer, no epilogue
+ * but the bias. */
+#define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
+bool moert_gemm_is_plain(const moert_gemm *gemm);
 
 struct moert_packed {
     moert_packed_shape shape;
@@ -75,7 +97,7 @@ size_t moert_packed_plan(const moert_device *device, const moert_packed_shape *s
 /* By packed weights, as they were packed. */
 moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
 
-/* Checks a GLU, and fills in the stride that is 0. */
+/* Checks a GLU, and fills in its strides and run. */
 moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);
 
 #endif

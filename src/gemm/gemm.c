@@ -78,8 +78,11 @@ static moert_gemm completed(const moert_gemm *gemm) {
         full.result = MOERT_NUMBER_F32;
         full.scatter = (moert_scatter){NULL, 0};
     }
-    if (!gemm->gated)
+    if (!gemm->gated) {
+        const bool factor = gemm->epilogue.bias_scale != NULL || gemm->epilogue.prob != NULL;
+        full.glu = (moert_glu){.prob_stride = factor ? 1 : 0};
         return full;
+    }
     full.glu.first_row = full.part.first_row;
     full.glu.rows = full.part.end_row;
     full.glu.width = gemm->n / 2;
@@ -110,10 +113,28 @@ static moert_status check_buffers(const moert_gemm *full) {
     return MOERT_OK;
 }
 
+/* The operands of the epilogue that are there. */
+static moert_status check_epilogue(const moert_gemm *full) {
+    const moert_epilogue *e = &full->epilogue;
+    const size_t m = full->groups.rows, g = full->groups.count;
+    const struct {
+        const char *name;
+        const moert_buffer *buffer;
+        size_t count;
+    } vectors[] = {
+        {"alpha", e->alpha, g},           {"beta", e->beta, g}, {"bias_scale", e->bias_scale, m},
+        {"row_weight", e->row_weight, m}, {"prob", e->prob, m}, {"amax", e->amax, g}};
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
+        if (vectors[i].buffer != NULL)
+            MOERT_TRY(check_buffer(vectors[i].name, vectors[i].buffer, 1, vectors[i].count,
+                                   vectors[i].count));
+    return MOERT_OK;
+}
+
 static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
     if (!gemm->gated)
         return MOERT_OK;
-    if (gemm->kind != MOERT_GEMM_FORWARD)
+    if (gemm->kind != MOERT_GEMM_FORWARD || gemm->gated != MOERT_GATED)
         return MOERT_FAIL(ERROR_USAGE, "a GLU follows a forward GEMM only");
     if (gemm->n % 2 != 0)
         return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", gemm->n);
@@ -176,6 +197,7 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
     MOERT_TRY(check_shape(full, needs_of[gemm->kind]));
     MOERT_TRY(check_gated(gemm, full));
     MOERT_TRY(check_buffers(full));
+    MOERT_TRY(check_epilogue(full));
     MOERT_TRY(check_packed(full));
     if (gemm->accumulate && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
@@ -195,9 +217,8 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
         taken = backend->supports(device, &full);
     }
     if (taken != NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "a grouped GEMM of n = %zu, k = %zu: the %s backend takes %s", full.n,
-                          full.k, backend->name, taken);
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s",
+                          moert_gemm_name(&full), full.n, full.k, backend->name, taken);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
         tell_product(&full);
     return backend->run(&full);
@@ -216,6 +237,7 @@ static bool supports_packed(const moert_device *device, const moert_gemm *gemm) 
     moert_packed packed;
     moert_gemm full = completed(gemm);
     full.packed = &packed;
+    full.groups.rows = moert_max(full.groups.rows, 1);
     return moert_packed_plan(device, &shape, &packed) > 0 &&
            moert_backend_get(device)->supports(device, &full) == NULL;
 }

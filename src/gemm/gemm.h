@@ -69,6 +69,7 @@ typedef struct moert_coded {
     bool flipped;
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
+    size_t blocks;              /* of rows, in blocks along columns: that there is room for */
 } moert_coded;
 moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *coded);
 size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
@@ -91,7 +92,8 @@ typedef struct moert_scatter {
 
 /*
  * The gated linear unit (moert/glu.h), computed in float32. In backward the masks are inclusive at
- * the bound and dprob has no prob factor. A dv of v's type may be v.
+ * the bound and dprob has no prob factor. A dv of v's type may be v. Alone, rows have no gaps, and
+ * gates and ups lie as `form` says.
  */
 typedef struct moert_glu {
     moert_glu_form form;
@@ -106,6 +108,11 @@ typedef struct moert_glu {
     const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
     moert_buffer *dv;       /* [M,2I]: ... and writes this ... */
     moert_buffer *dprob;    /* [M] at stride prob_stride: ... and this, or NULL */
+    /* behind a GEMM only */
+    size_t ldv, ldh;     /* of v, and of h or dv; 0 = dense */
+    size_t run;          /* columns of gate or up side by side, 1 to I; 0: by the form */
+    bool linear_first;   /* ups come before their gates */
+    moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums, or NULL */
 } moert_glu;
 
 typedef enum moert_gemm_kind {
@@ -115,18 +122,40 @@ typedef enum moert_gemm_kind {
     MOERT_GEMM_BIAS_GRAD /* bias = column sums of y of each group, in order */
 } moert_gemm_kind;
 
+/* The GLU behind a GEMM: of a forward's result, or the gradient of one from a dgrad's. */
+typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
+
 /*
- * Types: float32, or with `type` BF16 the factors x and y are bf16 codes and the result (forward y,
- * dgrad x, wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16; a
- * weight that is a factor is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or
- * on the fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the
- * rounded values, but numbers below 2^-126 may be flushed to 0.
+ * What follows the sums in the same call, as moert/ops.h has it; NULL: nothing. `add` is a beta of
+ * 1: the old result is added last, while `accumulate` continues its chain.
+ */
+typedef struct moert_epilogue {
+    const moert_buffer *alpha, *beta; /* float32 [G] */
+    bool add;
+    moert_number bias_type;
+    const moert_buffer *bias_scale; /* float32 [M] */
+    const moert_buffer *row_weight; /* float32 [M], by slots */
+    const moert_buffer *prob;       /* float32 [M]; with a GLU it is there */
+    const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
+    moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
+} moert_epilogue;
+
+/* Memory of a backend's own, which a GEMM with conversions around it takes. */
+typedef struct moert_workspace moert_workspace;
+
+/*
+ * Types: operands x and y are of `type`, float32 or bf16 values. The result (forward y, dgrad x,
+ * wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16. A weight that
+ * is an operand is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or on the
+ * fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the rounded
+ * values, but numbers below 2^-126 may be flushed to 0. With a workspace any types, order of rows
+ * and epilogue are legal, as of the op objects, and a weight is of `type`, too.
  *
- * With `gated`, of a forward GEMM, the GLU follows while the result is at hand, to the same bits as
- * by moert_glu_forward: h is that of the float32 v, even where v is kept rounded (`result`), so that
- * moert_glu_backward differentiates at a v that is a little off. Of `glu` only form, prob,
- * prob_stride, type and h are looked at: v is y, dense, and I = n / 2; an h of bf16 is that of
- * factors in BF16, as is a v of bf16, where I, too, is such that moert_gemm_rounds. Rows of y
+ * With `gated`, the GLU follows while the result is at hand. Of `glu` alone the sizes, v and from
+ * are filled in: forward, v is y (NULL: it is not kept), and h is that of the float32 v, to the same
+ * bits as by moert_glu_forward, even where v is kept rounded, so that moert_glu_backward
+ * differentiates at a v that is a little off. Without a workspace rows are dense, an h of bf16 is
+ * that of rows in BF16, as is a v of bf16, where I, too, is such that moert_gemm_rounds. Rows of y
  * past the last end stay; those of h may get any values.
  */
 typedef struct moert_gemm {
@@ -134,9 +163,9 @@ typedef struct moert_gemm {
     moert_groups groups;
     moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
     size_t n, k;           /* columns of y, columns of x */
-    moert_number type;     /* of the row factors: F32 (0) or BF16 */
-    moert_number result;   /* forward, dgrad: of the result, F32 (0) or BF16, to which the float32
-                              sums are rounded; strides are in numbers of it */
+    moert_number type;     /* of the operands: F32 (0) or BF16 */
+    moert_number result;   /* of the result, F32 (0) or BF16, to which the float32 sums are rounded;
+                              strides are in numbers of it */
     moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
     const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
@@ -148,12 +177,24 @@ typedef struct moert_gemm {
     moert_buffer *y;      /* [M,N] at stride ldy */
     size_t ldx, ldy;      /* in numbers; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split; /* F32: factors may be multiplied as sums of three bf16 numbers each, for
+    moert_buffer **split; /* F32: operands may be multiplied as sums of three bf16 numbers each, for
                              which this buffer, or NULL, grows; NULL: sums are chains */
-    bool gated;           /* forward: the GLU follows ... */
-    moert_glu glu;        /* ... this one ... */
-    bool drop_v;          /* ... and v is not needed: its contents are unspecified afterwards, and
-                             most of it is not written */
+    moert_gated gated;
+    moert_glu glu;
+    bool drop_v; /* forward, gated: v is not needed: its contents are unspecified afterwards, and
+                    most of it is not written */
+    moert_epilogue epilogue;
+    moert_buffer *const *weights; /* [G] of [N,K] each, instead of `weight`; discrete says so */
+    bool discrete;
+    const moert_buffer *x_gather, *y_gather; /* uint32 [M]: row r lies at gather[r], of an x that is
+                                                read at gather[r] / divisor; or NULL */
+    size_t divisor;
+    /* Quantised operands that the backend takes as they are; their buffers, or NULL, get the values.
+     * The weight's: [1] or, discrete, [G]. */
+    const moert_coded *x_codes, *weight_codes, *y_codes;
+    bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32 all the same */
+    size_t row_multiple;              /* groups have multiples of so many rows; 0: of 1 */
+    moert_workspace *workspace;
 } moert_gemm;
 
 /*

@@ -25,6 +25,9 @@ static moert_status check_type(moert_number type) {
 moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full) {
     *full = *glu;
     full->prob_stride = glu->prob_stride > 0 ? glu->prob_stride : 1;
+    full->run = glu->form.interleaved ? 1 : glu->width;
+    full->ldv = 2 * glu->width;
+    full->ldh = backward ? 2 * glu->width : glu->width;
     int narrow;
     MOERT_TRY(moert_to_int(glu->rows, "rows of a GLU", &narrow));
     MOERT_TRY(moert_to_int(2 * glu->width, "columns of a GLU", &narrow));

@@ -129,9 +129,12 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
     if (rounded->packed[use] == NULL)
         MOERT_TRY(moert_packed_create(mesh->device, &shape, &rounded->packed[use]));
     if (rounded->packed[use] != NULL)
-        return moert_packed_fill_coded(
-            rounded->packed[use],
-            &(moert_coded){how.format, how.axis, false, op.q, op.scale, nvfp4 ? op.global : NULL});
+        return moert_packed_fill_coded(rounded->packed[use],
+                                       &(moert_coded){.format = how.format,
+                                                      .axis = how.axis,
+                                                      .q = op.q,
+                                                      .scale = op.scale,
+                                                      .global = nvfp4 ? op.global : NULL});
     const size_t bytes = experts * n * source->columns * sizeof(float);
     MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[use]));
     op.x = rounded->weight[use];

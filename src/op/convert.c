@@ -1,14 +1,147 @@
-/* Between quantised operands of ops and plain ones. */
-#include "op/converted.h"
+/*
+ * Quantised operands of ops, around the GEMM: factors are dequantised without their global scales,
+ * which are folded into alpha, or become one (the sums are then not the result); results are
+ * quantised from what the GEMM gives. Factors that the backend takes in codes get linear scales
+ * only, and values where it decodes them to.
+ *
+ *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> GEMM
+ *   GEMM -> quantise -> linear scales -> [ transposed ] -> tiled
+ *
+ * All of it only launches kernels, so that it can be recorded.
+ */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "op/op.h"
 #include "quant/decode.h"
+
+/* ---- workspace ---- */
+
+static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moert_buffer **buffer) {
+    return moert_workspace_add(op->device, elements, bytes, &op->work, buffer);
+}
+
+/* The same for values or scales of `q`: what a broken promise leaves out of a factor is not
+ * written, but read. */
+static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
+                             size_t bytes, moert_buffer **buffer) {
+    MOERT_TRY(add_buffer(op, elements, bytes, buffer));
+    if (q->by_ends && !q->result && op->options.row_multiple > 1)
+        MOERT_TRY(moert_buffer_clear(*buffer, 0, elements * bytes));
+    return MOERT_OK;
+}
+
+static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
+    return q->payload == MOERT_OP_BUFFER_weight && op->options.weight.discrete;
+}
+
+/* Whether the GEMM takes codes alone: of the others it decodes numbers to their buffer. */
+static bool is_taken_whole(const moert_op *op, const moert_conversion *c) {
+    return c->taken && (op->backend->decoded == MOERT_NUMBER_F32 ||
+                        c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
+}
+
+static void destroy_all(moert_buffer **buffers, size_t count) {
+    for (size_t i = 0; buffers != NULL && i < count; i++)
+        moert_buffer_destroy(buffers[i]);
+    free(buffers);
+}
+
+void moert_op_free_conversions(moert_op *op) {
+    for (size_t i = 0; i < op->quantized_count; i++) {
+        moert_conversion *c = &op->conversions[i];
+        moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
+        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
+            moert_buffer_destroy(all[j]);
+        destroy_all(c->scales, op->options.groups);
+        free(c->all_codes);
+    }
+    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
+        moert_buffer_destroy(op->values[i]);
+    destroy_all(op->discrete_values, op->options.groups);
+    moert_buffer_destroy(op->factors);
+}
+
+/* Ends of equal groups. */
+static moert_status make_ends(moert_op *op, const moert_op_quantized *q, moert_buffer **buffer) {
+    uint32_t *ends;
+    MOERT_TRY(MOERT_NEW_ARRAY(&ends, q->groups));
+    for (size_t g = 0; g < q->groups; g++)
+        ends[g] = (uint32_t)((g + 1) * (q->rows / q->groups));
+    moert_status status = add_buffer(op, q->groups, sizeof *ends, buffer);
+    if (status == MOERT_OK)
+        status = moert_buffer_write(*buffer, 0, ends, q->groups * sizeof *ends);
+    free(ends);
+    return status;
+}
+
+static moert_status make_values(moert_op *op, moert_conversion *c) {
+    const moert_op_quantized *q = c->as;
+    const size_t elements = q->rows * q->columns, bytes = moert_number_bits(c->type) / 8;
+    if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
+        return MOERT_OK;
+    if (is_taken_whole(op, c))
+        return is_discrete(op, q) ? MOERT_NEW_ARRAY(&c->all_codes, op->options.groups) : MOERT_OK;
+    if (!is_discrete(op, q))
+        return add_part(op, q, elements, bytes, &op->values[q->payload]);
+    MOERT_TRY(MOERT_NEW_ARRAY(&op->discrete_values, op->options.groups));
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(add_buffer(op, elements, bytes, &op->discrete_values[g]));
+    return MOERT_OK;
+}
+
+/* Linear scales. */
+static moert_status make_scales(moert_op *op, moert_conversion *c, size_t scales) {
+    if (c->all_codes == NULL)
+        return add_part(op, c->as, scales, 1, &c->scale);
+    MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(add_buffer(op, scales, 1, &c->scales[g]));
+    return MOERT_OK;
+}
+
+static moert_status make_conversion(moert_op *op, moert_conversion *c) {
+    const moert_op_quantized *q = c->as;
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN, whole = is_taken_whole(op, c);
+    const size_t scales = (column ? q->blocks : q->rows) * q->width;
+    c->type = moert_op_value_type(op, q);
+    MOERT_TRY(make_values(op, c));
+    if (whole && q->scales == MOERT_SCALES_LINEAR)
+        return MOERT_OK;
+    if (q->flipped && !whole)
+        MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_number_bits(c->type) / 8, &c->stored));
+    if (!q->by_ends && q->groups > 0)
+        MOERT_TRY(make_ends(op, q, &c->ends));
+    if (q->scales == MOERT_SCALES_LINEAR)
+        return MOERT_OK;
+    MOERT_TRY(make_scales(op, c, scales));
+    if (column)
+        MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
+    if (q->how.transposed)
+        MOERT_TRY(add_buffer(op, scales, 1, &c->turned));
+    return MOERT_OK;
+}
+
+moert_status moert_op_make_conversions(moert_op *op) {
+    bool folds = false;
+    op->quantizers =
+        op->backend == &moert_backend_reference ? &moert_quant_reference : &moert_quant_portable;
+    for (size_t i = 0; i < op->quantized_count; i++) {
+        folds = folds || op->quantized[i].global != MOERT_OP_BUFFERS;
+        MOERT_TRY(make_conversion(op, &op->conversions[i]));
+    }
+    return folds ? add_buffer(op, op->options.groups, sizeof(float), &op->factors) : MOERT_OK;
+}
+
+/* ---- one operand ---- */
 
 static moert_groups groups_of(const moert_op_buffers *b, const moert_conversion *c) {
     return (moert_groups){c->as->by_ends ? b->ends : c->ends, c->as->groups, c->as->rows};
 }
 
-moert_status moert_conversion_move_scales(const moert_quant_backend *by, const moert_op_buffers *b,
-                                          const moert_conversion *c, moert_buffer *linear,
-                                          moert_buffer *tiled, bool to_tiles) {
+static moert_status move_scales(const moert_quant_backend *by, const moert_op_buffers *b,
+                                const moert_conversion *c, moert_buffer *linear,
+                                moert_buffer *tiled, bool to_tiles) {
     const moert_op_quantized *q = c->as;
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     moert_scale_tiles tiles = {.groups = groups_of(b, c),
@@ -42,14 +175,14 @@ static moert_quantize describe(const moert_op_buffers *b, const moert_conversion
                             .blocks = c->as->blocks};
 }
 
-moert_status moert_conversion_load(const moert_quant_backend *by, const moert_op_buffers *b,
-                                   const moert_conversion *c, moert_buffer *payload,
-                                   moert_buffer *scale, moert_buffer *values) {
+static moert_status load(const moert_quant_backend *by, const moert_op_buffers *b,
+                         const moert_conversion *c, moert_buffer *payload, moert_buffer *scale,
+                         moert_buffer *values) {
     const moert_op_quantized *q = c->as;
     moert_quantize job = describe(b, c, values, payload, scale);
     job.how.group_scales = false;
     if (c->scale != NULL)
-        MOERT_TRY(moert_conversion_move_scales(by, b, c, c->scale, scale, false));
+        MOERT_TRY(move_scales(by, b, c, c->scale, scale, false));
     if (c->turned != NULL)
         MOERT_TRY(
             by->transpose(&(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
@@ -61,9 +194,9 @@ moert_status moert_conversion_load(const moert_quant_backend *by, const moert_op
     return MOERT_OK;
 }
 
-moert_status moert_conversion_store(const moert_quant_backend *by, const moert_op_buffers *b,
-                                    const moert_conversion *c, moert_buffer *payload,
-                                    moert_buffer *scale, moert_buffer *values) {
+static moert_status store(const moert_quant_backend *by, const moert_op_buffers *b,
+                          const moert_conversion *c, moert_buffer *payload, moert_buffer *scale,
+                          moert_buffer *values) {
     const moert_op_quantized *q = c->as;
     moert_quantize job = describe(b, c, values, payload, scale);
     job.norm = b->norm;
@@ -71,6 +204,81 @@ moert_status moert_conversion_store(const moert_quant_backend *by, const moert_o
     if (c->turned != NULL)
         MOERT_TRY(
             by->transpose(&(moert_transpose){1, q->width, q->blocks, 1, c->turned, c->scale}));
-    return c->scale != NULL ? moert_conversion_move_scales(by, b, c, c->scale, scale, true)
-                            : MOERT_OK;
+    return c->scale != NULL ? move_scales(by, b, c, c->scale, scale, true) : MOERT_OK;
+}
+
+/* ---- all of them ---- */
+
+/* Payload, and scales in lines. */
+static moert_status take_codes(const moert_op *op, const moert_op_buffers *b, moert_conversion *c) {
+    const moert_op_quantized *q = c->as;
+    const bool discrete = c->all_codes != NULL;
+    moert_op_buffers given = *b;
+    for (size_t g = 0; g < (discrete ? op->options.groups : 1); g++) {
+        moert_buffer *scale =
+            discrete ? b->weight_scales[g] : *moert_op_buffer_at(&given, q->scale);
+        moert_buffer *linear = discrete && c->scales != NULL ? c->scales[g] : c->scale;
+        moert_coded *codes = discrete ? &c->all_codes[g] : &c->codes;
+        if (linear != NULL)
+            MOERT_TRY(move_scales(op->quantizers, b, c, linear, scale, false));
+        *codes = c->codes;
+        codes->q = discrete ? b->weights[g] : *moert_op_buffer_at(&given, q->payload);
+        codes->scale = linear != NULL ? linear : scale;
+    }
+    return MOERT_OK;
+}
+
+static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
+                                moert_conversion *c) {
+    const moert_op_quantized *q = c->as;
+    moert_op_buffers given = *b;
+    if (c->taken)
+        return take_codes(op, b, c);
+    if (!is_discrete(op, q))
+        return load(op->quantizers, b, c, *moert_op_buffer_at(&given, q->payload),
+                    *moert_op_buffer_at(&given, q->scale), op->values[q->payload]);
+    for (size_t g = 0; g < op->options.groups; g++)
+        MOERT_TRY(
+            load(op->quantizers, b, c, b->weights[g], b->weight_scales[g], op->discrete_values[g]));
+    return MOERT_OK;
+}
+
+/* alpha times the global scales; in DGLU these alone. */
+static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
+    moert_op_buffers given = *b;
+    moert_global_scales fold = {.groups = op->options.groups, .to = op->factors};
+    if (op->factors == NULL)
+        return MOERT_OK;
+    fold.alpha = op->options.kind == MOERT_OP_DGLU ? NULL : b->alpha;
+    for (size_t i = 0; i < op->quantized_count; i++) {
+        const moert_op_quantized *q = &op->quantized[i];
+        if (q->global == MOERT_OP_BUFFERS)
+            continue;
+        const bool second = fold.first != NULL;
+        *(second ? &fold.second : &fold.first) = *moert_op_buffer_at(&given, q->global);
+        *(second ? &fold.second_by_groups : &fold.first_by_groups) = q->how.group_scales;
+    }
+    return op->quantizers->fold_globals(&fold);
+}
+
+moert_status moert_op_load_factors(moert_op *op, const moert_op_buffers *b) {
+    for (size_t i = 0; i < op->quantized_count; i++)
+        if (!op->quantized[i].result && op->options.rows > 0)
+            MOERT_TRY(load_factor(op, b, &op->conversions[i]));
+    return fold_globals(op, b);
+}
+
+moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *b) {
+    const moert_op_buffer result = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
+                                   : op->x.output       ? MOERT_OP_BUFFER_x
+                                                        : MOERT_OP_BUFFER_y;
+    moert_op_buffers given = *b;
+    for (size_t i = 0; i < op->quantized_count; i++) {
+        const moert_op_quantized *q = &op->quantized[i];
+        if (q->result)
+            MOERT_TRY(store(op->quantizers, b, &op->conversions[i],
+                            *moert_op_buffer_at(&given, q->payload),
+                            *moert_op_buffer_at(&given, q->scale), op->values[result]));
+    }
+    return MOERT_OK;
 }

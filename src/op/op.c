@@ -10,58 +10,53 @@
 #include "base/memory.h"
 #include "op/op.h"
 
-/* In the order in which auto tries them. */
-static const moert_op_backend *const backends[] = {
-    &moert_op_backend_nvidia, &moert_op_backend_portable, &moert_op_backend_reference};
-enum { BACKENDS = sizeof backends / sizeof backends[0] };
-
 /* ---- backends ---- */
 
-static const moert_op_backend *named(const char *name) {
-    for (size_t i = 0; i < BACKENDS; i++)
-        if (strcmp(backends[i]->name, name) == 0)
-            return backends[i];
-    return NULL;
-}
-
-/* What of the backend is for the op. */
-static const moert_op_backend *part_for(const moert_op_backend *backend, const moert_op *op) {
-    return backend->fp8 != NULL && moert_op_has_fp8_factors(op) ? backend->fp8 : backend;
-}
-
 /* What the backend takes instead of something in the description; NULL: it takes that. */
-static const char *refusal(const moert_op_backend *backend, const moert_op *op) {
-    const moert_op_backend *part = part_for(backend, op);
-    return part->refuse != NULL ? part->refuse(op) : NULL;
+static const char *refusal(moert_op *op, const moert_backend *backend) {
+    op->backend = backend;
+    return moert_op_plan(op);
 }
 
 /* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the
  * backend. */
-static const char *automatic_refusal(const moert_op_backend *backend, const moert_op *op) {
-    return part_for(backend, op) == backend ? refusal(backend, op) : "FP8 factors when it is named";
+static const char *automatic_refusal(moert_op *op, const moert_backend *backend) {
+    return backend->coarse_fp8 && moert_op_has_fp8_factors(op) ? "FP8 factors when it is named"
+                                                               : refusal(op, backend);
 }
 
-static const moert_op_backend *automatic(const moert_op *op) {
+/* The last of the table that takes it. */
+static void take_automatic(moert_op *op) {
     size_t i = 0;
-    for (const char *taken; (taken = automatic_refusal(backends[i], op)) != NULL; i++)
+    while (moert_backend_at(i + 1) != NULL)
+        i++;
+    for (const char *taken; (taken = automatic_refusal(op, moert_backend_at(i))) != NULL; i--)
         MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
-                    backends[i]->name, taken);
-    return backends[i];
+                    moert_backend_at(i)->name, taken);
 }
 
-static moert_status choose_backend(const moert_op *op, const moert_op_backend **chosen) {
+static const moert_backend *named(const char *name) {
+    size_t i = 0;
+    while (moert_backend_at(i) != NULL && strcmp(moert_backend_at(i)->name, name) != 0)
+        i++;
+    return moert_backend_at(i);
+}
+
+static moert_status choose_backend(moert_op *op) {
     const char *const kind = moert_op_kind_name(op->options.kind), *name = op->options.backend;
     if (name == NULL || strcmp(name, "auto") == 0)
         name = moert_config_choice("MOERT_BACKEND", moert_config_get()->backend);
-    *chosen = strcmp(name, "auto") == 0 ? automatic(op) : named(name);
-    const char *const taken = *chosen != NULL ? refusal(*chosen, op) : NULL;
-    if (*chosen != NULL && taken == NULL)
+    const bool automatic = strcmp(name, "auto") == 0;
+    const moert_backend *asked = automatic ? NULL : named(name);
+    const char *const taken = asked != NULL ? refusal(op, asked) : NULL;
+    if (asked != NULL && taken == NULL)
         return MOERT_OK;
-    if (op->options.fallback) {
-        *chosen = automatic(op);
-        MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
-                   taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
-                   (*chosen)->name);
+    if (automatic || op->options.fallback) {
+        take_automatic(op);
+        if (!automatic)
+            MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
+                       taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
+                       op->backend->name);
         return MOERT_OK;
     }
     if (taken != NULL)
@@ -71,29 +66,32 @@ static moert_status choose_backend(const moert_op *op, const moert_op_backend **
                       kind, name);
 }
 
+/* ---- life ---- */
+
 moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
     moert_op *made;
     MOERT_TRY(MOERT_NEW(&made));
     moert_status status;
     made->device = device;
     MOERT_TRY_OR(release, moert_op_describe(options, made));
-    MOERT_TRY_OR(release, choose_backend(made, &made->backend));
+    MOERT_TRY_OR(release, choose_backend(made));
     made->options.backend = made->backend->name;
-    made->entries = part_for(made->backend, made);
-    if (made->quantized_count > 0 && made->entries == made->backend)
-        made->entries = &moert_op_converted;
-    MOERT_TRY_OR(release, made->entries->create(made));
+    MOERT_TRY_OR(release, moert_op_make_conversions(made));
+    const moert_gemm gemm = moert_op_lower(made, NULL);
+    MOERT_TRY_OR(release, made->backend->reserve(device, &gemm, &made->work));
     *op = made;
     return MOERT_OK;
 release:
-    free(made);
+    moert_op_destroy(made);
     return status;
 }
 
 void moert_op_destroy(moert_op *op) {
     if (op == NULL)
         return;
-    op->entries->destroy(op);
+    if (op->backend != NULL)
+        op->backend->release(&op->work);
+    moert_op_free_conversions(op);
     free(op);
 }
 
@@ -102,8 +100,10 @@ moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers) {
     if (op->options.groups == 0 ||
         (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
         return MOERT_OK;
-    MOERT_TRY(op->entries->execute(op, buffers));
-    return MOERT_OK;
+    MOERT_TRY(moert_op_load_factors(op, buffers));
+    const moert_gemm gemm = moert_op_lower(op, buffers);
+    MOERT_TRY(op->backend->run(&gemm));
+    return moert_op_store_results(op, buffers);
 }
 
 moert_status moert_op_once(moert_device *device, const moert_op_options *options,
@@ -122,7 +122,7 @@ const char *moert_op_backend_name(const moert_op *op) {
 }
 
 size_t moert_op_workspace_bytes(const moert_op *op) {
-    return op->workspace_bytes;
+    return op->work.bytes;
 }
 
 /* ---- warm-up ---- */

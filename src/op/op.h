@@ -4,8 +4,9 @@
 
 #include "base/number.h"
 #include "device/device.h"
-#include "gemm/gemm.h"
+#include "gemm/backend.h"
 #include "moert/ops.h"
+#include "quant/backend.h"
 
 typedef enum moert_op_buffer {
 #define MOERT_OP_BUFFER_ENUM(name) MOERT_OP_BUFFER_##name,
@@ -43,28 +44,28 @@ typedef struct moert_op_quantized {
     size_t width, tiles; /* of a line of linear scales not transposed; lines of tiles */
 } moert_op_quantized;
 
-typedef struct moert_op_backend {
-    const char *name;
-    bool records; /* execute only launches kernels */
-    bool decodes; /* execute takes a quantised weight as it is, by op->coded */
-    /* Makes op->state; frees it. */
-    moert_status (*create)(moert_op *op);
-    void (*destroy)(moert_op *op);
-    /* The buffers have been checked; there are groups, and rows unless it is a wgrad. */
-    moert_status (*execute)(moert_op *op, const moert_op_buffers *buffers);
-    /* What it takes instead of something in the description, or NULL; no member: it takes all. */
-    const char *(*refuse)(const moert_op *op);
-    /* Its part for ops with FP8 factors, which takes them as they are; no member: like others. */
-    const struct moert_op_backend *fp8;
-} moert_op_backend;
-
 enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two factors, two versions of the result */
+
+/* How a quantised operand is converted, in workspace; NULL what it does not need. */
+typedef struct moert_conversion {
+    const moert_op_quantized *as;
+    bool taken;               /* a factor that the backend takes in codes: ... */
+    moert_coded codes;        /* ... these, or ... */
+    moert_coded *all_codes;   /* ... those of discrete weights, [G] */
+    moert_number type;        /* of the values, if not */
+    moert_buffer *stored;     /* flipped: values as the payload lies */
+    moert_buffer *ends;       /* of equal groups */
+    moert_buffer *block_ends; /* tiled, COLUMN */
+    moert_buffer *scale;      /* tiled: linear ... */
+    moert_buffer **scales;    /* ... of discrete weights that are taken: [G] */
+    moert_buffer *turned;     /* tiled, transposed: the transpose of `scale` */
+} moert_conversion;
 
 struct moert_op {
     moert_device *device;
     moert_op_options
         options; /* strides are not 0 but those of weight; beta makes accumulate false */
-    const moert_op_backend *backend, *entries; /* the one chosen; it, or what converts around it */
+    const moert_backend *backend;
     moert_op_need needs[MOERT_OP_BUFFERS];
     moert_op_need weights, weight_scales; /* each of the discrete ones */
     moert_op_quantized quantized[MOERT_OP_MOST_QUANTIZED];
@@ -72,25 +73,14 @@ struct moert_op {
     moert_op_rows x, y;
     size_t glu_width; /* I */
     size_t run;       /* columns of gate or up side by side: 1, 8, 32 or I */
-    size_t workspace_bytes;
-    const moert_buffer *acc_scale; /* DGLU: float32 [G] that multiplies acc; NULL = 1 */
-    const moert_coded *coded;      /* [1] or, discrete, [G]: the weight, instead of its buffers */
-    const moert_coded *ahead;      /* [2] factors that the backend decodes into their buffers */
-    moert_buffer *ready;           /* uint32 [G] for its use */
-    void *state;                   /* that of `entries` */
+    /* around the GEMM */
+    const moert_quant_backend *quantizers;
+    moert_conversion conversions[MOERT_OP_MOST_QUANTIZED]; /* [quantized_count] */
+    moert_buffer *values[MOERT_OP_BUFFERS]; /* what the GEMM takes and gives in their place */
+    moert_buffer **discrete_values;         /* of discrete weights: [G] */
+    moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
+    moert_workspace work;                   /* bytes: of the conversions, too */
 };
-
-extern const moert_op_backend moert_op_backend_reference, moert_op_backend_portable,
-    moert_op_backend_nvidia, moert_op_backend_nvidia_fp8;
-
-/* Whether both factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
-bool moert_op_has_fp8_factors(const moert_op *op);
-
-/* Whether op->backend decodes a factor itself, ahead of the product, into its buffer. */
-bool moert_op_decodes_ahead(const moert_op *op, const moert_op_quantized *factor);
-
-/* Computes quantised operands by op->backend on float32 ones; only its entries count. */
-extern const moert_op_backend moert_op_converted;
 
 /* Checks a description and fills in options, x, y, glu_width, run, needs and what is quantised of
  * `op`. */
@@ -99,6 +89,28 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op);
 /* Its part for quantised operands: checks them; fills in `quantized` and needs. */
 moert_status moert_op_check_quantized(const moert_op *op);
 moert_status moert_op_place_quantized(moert_op *op);
+
+/*
+ * Chooses for each quantised factor whether op->backend takes it in codes; what the backend takes
+ * instead of something in the description, or NULL.
+ */
+const char *moert_op_plan(moert_op *op);
+/* Whether all factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
+bool moert_op_has_fp8_factors(const moert_op *op);
+/* The GEMM of an op, of what its conversions make of `buffers`; NULL: for supports and reserve,
+ * which look at no buffers. */
+moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
+
+/* The type of the values that an operand becomes, or is made of. */
+moert_number moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
+
+/* Makes the conversions' workspace; frees it. */
+moert_status moert_op_make_conversions(moert_op *op);
+void moert_op_free_conversions(moert_op *op);
+/* The factors as the GEMM takes them, and alpha with their global scales. */
+moert_status moert_op_load_factors(moert_op *op, const moert_op_buffers *buffers);
+/* Payload and scales of quantised results. */
+moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *buffers);
 
 /* A refusal: the field, its value by `format`, what is legal. */
 moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,

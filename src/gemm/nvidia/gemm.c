@@ -1,8 +1,13 @@
 /*
- * The nvidia backend: products of bf16 factors on tensor cores, where rows are aligned to 16 bytes.
- * A weight is a factor by its packing only: a bf16 copy [G,N,K], which serves all uses.
+ * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with what follows them in
+ * the same kernel, where rows are aligned to 16 bytes. Operands in MXFP8, MXFP4 and NVFP4 become
+ * bf16 on the way in (kernels/gemm/nvidia/ahead.h) or before. A float32 weight beside bf16 rows is
+ * an operand by its packing only: a bf16 copy [G,N,K], which serves all uses.
  */
+#include <stdlib.h>
+
 #include "base/memory.h"
+#include "base/number.h"
 #include "gemm/backend.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "quant/backend.h"
@@ -72,29 +77,81 @@ static bool has_tensor_cores(const moert_device *device) {
     return device != NULL && moert_device_describe(device)->nvidia >= 80;
 }
 
+/* A number type of results. */
+static bool is_result(moert_number type) {
+    return type == MOERT_NUMBER_F32 || type == MOERT_NUMBER_BF16 || type == MOERT_NUMBER_F16;
+}
+
+/* Codes that kernels/gemm/nvidia/ahead.h decodes: in blocks along the terms, `down` the lines or
+ * else four of a line, whole ones of a weight. */
+static bool is_decoded_ahead(const moert_gemm *gemm, const moert_coded *codes, size_t columns,
+                             bool down) {
+    if (codes == NULL)
+        return true;
+    const size_t block = moert_format_block(codes->format);
+    if (codes->flipped || (codes->axis == MOERT_AXIS_COLUMN) != down)
+        return false;
+    return !down                         ? columns % (4 * block) == 0
+           : codes == gemm->weight_codes ? gemm->n % block == 0
+                                         : gemm->row_multiple <= 1; /* a broken promise leaves
+                                                                        blocks without room */
+}
+
+static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
+    const bool coded = gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
+    return !coded || (moert_nvidia_uses_wgmma(device) &&
+                      is_decoded_ahead(gemm, gemm->x_codes, gemm->k, wgrad) &&
+                      is_decoded_ahead(gemm, gemm->y_codes, gemm->n, wgrad) &&
+                      is_decoded_ahead(gemm, gemm->weight_codes, gemm->k, dgrad));
+}
+
+static bool is_block(const moert_coded *codes) {
+    return codes != NULL && codes->format == MOERT_FORMAT_FP8_BLOCK;
+}
+
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (!has_tensor_cores(device))
         return MOERT_NVIDIA_TAKES;
     if (gemm == NULL || moert_nvidia_splits(device, gemm))
         return NULL;
-    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    if (moert_nvidia_is_fp8(gemm))
+        return moert_nvidia_fp8_refusal(device, gemm);
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, ungated = !gemm->gated;
+    const bool wide = (gemm->wide_x && gemm->kind != MOERT_GEMM_DGRAD) ||
+                      (gemm->wide_y && gemm->kind != MOERT_GEMM_FORWARD) ||
+                      (gemm->wide_weight && !wgrad);
+    const moert_epilogue *e = &gemm->epilogue;
     const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
+    const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column |
+                           (gemm->gated ? gemm->glu.ldh : 0);
     const struct {
         bool taken;
         const char *what;
     } conditions[] = {
-        {gemm->kind != MOERT_GEMM_BIAS_GRAD, "forward, dgrad and wgrad"},
-        {gemm->type == MOERT_NUMBER_BF16, "bf16 factors"},
-        {wgrad || gemm->packed != NULL, "packed weights"},
-        {gemm->groups.rows > 0, "at least one row"},
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
+         "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
+        {!is_block(gemm->x_codes) && !is_block(gemm->y_codes) && !is_block(gemm->weight_codes),
+         "fp8-block in both factors"},
+        {!wide && (gemm->type == MOERT_NUMBER_BF16 || gemm->type == MOERT_NUMBER_F16),
+         "bf16 or f16 factors, beside quantised ones bf16"},
+        {is_result(gemm->gated ? gemm->glu.type : gemm->result), "results in f32, bf16 or f16"},
+        {ungated || gemm->y == NULL || is_result(gemm->result), "c in f32, bf16 or f16"},
+        {!gemm->discrete, "stacked weights"},
+        {gemm->x_gather == NULL && gemm->y_gather == NULL, "no permutation"},
+        {e->row_weight == NULL && (e->bias_scale == NULL || e->prob == NULL),
+         "one factor of rows, by their places"},
+        {lengths % GRAIN == 0, "n, k and strides that are multiples of 8"},
+        {ungated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
-        {(gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column) % GRAIN == 0,
-         "n, k, strides and columns that are multiples of 8"},
-        {!gemm->gated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
+        {gemm->groups.rows > 0 || (gemm->workspace != NULL && gemm->epilogue.beta == NULL),
+         "at least one row beside beta"},
+        {wgrad || gemm->workspace != NULL || gemm->packed != NULL, "packed weights"},
         {gemm->result == MOERT_NUMBER_F32 || !gemm->accumulate, "f32 results to add to"},
         {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
-                                     !gemm->gated && gemm->result == MOERT_NUMBER_BF16),
-         "lines of bf16 to put anywhere on GPUs of compute capability 9.0"},
+                                     ungated && gemm->result == MOERT_NUMBER_BF16),
+         "results in lines of bf16 on GPUs of compute capability 9.0"},
+        {are_decoded_ahead(device, gemm), "codes in blocks along the terms"},
     };
     for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
         if (!conditions[i].taken)
@@ -102,41 +159,47 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     return NULL;
 }
 
+typedef struct state {
+    moert_buffer *counts;     /* uint32 [G], for codes */
+    moert_buffer *transposed; /* FP8: a weight [G,K,N] */
+} state;
+
+static void release(moert_workspace *work) {
+    state *own = work->state;
+    if (own == NULL)
+        return;
+    moert_buffer_destroy(own->counts);
+    moert_buffer_destroy(own->transposed);
+    free(own);
+    work->state = NULL;
+}
+
+static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_workspace *work) {
+    const bool fp8 = moert_nvidia_is_fp8(gemm);
+    const size_t bytes = fp8 ? moert_nvidia_fp8_bytes(gemm) : 0;
+    const bool coded = gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
+    state *own;
+    MOERT_TRY(fp8 ? moert_tensor_map_ready(device) : moert_nvidia_ready(device));
+    MOERT_TRY(MOERT_NEW(&own));
+    work->state = own;
+    if (bytes > 0)
+        return moert_workspace_add(device, bytes, 1, work, &own->transposed);
+    return coded && !fp8 ? moert_workspace_add(device, gemm->groups.count, sizeof(uint32_t), work,
+                                               &own->counts)
+                         : MOERT_OK;
+}
+
 static moert_status run(const moert_gemm *gemm) {
-    static const moert_op_kind kinds[] = {[MOERT_GEMM_FORWARD] = MOERT_OP_GEMM_FORWARD,
-                                          [MOERT_GEMM_DGRAD] = MOERT_OP_GEMM_DGRAD,
-                                          [MOERT_GEMM_WGRAD] = MOERT_OP_GEMM_WGRAD};
-    const moert_op_kind kind = gemm->gated ? MOERT_OP_GLU : kinds[gemm->kind];
-    const bool forward = gemm->kind == MOERT_GEMM_FORWARD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
-    const moert_glu *glu = &gemm->glu;
+    const state *own = gemm->workspace != NULL ? gemm->workspace->state : NULL;
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
-    moert_nvidia_product p = {
-        .kind = kind,
-        .groups = gemm->groups,
-        .part = gemm->part,
-        .shared = gemm->shared_weight,
-        .n = gemm->n,
-        .k = gemm->k,
-        .x = {gemm->x, gemm->ldx, 0, dgrad ? gemm->result : MOERT_NUMBER_BF16},
-        .y = {gemm->y, gemm->ldy, gemm->y_column, forward ? gemm->result : MOERT_NUMBER_BF16},
-        .weight = forward || dgrad ? gemm->packed->panels : gemm->weight,
-        .weight_type = MOERT_NUMBER_F32,
-        .accumulate = gemm->accumulate,
-        .bias = forward ? gemm->bias : NULL,
-        .bias_type = MOERT_NUMBER_F32,
-        .scatter = gemm->scatter,
-    };
-    if (gemm->gated) {
-        if (!gemm->drop_v)
-            p.v = p.y;
-        p.y = (moert_nvidia_rows){glu->h, glu->width, 0, glu->type};
-        p.factor = glu->prob;
-        p.factor_stride = glu->prob_stride;
-        p.glu = glu->form;
-        p.run = glu->form.interleaved ? 1 : glu->width;
-    }
-    return moert_nvidia_run(&p);
+    if (gemm->groups.rows == 0) /* a wgrad: beta times the old values */
+        return gemm->epilogue.add ? MOERT_OK
+                                  : moert_buffer_clear(gemm->weight, 0,
+                                                       gemm->groups.count * gemm->n * gemm->k *
+                                                           moert_number_bits(gemm->result) / 8);
+    return moert_nvidia_is_fp8(gemm) ? moert_nvidia_fp8(gemm, own->transposed)
+                                     : moert_nvidia_run(gemm, own != NULL ? own->counts : NULL);
 }
 
 static moert_status glu(const moert_glu *what, bool backward) {
@@ -148,4 +211,8 @@ const moert_backend moert_backend_nvidia = {.name = "nvidia",
                                             .prepack = &packing,
                                             .run = run,
                                             .glu = glu,
-                                            .split_bytes = moert_nvidia_split_bytes};
+                                            .split_bytes = moert_nvidia_split_bytes,
+                                            .reserve = reserve,
+                                            .release = release,
+                                            .decoded = MOERT_NUMBER_BF16,
+                                            .coarse_fp8 = true};

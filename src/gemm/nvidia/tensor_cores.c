@@ -35,15 +35,16 @@ static const struct orientation {
     uint32_t box_a, box_b;
     int number; /* ORIENTATION */
 } orientations[] = {
-    [MOERT_OP_GEMM_FORWARD] = {FACTOR_X, FACTOR_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
-    [MOERT_OP_GEMM_DGRAD] = {FACTOR_Y, FACTOR_WEIGHT, BOX_LINES, BOX_TURNED, 1},
-    [MOERT_OP_GEMM_WGRAD] = {FACTOR_Y, FACTOR_X, BOX_TURNED, BOX_TURNED, 2},
-    [MOERT_OP_GLU] = {FACTOR_X, FACTOR_WEIGHT, BOX_LINES, BOX_GATES, 0},
+    [MOERT_GEMM_FORWARD] = {FACTOR_X, FACTOR_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
+    [MOERT_GEMM_DGRAD] = {FACTOR_Y, FACTOR_WEIGHT, BOX_LINES, BOX_TURNED, 1},
+    [MOERT_GEMM_WGRAD] = {FACTOR_Y, FACTOR_X, BOX_TURNED, BOX_TURNED, 2},
 };
 
-static moert_number factor_type(const moert_nvidia_product *p) {
-    return p->kind == MOERT_OP_GEMM_DGRAD ? p->y.type : p->x.type;
-}
+/* A row matrix, from its column `first` on. */
+typedef struct rows {
+    moert_buffer *buffer;
+    size_t stride, first; /* in numbers */
+} rows;
 
 bool moert_nvidia_uses_wgmma(const moert_device *device) {
     return moert_device_describe(device)->nvidia == 90 &&
@@ -54,85 +55,125 @@ moert_status moert_nvidia_ready(const moert_device *device) {
     return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
 }
 
-static moert_buffer *buffer_of(const moert_nvidia_product *p, factor which) {
-    return which == FACTOR_X ? p->x.buffer : which == FACTOR_Y ? p->y.buffer : p->weight;
+/* An operand; the weight as rows of K numbers. */
+static rows factor_of(const moert_gemm *gemm, factor which) {
+    return which == FACTOR_X      ? (rows){gemm->x, gemm->ldx, 0}
+           : which == FACTOR_Y    ? (rows){gemm->y, gemm->ldy, gemm->y_column}
+           : gemm->packed != NULL ? (rows){gemm->packed->panels, gemm->k, 0}
+                                  : (rows){gemm->weight, gemm->k, 0};
 }
 
-/* The map of one factor: the weight in its groups, row matrices as one. */
-static moert_status make_map(const moert_nvidia_product *p, factor which, uint32_t box_rows,
+/* The map of one operand: the weight in its groups, row matrices as one. */
+static moert_status make_map(const moert_gemm *gemm, factor which, uint32_t box_rows,
                              moert_tensor_map *map) {
-    const bool f16 = factor_type(p) == MOERT_NUMBER_F16;
-    const moert_nvidia_rows *rows = which == FACTOR_X ? &p->x : &p->y;
-    if (which != FACTOR_WEIGHT)
-        return moert_tensor_map_make(
-            rows->buffer,
-            &(moert_tensor_layout){.groups = 1,
-                                   .rows = p->groups.rows,
-                                   .columns = which == FACTOR_X ? p->k : p->n,
-                                   .stride = rows->stride,
-                                   .first = rows->first,
-                                   .box_rows = box_rows,
-                                   .f16 = f16},
-            map);
-    return moert_tensor_map_make(p->weight,
-                                 &(moert_tensor_layout){.groups = p->shared ? 1 : p->groups.count,
-                                                        .rows = p->n,
-                                                        .columns = p->k,
-                                                        .stride = p->k,
-                                                        .run = p->kind == MOERT_OP_GLU ? p->run : 0,
-                                                        .box_rows = box_rows,
-                                                        .f16 = f16},
-                                 map);
+    const bool weight = which == FACTOR_WEIGHT;
+    const rows from = factor_of(gemm, which);
+    return moert_tensor_map_make(
+        from.buffer,
+        &(moert_tensor_layout){.groups = weight && !gemm->shared_weight ? gemm->groups.count : 1,
+                               .rows = weight ? gemm->n : gemm->groups.rows,
+                               .columns = which == FACTOR_Y ? gemm->n : gemm->k,
+                               .stride = from.stride,
+                               .first = from.first,
+                               .run = weight && gemm->gated ? gemm->glu.run : 0,
+                               .box_rows = box_rows,
+                               .f16 = gemm->type == MOERT_NUMBER_F16},
+        map);
 }
 
 /* Where the result goes: a weight's gradient as rows of K numbers. */
-static moert_nvidia_rows result_of(const moert_nvidia_product *p) {
-    if (p->kind == MOERT_OP_GEMM_WGRAD)
-        return (moert_nvidia_rows){p->weight, p->k, 0, p->weight_type};
-    return p->kind == MOERT_OP_GEMM_DGRAD ? p->x : p->y;
+static rows result_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_WGRAD   ? (rows){gemm->weight, gemm->k, 0}
+           : gemm->kind == MOERT_GEMM_DGRAD ? (rows){gemm->x, gemm->ldx, 0}
+           : gemm->gated                    ? (rows){gemm->glu.h, gemm->glu.ldh, 0}
+                                            : (rows){gemm->y, gemm->ldy, gemm->y_column};
+}
+
+static bool adds(const moert_gemm *gemm) {
+    return gemm->accumulate || gemm->epilogue.add;
+}
+
+/* What multiplies rows of the result; with a GLU prob. */
+static const moert_buffer *row_factor(const moert_gemm *gemm) {
+    const moert_epilogue *e = &gemm->epilogue;
+    return gemm->gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
+}
+
+/* v of a GLU that is kept. */
+static moert_buffer *kept_v(const moert_gemm *gemm) {
+    return gemm->gated && !gemm->drop_v ? gemm->y : NULL;
+}
+
+/* Those of v are told even where it is not kept, but dropped. */
+static size_t v_stride(const moert_gemm *gemm) {
+    return gemm->gated && !gemm->drop_v ? gemm->ldy : 0;
+}
+
+static moert_number v_type(const moert_gemm *gemm) {
+    return gemm->gated && !gemm->drop_v ? gemm->result : MOERT_NUMBER_F32;
+}
+
+/* A bias is of forward. */
+static const moert_buffer *bias_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD ? gemm->bias : NULL;
 }
 
 /* The map of the old values, as numbers of 16 bits. */
-static moert_status make_old_map(const moert_nvidia_product *p, const moert_nvidia_rows *result,
+static moert_status make_old_map(const moert_gemm *gemm, const rows *result,
                                  moert_tensor_map *map) {
-    const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
-    const size_t words = moert_number_bits(result->type) / 16;
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    const size_t words = moert_number_bits(gemm->result) / 16;
     return moert_tensor_map_make(
         result->buffer,
         &(moert_tensor_layout){.groups = 1,
-                               .rows = wgrad ? p->groups.count * p->n : p->groups.rows,
-                               .columns = (p->kind == MOERT_OP_GEMM_FORWARD ? p->n : p->k) * words,
+                               .rows = wgrad ? gemm->groups.count * gemm->n : gemm->groups.rows,
+                               .columns =
+                                   (gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k) * words,
                                .stride = result->stride * words,
                                .first = result->first * words,
                                .box_rows = BOX_OLD},
         map);
 }
 
-static int format_of(const moert_nvidia_product *p, size_t i) {
-    return p->coded != NULL && p->coded[i].q != NULL ? (int)p->coded[i].format : PLAIN;
+/* The codes of an operand; NULL: it is as it is. */
+static const moert_coded *codes_of(const moert_gemm *gemm, factor which) {
+    return which == FACTOR_X   ? gemm->x_codes
+           : which == FACTOR_Y ? gemm->y_codes
+                               : gemm->weight_codes;
 }
 
-static void write_spec(const moert_nvidia_product *p, bool wgmma, char spec[SPEC_BYTES]) {
-    const bool glu = p->kind == MOERT_OP_GLU;
-    const int run = glu && 2 * p->run != p->n ? (int)p->run : 0;
+static bool is_coded(const moert_gemm *gemm) {
+    return gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
+}
+
+static int format_of(const moert_gemm *gemm, factor which) {
+    const moert_coded *codes = codes_of(gemm, which);
+    return codes != NULL ? (int)codes->format : PLAIN;
+}
+
+static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char spec[SPEC_BYTES]) {
+    const struct orientation *how = &orientations[gemm->kind];
+    const moert_epilogue *e = &gemm->epilogue;
+    const moert_glu *glu = &gemm->glu;
+    const int run = gemm->gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
     const int used = wgmma
                          ? snprintf(spec, SPEC_BYTES,
                                     "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
                                     "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
-                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(p, 0),
-                                    format_of(p, 1), p->coded == NULL && p->counts != NULL,
-                                    p->scatter.places != NULL ? p->scatter.runs : 0)
+                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(gemm, how->a),
+                                    format_of(gemm, how->b), counted,
+                                    gemm->scatter.places != NULL ? gemm->scatter.runs : 0)
                          : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
-             orientations[p->kind].number, factor_type(p) == MOERT_NUMBER_F16,
-             (int)result_of(p).type, p->alpha != NULL,
-             p->accumulate     ? 1
-             : p->beta != NULL ? 2
+             how->number, gemm->type == MOERT_NUMBER_F16,
+             (int)(gemm->gated ? glu->type : gemm->result), e->alpha != NULL,
+             adds(gemm)        ? 1
+             : e->beta != NULL ? 2
                                : 0,
-             p->bias != NULL, (int)p->bias_type, p->factor != NULL, p->amax != NULL, glu, run,
-             p->linear_first, p->v.buffer != NULL, (int)p->v.type);
+             bias_of(gemm) != NULL, (int)e->bias_type, row_factor(gemm) != NULL, e->amax != NULL,
+             gemm->gated, run, glu->linear_first, kept_v(gemm) != NULL, (int)v_type(gemm));
 }
 
 /* A kernel's arguments, in its order. */
@@ -150,95 +191,92 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
     to->count += count;
 }
 
-/* What follows the factors. */
-static void add_rest(const moert_nvidia_product *p, call *to) {
-    const moert_nvidia_rows result = result_of(p);
-    const bool forward = orientations[p->kind].number == 0, glu = p->kind == MOERT_OP_GLU;
-    const unsigned groups = (unsigned)p->groups.count, used = p->shared ? 1 : groups;
-    const unsigned end = p->part.end > 0 && !p->shared ? (unsigned)p->part.end : used;
-    const moert_buffer *lines = p->scatter.places != NULL ? p->scatter.places : result.buffer;
+/* What follows the operands. */
+static void add_rest(const moert_gemm *gemm, call *to) {
+    const moert_epilogue *e = &gemm->epilogue;
+    const moert_glu *glu = &gemm->glu;
+    const rows result = result_of(gemm);
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
+    const unsigned groups = (unsigned)gemm->groups.count, used = gemm->shared_weight ? 1 : groups;
+    const unsigned end =
+        gemm->part.end > 0 && !gemm->shared_weight ? (unsigned)gemm->part.end : used;
+    const moert_buffer *lines = gemm->scatter.places != NULL ? gemm->scatter.places : result.buffer;
     ADD(to, MOERT_ARG(lines), MOERT_ARG(result.stride), MOERT_ARG(result.first),
-        MOERT_ARG(p->groups.ends), MOERT_ARG(groups - used), MOERT_ARG((unsigned)p->part.first),
-        MOERT_ARG(end), MOERT_ARG((unsigned)p->n),
-        MOERT_ARG((unsigned)(glu       ? p->n / 2
-                             : forward ? p->n
-                                       : p->k)),
-        MOERT_ARG((unsigned)(forward ? p->k : p->n)), MOERT_ARG(p->alpha), MOERT_ARG(p->beta),
-        MOERT_ARG(p->factor), MOERT_ARG(p->factor_stride), MOERT_ARG(p->bias), MOERT_ARG(p->amax),
-        MOERT_ARG(p->v.buffer), MOERT_ARG(p->v.stride), MOERT_ARG(p->glu.limit),
-        MOERT_ARG(p->glu.alpha), MOERT_ARG(p->glu.offset));
+        MOERT_ARG(gemm->groups.ends), MOERT_ARG(groups - used),
+        MOERT_ARG((unsigned)gemm->part.first), MOERT_ARG(end), MOERT_ARG((unsigned)gemm->n),
+        MOERT_ARG((unsigned)(gemm->gated ? gemm->n / 2
+                             : forward   ? gemm->n
+                                         : gemm->k)),
+        MOERT_ARG((unsigned)(forward ? gemm->k : gemm->n)), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+        MOERT_ARG(row_factor(gemm)), MOERT_ARG(glu->prob_stride), MOERT_ARG(bias_of(gemm)),
+        MOERT_ARG(e->amax), MOERT_ARG(kept_v(gemm)), MOERT_ARG(v_stride(gemm)),
+        MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset));
 }
 
-/* The codes of both factors, each before the buffer of its numbers. */
-static void add_codes(const moert_nvidia_product *p, call *to) {
-    static const moert_coded none[2];
-    const struct orientation *how = &orientations[p->kind];
-    const moert_coded *coded = p->coded != NULL ? p->coded : none;
-    ADD(to, MOERT_ARG(coded[0].q), MOERT_ARG(coded[0].scale), MOERT_ARG(buffer_of(p, how->a)),
-        MOERT_ARG(coded[1].q), MOERT_ARG(coded[1].scale), MOERT_ARG(buffer_of(p, how->b)),
-        MOERT_ARG(p->counts));
+/* The codes of both operands, each before the buffer of its numbers. */
+static void add_codes(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
+    static const moert_coded none;
+    const struct orientation *how = &orientations[gemm->kind];
+    const moert_coded *a = codes_of(gemm, how->a), *b = codes_of(gemm, how->b);
+    a = a != NULL ? a : &none;
+    b = b != NULL ? b : &none;
+    ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(factor_of(gemm, how->a).buffer),
+        MOERT_ARG(b->q), MOERT_ARG(b->scale), MOERT_ARG(factor_of(gemm, how->b).buffer),
+        MOERT_ARG(counts));
 }
 
-static moert_status run_wgmma(const moert_nvidia_product *p, unsigned units) {
-    const struct orientation *how = &orientations[p->kind];
-    const moert_nvidia_rows result = result_of(p);
+static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buffer *counts) {
+    const struct orientation *how = &orientations[gemm->kind];
+    const rows result = result_of(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
     call to = {.count = 0};
-    MOERT_TRY(make_map(p, how->a, how->box_a, &map_a));
-    MOERT_TRY(make_map(p, how->b, how->box_b, &map_b));
-    if (p->accumulate || p->beta != NULL)
-        MOERT_TRY(make_old_map(p, &result, &old));
+    MOERT_TRY(make_map(gemm, how->a, how->box_a, &map_a));
+    MOERT_TRY(make_map(gemm, how->b, gemm->gated ? BOX_GATES : how->box_b, &map_b));
+    if (adds(gemm) || gemm->epilogue.beta != NULL)
+        MOERT_TRY(make_old_map(gemm, &result, &old));
     ADD(&to, moert_argument_struct(&map_a, sizeof map_a),
         moert_argument_struct(&map_b, sizeof map_b), moert_argument_struct(&old, sizeof old));
-    add_rest(p, &to);
-    add_codes(p, &to);
-    if (p->coded != NULL)
-        MOERT_TRY(moert_buffer_clear(p->counts, 0, p->groups.count * sizeof(uint32_t)));
-    write_spec(p, true, spec);
+    add_rest(gemm, &to);
+    add_codes(gemm, counts, &to);
+    if (is_coded(gemm))
+        MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
+    write_spec(gemm, true, !is_coded(gemm) && counts != NULL, spec);
     return moert_launch(device, spec, "nvidia_gemm", (moert_grid){units, 1, 1}, to.arguments,
                         to.count);
 }
 
-static moert_status run_part(const void *product, unsigned units, moert_buffer *counts) {
-    moert_nvidia_product p = *(const moert_nvidia_product *)product;
-    p.counts = counts;
-    return run_wgmma(&p, units);
+static moert_status run_part(const void *gemm, unsigned units, moert_buffer *counts) {
+    return run_wgmma(gemm, units, counts);
 }
 
-/* The weight as rows of K numbers. */
-static moert_nvidia_rows factor_of(const moert_nvidia_product *p, factor which) {
-    return which == FACTOR_X   ? p->x
-           : which == FACTOR_Y ? p->y
-                               : (moert_nvidia_rows){p->weight, p->k, 0, factor_type(p)};
-}
-
-static moert_status run_mma(const moert_nvidia_product *p) {
-    const struct orientation *how = &orientations[p->kind];
-    const moert_nvidia_rows a = factor_of(p, how->a), b = factor_of(p, how->b);
-    const bool wgrad = p->kind == MOERT_OP_GEMM_WGRAD;
-    const size_t used = p->shared ? 1 : p->groups.count;
-    const size_t rows = p->part.end > 0 ? p->part.end_row - p->part.first_row : p->groups.rows;
-    const size_t down = wgrad ? used * moert_ceil_div(p->n, TILE_MMA)
-                              : rows / TILE_MMA + (p->part.first > 0) + used;
-    const size_t across = moert_ceil_div(how->number == 0 ? p->n : p->k, TILE_MMA);
+static moert_status run_mma(const moert_gemm *gemm) {
+    const struct orientation *how = &orientations[gemm->kind];
+    const rows a = factor_of(gemm, how->a), b = factor_of(gemm, how->b);
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    const size_t used = gemm->shared_weight ? 1 : gemm->groups.count;
+    const size_t rows_used =
+        gemm->part.end > 0 ? gemm->part.end_row - gemm->part.first_row : gemm->groups.rows;
+    const size_t down = wgrad ? used * moert_ceil_div(gemm->n, TILE_MMA)
+                              : rows_used / TILE_MMA + (gemm->part.first > 0) + used;
+    const size_t across = moert_ceil_div(how->number == 0 ? gemm->n : gemm->k, TILE_MMA);
     char spec[SPEC_BYTES];
     call to = {.count = 0};
-    write_spec(p, false, spec);
+    write_spec(gemm, false, false, spec);
     ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(a.first), MOERT_ARG(a.stride), MOERT_ARG(b.buffer),
-        MOERT_ARG(b.first), MOERT_ARG(b.stride), MOERT_ARG(wgrad ? (size_t)0 : p->n * p->k),
+        MOERT_ARG(b.first), MOERT_ARG(b.stride), MOERT_ARG(wgrad ? (size_t)0 : gemm->n * gemm->k),
         MOERT_ARG((unsigned)down));
-    add_rest(p, &to);
-    return moert_launch(moert_buffer_device(result_of(p).buffer), spec, "nvidia_mma",
+    add_rest(gemm, &to);
+    return moert_launch(moert_buffer_device(result_of(gemm).buffer), spec, "nvidia_mma",
                         (moert_grid){down * across, 1, 1}, to.arguments, to.count);
 }
 
-moert_status moert_nvidia_run(const moert_nvidia_product *p) {
-    moert_device *device = moert_buffer_device(result_of(p).buffer);
+moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts) {
+    moert_device *device = moert_buffer_device(result_of(gemm).buffer);
     if (!moert_nvidia_uses_wgmma(device))
-        return run_mma(p);
-    if (p->kind == MOERT_OP_GEMM_WGRAD && p->coded == NULL)
-        return moert_device_share(device, run_part, p, sizeof *p);
-    return run_wgmma(p, moert_device_units(device));
+        return run_mma(gemm);
+    if (gemm->kind == MOERT_GEMM_WGRAD && !is_coded(gemm))
+        return moert_device_share(device, run_part, gemm, sizeof *gemm);
+    return run_wgmma(gemm, moert_device_units(device), counts);
 }

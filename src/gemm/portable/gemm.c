@@ -143,7 +143,7 @@ static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
 }
 
-static bool has_gpu_form(moert_device *device) {
+static bool has_gpu_form(const moert_device *device) {
     return moert_device_describe(device)->gpu_form;
 }
 
@@ -230,7 +230,7 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
 }
 
-static moert_status run_bias_grad(const moert_gemm *gemm) {
+moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->bias);
     const moert_groups *groups = &gemm->groups;
     const moert_grid grid = {moert_ceil_div(gemm->n, MOERT_VECTOR), groups->count, 1};
@@ -315,13 +315,13 @@ static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choi
                         tile);
 }
 
-static moert_status run_gated(const moert_gemm *gemm) {
+moert_status moert_portable_gated(const moert_gemm *gemm) {
     const moert_glu *glu = &gemm->glu;
     moert_device *device = moert_buffer_device(gemm->y);
     moert_choices tile;
     if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
         MOERT_TRY(run_forward(gemm, 0));
-        return glu_forward(glu);
+        return moert_portable_glu(glu, false);
     }
     const bool packed = gemm->packed != NULL;
     const share s = choose_gated(gemm, glu->width, &tile);
@@ -342,32 +342,6 @@ static moert_status run_gated(const moert_gemm *gemm) {
                      MOERT_ARG(s.fetch));
 }
 
-/* ---- the backend ---- */
-
-static moert_status run(const moert_gemm *gemm) {
-    static moert_portable_run *const runs[] = {
-        [MOERT_GEMM_FORWARD] = run_forward,
-        [MOERT_GEMM_DGRAD] = run_dgrad,
-        [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,
-    };
-    return gemm->gated                          ? run_gated(gemm)
-           : gemm->kind == MOERT_GEMM_BIAS_GRAD ? run_bias_grad(gemm)
-                                                : runs[gemm->kind](gemm, 0);
+moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
+    return backward ? glu_backward(glu) : glu_forward(glu);
 }
-
-static moert_status glu(const moert_glu *what, bool backward) {
-    return backward ? glu_backward(what) : glu_forward(what);
-}
-
-static const char *supports(const moert_device *device, const moert_gemm *gemm) {
-    (void)device;
-    return gemm != NULL && (gemm->result != MOERT_NUMBER_F32 || gemm->scatter.runs > 0)
-               ? "results in f32"
-               : NULL;
-}
-
-const moert_backend moert_backend_portable = {.name = "portable",
-                                              .supports = supports,
-                                              .prepack = &moert_portable_packing,
-                                              .run = run,
-                                              .glu = glu};

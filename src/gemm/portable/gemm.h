@@ -20,6 +20,11 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
                                        const moert_coded *coded);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
+moert_status moert_portable_bias_grad(const moert_gemm *gemm);
+/* A forward with the GLU of its result; and the GLU alone. */
+moert_status moert_portable_gated(const moert_gemm *gemm);
+moert_status moert_portable_glu(const moert_glu *glu, bool backward);
+
 /* The same by the kernels of the GPU form (src/gemm/portable/gpu.c), which the ones above call. */
 moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start);

@@ -1,39 +1,126 @@
-/* The reference backend: the formulas as loops, on mapped buffers. Slow; what the other backends
- * are held to. */
+/*
+ * The reference backend: every operand turned to float32 on the host, then the formulas of
+ * gemm/gemm.h and moert/ops.h as loops. Slow; what the other backends are held to.
+ */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
-#include "device/mapping.h"
-#include "gemm/backend.h"
+#include "gemm/reference/host.h"
 
-/* ---- grouped GEMM ---- */
+/* ---- workspace ---- */
 
-typedef struct gemm_host {
-    const uint32_t *ends;
-    void *x, *y; /* floats, as factors also codes */
-    float *weight, *bias;
-    bool tiled;
-    const float *factor[2]; /* of the product, as it takes them */
-    float *made[2];         /* those of them that are not where they lie */
-} gemm_host;
-
-/* Number i of a row factor of the type. */
-static float factor(const void *at, size_t i, moert_number type) {
-    if (type == MOERT_NUMBER_F32)
-        return ((const float *)at)[i];
-    return moert_number_decode(type, ((const uint16_t *)at)[i]);
+static bool reads_x(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_WGRAD;
 }
 
-/* Stores number i of a matrix of the type. */
-static void put(void *at, size_t i, moert_number type, float x) {
-    if (type == MOERT_NUMBER_F32)
-        ((float *)at)[i] = x;
-    else
-        ((uint16_t *)at)[i] = (uint16_t)moert_number_encode(type, x);
+static bool reads_y(const moert_gemm *gemm) {
+    return gemm->kind != MOERT_GEMM_FORWARD;
 }
+
+static bool reads_weight(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
+}
+
+static void release(moert_workspace *work) {
+    moert_host_arrays *arrays = work->state;
+    if (arrays == NULL)
+        return;
+    free(arrays->x);
+    free(arrays->y);
+    free(arrays->weight);
+    free(arrays->acc);
+    free(arrays);
+    work->state = NULL;
+}
+
+static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_workspace *work) {
+    const size_t m = gemm->groups.rows;
+    const bool wgrad = !reads_weight(gemm);
+    moert_host_arrays *arrays;
+    (void)device;
+    MOERT_TRY(MOERT_NEW(&arrays));
+    work->state = arrays;
+    const struct {
+        bool wanted;
+        size_t floats;
+        float **array;
+    } parts[] = {{reads_x(gemm), m * gemm->k, &arrays->x},
+                 {reads_y(gemm), m * gemm->n, &arrays->y},
+                 {gemm->kind != MOERT_GEMM_BIAS_GRAD, gemm->n * gemm->k, &arrays->weight},
+                 {!wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &arrays->acc}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (!parts[i].wanted)
+            continue;
+        work->bytes += parts[i].floats * sizeof(float);
+        MOERT_TRY(MOERT_NEW_ARRAY(parts[i].array, parts[i].floats));
+    }
+    return MOERT_OK;
+}
+
+/* ---- operands ---- */
+
+/* Rows of x or y as an operand. */
+typedef struct rows {
+    const void *memory;
+    moert_number type;
+    size_t width, stride, first, divisor;
+    const uint32_t *gather;
+} rows;
+
+static void load_rows(const moert_host_gemm *host, const rows *from, float *to) {
+    const size_t most = host->gemm->groups.rows;
+    for (size_t r = 0; r < host->rows; r++) {
+        const size_t slot = from->gather != NULL ? from->gather[r] : r;
+        const size_t row = slot / from->divisor * from->stride + from->first;
+        for (size_t j = 0; j < from->width; j++)
+            to[r * from->width + j] =
+                slot < most ? moert_host_load(from->memory, from->type, row + j) : 0.0f;
+    }
+}
+
+static void load_operands(const moert_host_gemm *host) {
+    const moert_gemm *gemm = host->gemm;
+    const moert_number f32 = MOERT_NUMBER_F32;
+    const bool gathers = host->x_gather != NULL;
+    const rows x = {host->x, gemm->wide_x ? f32 : gemm->type, gemm->k,       gemm->ldx,
+                    0,       gathers ? gemm->divisor : 1,     host->x_gather};
+    const rows y = {
+        host->y,       gemm->wide_y ? f32 : gemm->type, gemm->n, gemm->ldy, gemm->y_column, 1,
+        host->y_gather};
+    if (reads_x(gemm))
+        load_rows(host, &x, host->arrays->x);
+    if (reads_y(gemm))
+        load_rows(host, &y, host->arrays->y);
+}
+
+/* The weight of a group, which begins at element `base`: of its own type with a workspace, else
+ * float32 and rounded to that of the rows. */
+static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
+    const moert_gemm *gemm = host->gemm;
+    const bool typed = gemm->workspace != NULL && !gemm->wide_weight;
+    const moert_number stored = typed ? gemm->type : MOERT_NUMBER_F32;
+    const moert_number taken = gemm->workspace != NULL ? MOERT_NUMBER_F32 : gemm->type;
+    for (size_t i = 0; i < gemm->n * gemm->k; i++)
+        host->arrays->weight[i] =
+            moert_host_round(taken, moert_host_load(weight, stored, base + i));
+}
+
+static float beta_of(const moert_host_gemm *host, size_t g) {
+    return host->beta != NULL ? host->beta[g] : host->gemm->epilogue.add ? 1.0f : 0.0f;
+}
+
+/* alpha acc, the bias or prob, beta times the old value */
+static float finish(const moert_host_gemm *host, size_t g, float acc, const float *bias,
+                    const float *prob, float old) {
+    const float alpha = host->alpha != NULL ? host->alpha[g] : 1.0f, beta = beta_of(host, g);
+    const float v = bias != NULL   ? fmaf(acc, alpha, *bias)
+                    : prob != NULL ? acc * alpha * *prob
+                                   : acc * alpha;
+    return beta != 0.0f ? fmaf(beta, old, v) : v;
+}
+
+/* ---- products, of one group ---- */
 
 /* A sum of products: each joins it by a rounding or, in tiles (kernels/gemm/amx.h), joins one of
  * two halves in turn, whose sum joins after every 16 pairs. */
@@ -42,10 +129,6 @@ typedef struct chain {
     unsigned pending; /* products in the halves */
     float sum, half[2];
 } chain;
-
-static chain begin_chain(const gemm_host *host, float start) {
-    return (chain){.tiled = host->tiled, .sum = start};
-}
 
 static float chain_sum(const chain *c) {
     return c->pending > 0 ? c->sum + (c->half[0] + c->half[1]) : c->sum;
@@ -62,256 +145,240 @@ static void add_product(chain *c, float a, float b) {
         *c = (chain){.tiled = true, .sum = chain_sum(c)};
 }
 
-static moert_status map_gemm(const moert_gemm *gemm, moert_mapping *maps, gemm_host *host) {
-    moert_status status;
-    *maps = (moert_mapping){.count = 0};
-    *host = (gemm_host){.made = {NULL}};
-    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->groups.ends, &host->ends));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->x, &host->x));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->weight, &host->weight));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->bias, &host->bias));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, gemm->y, &host->y));
-    MOERT_TRY_OR(unmap, moert_check_ends(&gemm->groups, host->ends));
-    host->tiled =
-        moert_term_of(moert_buffer_device(gemm->groups.ends), gemm->type) == MOERT_TERM_TILE;
-    return MOERT_OK;
-unmap:
-    return moert_unmap_all(maps, status);
+/* Products of bf16 rows are summed as the device in use sums them. */
+static chain begin_chain(const moert_gemm *gemm, float start) {
+    const moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const bool tiled =
+        gemm->workspace == NULL && moert_term_of(device, gemm->type) == MOERT_TERM_TILE;
+    return (chain){.tiled = tiled, .sum = start};
 }
 
-/* Factor `i` from rows, or with `rounds` from a weight, which is float32. */
-static moert_status take_factor(const moert_gemm *gemm, const moert_buffer *buffer, const void *at,
-                                bool rounds, size_t i, gemm_host *host) {
-    const moert_number type = gemm->type;
-    host->factor[i] = at;
-    if (type == MOERT_NUMBER_F32 || at == NULL)
-        return MOERT_OK;
-    const size_t count = moert_buffer_bytes(buffer) / (rounds ? sizeof(float) : sizeof(uint16_t));
-    MOERT_TRY(moert_alloc(&host->made[i], count, sizeof(float)));
-    for (size_t j = 0; j < count; j++)
-        host->made[i][j] =
-            moert_number_decode(type, rounds ? moert_number_encode(type, ((const float *)at)[j])
-                                             : ((const uint16_t *)at)[j]);
-    host->factor[i] = host->made[i];
-    return MOERT_OK;
+/* The result of forward or dgrad: where element j of row r lies. */
+static size_t result_at(const moert_gemm *gemm, size_t r, size_t j) {
+    return gemm->kind == MOERT_GEMM_DGRAD ? r * gemm->ldx + j : r * gemm->ldy + gemm->y_column + j;
 }
 
-static moert_status unmap_gemm(moert_mapping *maps, gemm_host *host, moert_status status) {
-    for (size_t i = 0; i < 2; i++)
-        free(host->made[i]);
-    return moert_unmap_all(maps, status);
+static void *result_of(const moert_host_gemm *host) {
+    return host->gemm->kind == MOERT_GEMM_DGRAD ? host->x : host->y;
 }
 
-/* The place of y[m,n]. */
-static size_t place(const moert_gemm *gemm, size_t m, size_t n) {
-    return m * gemm->ldy + gemm->y_column + n;
-}
-
-static size_t start_of(const gemm_host *host, size_t g) {
-    return g > 0 ? host->ends[g - 1] : 0;
-}
-
-static moert_status run_forward(const moert_gemm *gemm) {
-    moert_mapping maps;
-    gemm_host at;
-    MOERT_TRY(map_gemm(gemm, &maps, &at));
-    moert_status status = take_factor(gemm, gemm->x, at.x, false, 0, &at);
-    if (status == MOERT_OK)
-        status = take_factor(gemm, gemm->weight, at.weight, true, 1, &at);
-    const moert_part part = moert_part_of(gemm);
-    for (size_t g = part.first; g < part.end && status == MOERT_OK; g++)
-        for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-            for (size_t n = 0; n < gemm->n; n++) {
-                const size_t line = (gemm->shared_weight ? 0 : g) * gemm->n + n;
-                chain c = begin_chain(&at, 0.0f);
-                for (size_t k = 0; k < gemm->k; k++)
-                    add_product(&c, at.factor[0][m * gemm->ldx + k],
-                                at.factor[1][line * gemm->k + k]);
-                const float sum = chain_sum(&c);
-                ((float *)at.y)[place(gemm, m, n)] = at.bias != NULL ? sum + at.bias[line] : sum;
-            }
-    return unmap_gemm(&maps, &at, status);
-}
-
-static moert_status run_dgrad(const moert_gemm *gemm) {
-    moert_mapping maps;
-    gemm_host at;
-    MOERT_TRY(map_gemm(gemm, &maps, &at));
-    moert_status status = take_factor(gemm, gemm->y, at.y, false, 0, &at);
-    if (status == MOERT_OK)
-        status = take_factor(gemm, gemm->weight, at.weight, true, 1, &at);
-    const moert_part part = moert_part_of(gemm);
-    for (size_t g = part.first; g < part.end && status == MOERT_OK; g++) {
-        const float *weight = at.factor[1] + (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k;
-        for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-            for (size_t k = 0; k < gemm->k; k++) {
-                float *out = (float *)at.x + m * gemm->ldx + k;
-                chain c = begin_chain(&at, gemm->accumulate ? *out : 0.0f);
-                for (size_t n = 0; n < gemm->n; n++)
-                    add_product(&c, at.factor[0][place(gemm, m, n)], weight[n * gemm->k + k]);
-                *out = chain_sum(&c);
-            }
-    }
-    return unmap_gemm(&maps, &at, status);
-}
-
-static moert_status run_wgrad(const moert_gemm *gemm) {
-    moert_mapping maps;
-    gemm_host at;
-    MOERT_TRY(map_gemm(gemm, &maps, &at));
-    moert_status status = take_factor(gemm, gemm->y, at.y, false, 0, &at);
-    if (status == MOERT_OK)
-        status = take_factor(gemm, gemm->x, at.x, false, 1, &at);
-    for (size_t g = 0; g < gemm->groups.count && status == MOERT_OK; g++)
-        for (size_t n = 0; n < gemm->n; n++)
-            for (size_t k = 0; k < gemm->k; k++) {
-                float *out = &at.weight[(g * gemm->n + n) * gemm->k + k];
-                chain c = begin_chain(&at, gemm->accumulate ? *out : 0.0f);
-                for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                    add_product(&c, at.factor[0][place(gemm, m, n)],
-                                at.factor[1][m * gemm->ldx + k]);
-                *out = chain_sum(&c);
-            }
-    return unmap_gemm(&maps, &at, status);
-}
-
-static moert_status run_bias_grad(const moert_gemm *gemm) {
-    moert_mapping maps;
-    gemm_host at;
-    MOERT_TRY(map_gemm(gemm, &maps, &at));
-    for (size_t g = 0; g < gemm->groups.count; g++)
-        for (size_t n = 0; n < gemm->n; n++) {
-            float *out = &at.bias[g * gemm->n + n], sum = gemm->accumulate ? *out : 0.0f;
-            for (size_t m = start_of(&at, g); m < at.ends[g]; m++)
-                sum += factor(at.y, place(gemm, m, n), gemm->type);
-            *out = sum;
+static void multiply_rows(const moert_host_gemm *host, size_t g) {
+    const moert_gemm *gemm = host->gemm;
+    const moert_host_arrays *at = host->arrays;
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
+    const size_t width = forward ? gemm->n : gemm->k, terms = forward ? gemm->k : gemm->n;
+    const float *from = forward ? at->x : at->y;
+    for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
+        for (size_t j = 0; j < width; j++) {
+            chain c =
+                begin_chain(gemm, gemm->accumulate ? moert_host_load(result_of(host), gemm->result,
+                                                                     result_at(gemm, m, j))
+                                                   : 0.0f);
+            for (size_t i = 0; i < terms; i++)
+                add_product(&c, from[m * terms + i],
+                            at->weight[forward ? j * gemm->k + i : i * gemm->k + j]);
+            at->acc[m * width + j] = chain_sum(&c);
         }
-    return moert_unmap_all(&maps, MOERT_OK);
 }
 
-/* ---- GLU ---- */
-
-/* Places of gate and up of column j in a row of v. */
-static size_t gate_at(const moert_glu *glu, size_t j) {
-    return glu->form.interleaved ? 2 * j : j;
+static void store_row(const moert_host_gemm *host, size_t g, size_t r) {
+    const moert_gemm *gemm = host->gemm;
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
+    const size_t width = forward ? gemm->n : gemm->k;
+    const uint32_t *gather = forward ? host->y_gather : host->x_gather;
+    const size_t slot = gather != NULL ? gather[r] : r;
+    void *to = result_of(host);
+    for (size_t j = 0; slot < gemm->groups.rows && j < width; j++) {
+        const size_t at = result_at(gemm, slot, j);
+        float bias = 0.0f;
+        if (forward && host->bias != NULL)
+            bias = moert_host_load(host->bias, gemm->epilogue.bias_type,
+                                   (gemm->shared_weight ? 0 : g) * gemm->n + j) *
+                   (host->bias_scale != NULL ? host->bias_scale[r] : 1.0f);
+        float v = finish(
+            host, g, host->arrays->acc[r * width + j], forward && host->bias != NULL ? &bias : NULL,
+            host->prob != NULL ? &host->prob[r] : NULL, moert_host_load(to, gemm->result, at));
+        if (host->row_weight != NULL)
+            v = moert_host_round(gemm->result, v) *
+                moert_host_round(gemm->result, host->row_weight[slot]);
+        moert_host_store(to, gemm->result, at, v);
+        if (host->amax != NULL)
+            moert_host_raise(&host->amax[g], v);
+    }
 }
 
-static size_t up_at(const moert_glu *glu, size_t j) {
-    return glu->form.interleaved ? 2 * j + 1 : glu->width + j;
-}
-
-/* The limits let NaN pass. */
-static float at_most(float x, float limit) {
-    return x > limit ? limit : x;
-}
-
-static float at_least(float x, float limit) {
-    return x < limit ? limit : x;
-}
-
-static float sigmoid(float x) {
-    return 1.0f / (1.0f + expf(-x));
-}
-
-static moert_status glu_forward(const moert_glu *glu) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
-    const float *prob;
-    void *v, *h;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
-    const moert_glu_form form = glu->form;
-    for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const size_t row = m * 2 * glu->width;
-        const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
-        for (size_t j = 0; j < glu->width; j++) {
-            const float g = at_most(factor(v, row + gate_at(glu, j), glu->from), form.limit);
-            const float up = factor(v, row + up_at(glu, j), glu->from);
-            const float u = at_least(at_most(up, form.limit), -form.limit);
-            put(h, m * glu->width + j, glu->type,
-                p * (u + form.offset) * (g * sigmoid(form.alpha * g)));
+static void make_weight(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
+    const moert_gemm *gemm = host->gemm;
+    const float *x = host->arrays->x, *y = host->arrays->y;
+    const size_t n = gemm->n, k = gemm->k;
+    for (size_t j = 0; j < n; j++)
+        for (size_t i = 0; i < k; i++) {
+            const size_t at = base + j * k + i;
+            const float old = moert_host_load(weight, gemm->result, at);
+            chain c = begin_chain(gemm, gemm->accumulate ? old : 0.0f);
+            for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
+                add_product(&c, y[m * n + j], x[m * k + i]);
+            moert_host_store(weight, gemm->result, at,
+                             finish(host, g, chain_sum(&c), NULL, NULL, old));
         }
-    }
-unmap:
-    return moert_unmap_all(&maps, status);
 }
 
-/* Row m of the gradient; returns its dprob. */
-static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, float prob,
-                              const void *dh, void *dv) {
-    const size_t row = m * 2 * glu->width;
-    const moert_glu_form form = glu->form;
-    float sum = 0.0f;
-    for (size_t j = 0; j < glu->width; j++) {
-        const float q = factor(dh, m * glu->width + j, glu->from);
-        const float g = factor(v, row + gate_at(glu, j), glu->from);
-        const float u = factor(v, row + up_at(glu, j), glu->from), gc = at_most(g, form.limit);
-        const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
-        const float s = sigmoid(form.alpha * gc), act = gc * s;
-        const float dg = q * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
-        const float du = u > form.limit || u < -form.limit ? 0.0f : q * prob * act;
-        put(dv, row + gate_at(glu, j), glu->type, g > form.limit ? 0.0f : dg);
-        put(dv, row + up_at(glu, j), glu->type, du);
-        sum += q * up * act;
-    }
-    return sum;
+/* The same of a group without rows: beta times the old value, whatever alpha is. */
+static void make_empty_weight(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
+    const moert_gemm *gemm = host->gemm;
+    const float beta = gemm->accumulate ? 1.0f : beta_of(host, g);
+    for (size_t i = base; beta != 1.0f && i < base + gemm->n * gemm->k; i++)
+        moert_host_store(weight, gemm->result, i,
+                         beta != 0.0f ? beta * moert_host_load(weight, gemm->result, i) : 0.0f);
 }
 
-static moert_status glu_backward(const moert_glu *glu) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
-    const float *prob;
-    float *dprob;
-    void *v, *dh, *dv;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
-    for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const size_t at = m * glu->prob_stride;
-        const float sum = glu_row_backward(glu, m, v, prob != NULL ? prob[at] : 1.0f, dh, dv);
-        if (dprob != NULL)
-            dprob[at] = sum;
+static void make_bias(const moert_host_gemm *host, size_t g) {
+    const moert_gemm *gemm = host->gemm;
+    for (size_t n = 0; n < gemm->n; n++) {
+        float *out = &((float *)host->bias)[g * gemm->n + n], sum = gemm->accumulate ? *out : 0.0f;
+        for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
+            sum += host->arrays->y[m * gemm->n + n];
+        *out = sum;
     }
-unmap:
-    return moert_unmap_all(&maps, status);
+}
+
+/* Forward or dgrad, whose weight begins at element `base`. */
+static void run_rows(const moert_host_gemm *host, size_t g, const void *weight, size_t base) {
+    const moert_gemm *gemm = host->gemm;
+    load_weight(host, weight, base);
+    multiply_rows(host, g);
+    if (gemm->workspace != NULL && gemm->gated == MOERT_GATED)
+        moert_host_glu(host, g);
+    else if (gemm->gated == MOERT_GATED_BACKWARD)
+        moert_host_dglu(host, g);
+    else
+        for (size_t r = moert_host_start(host, g); r < host->ends[g]; r++)
+            store_row(host, g, r);
+}
+
+/* `weight` holds group g from element `base` on. */
+static void run_group(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
+    const moert_gemm_kind kind = host->gemm->kind;
+    if (kind == MOERT_GEMM_BIAS_GRAD)
+        make_bias(host, g);
+    else if (kind != MOERT_GEMM_WGRAD)
+        run_rows(host, g, weight, base);
+    else if (moert_host_start(host, g) == host->ends[g])
+        make_empty_weight(host, g, weight, base);
+    else
+        make_weight(host, g, weight, base);
 }
 
 /* ---- the backend ---- */
 
+static moert_status check_promise(const moert_host_gemm *host) {
+    const size_t multiple = moert_max(host->gemm->row_multiple, 1);
+    for (size_t g = 0; g < host->gemm->groups.count; g++) {
+        const size_t count = host->ends[g] - moert_host_start(host, g);
+        if (count % multiple != 0)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s: group %zu has %zu rows; a multiple of row_multiple, %zu",
+                              moert_gemm_name(host->gemm), g, count, multiple);
+    }
+    return MOERT_OK;
+}
+
+static moert_status map_all(moert_host_gemm *host) {
+    const moert_gemm *gemm = host->gemm;
+    const moert_epilogue *e = &gemm->epilogue;
+    const moert_glu *u = &gemm->glu;
+    const bool gated = gemm->workspace != NULL && gemm->gated;
+    const struct {
+        const moert_buffer *buffer;
+        void *memory;
+    } parts[] = {
+        {gemm->groups.ends, &host->ends},
+        {gemm->x_gather, &host->x_gather},
+        {gemm->y_gather, &host->y_gather},
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->x : NULL, &host->x},
+        {gemm->kind != MOERT_GEMM_BIAS_GRAD ? gemm->weight : NULL, &host->weight},
+        {gemm->y, &host->y},
+        {gemm->bias, &host->bias},
+        {e->alpha, &host->alpha},
+        {e->beta, &host->beta},
+        {e->bias_scale, &host->bias_scale},
+        {e->row_weight, &host->row_weight},
+        {e->prob, &host->prob},
+        {e->acc_scale, &host->acc_scale},
+        {e->amax, &host->amax},
+        {gated ? u->prob : NULL, &host->glu_prob},
+        {gated ? u->v : NULL, &host->v},
+        {gated ? u->h : NULL, &host->h},
+        {gated ? u->dv : NULL, &host->dv},
+        {gated ? u->dprob : NULL, &host->dprob},
+        {gated ? u->dbias : NULL, &host->dbias},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        MOERT_TRY(moert_map_one(&host->maps, parts[i].buffer, parts[i].memory));
+    host->rows = host->ends[gemm->groups.count - 1];
+    MOERT_TRY(moert_check_ends(&gemm->groups, host->ends));
+    return check_promise(host);
+}
+
+static moert_status run_discrete(const moert_host_gemm *host, size_t g) {
+    const moert_buffer *weight = host->gemm->weights[g];
+    void *memory;
+    MOERT_TRY(moert_buffer_map(weight, &memory));
+    run_group(host, g, memory, 0);
+    return moert_buffer_unmap(weight, memory);
+}
+
+static moert_status run_mapped(const moert_gemm *gemm, moert_workspace *work) {
+    moert_host_gemm host = {.gemm = gemm, .arrays = work->state};
+    const moert_part part = moert_part_of(gemm);
+    moert_status status = MOERT_OK;
+    MOERT_TRY_OR(unmap, map_all(&host));
+    load_operands(&host);
+    for (size_t g = part.first; g < part.end; g++)
+        if (gemm->discrete)
+            MOERT_TRY_OR(unmap, run_discrete(&host, g));
+        else
+            run_group(&host, g, host.weight, (gemm->shared_weight ? 0 : g) * gemm->n * gemm->k);
+unmap:
+    return moert_unmap_all(&host.maps, status);
+}
+
 /* The rows past the last end stay out of the GLU. */
-static moert_status run_gated(const moert_gemm *gemm) {
+static moert_status run_glu(const moert_gemm *gemm) {
     moert_glu glu = gemm->glu;
     uint32_t end;
-    MOERT_TRY(run_forward(gemm));
-    MOERT_TRY(
-        moert_buffer_read(gemm->groups.ends, (gemm->part.end - 1) * sizeof end, &end, sizeof end));
+    MOERT_TRY(moert_buffer_read(gemm->groups.ends, (moert_part_of(gemm).end - 1) * sizeof end, &end,
+                                sizeof end));
     glu.rows = end;
-    return glu_forward(&glu);
+    return moert_reference_glu(&glu, false);
 }
 
 static moert_status run(const moert_gemm *gemm) {
-    static moert_status (*const runs[])(const moert_gemm *) = {
-        [MOERT_GEMM_FORWARD] = run_forward,
-        [MOERT_GEMM_DGRAD] = run_dgrad,
-        [MOERT_GEMM_WGRAD] = run_wgrad,
-        [MOERT_GEMM_BIAS_GRAD] = run_bias_grad,
-    };
-    return gemm->gated ? run_gated(gemm) : runs[gemm->kind](gemm);
-}
-
-static moert_status glu(const moert_glu *what, bool backward) {
-    return backward ? glu_backward(what) : glu_forward(what);
+    moert_workspace own = {NULL, 0};
+    if (gemm->workspace != NULL)
+        return run_mapped(gemm, gemm->workspace);
+    moert_status status = reserve(moert_buffer_device(gemm->groups.ends), gemm, &own);
+    if (status == MOERT_OK)
+        status = run_mapped(gemm, &own);
+    release(&own);
+    MOERT_TRY(status);
+    return gemm->gated ? run_glu(gemm) : MOERT_OK;
 }
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     (void)device;
-    return gemm != NULL && (gemm->result != MOERT_NUMBER_F32 || gemm->scatter.runs > 0)
-               ? "results in f32"
-               : NULL;
+    if (gemm == NULL)
+        return NULL;
+    if (gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL)
+        return "operands that are dequantised";
+    if (gemm->scatter.runs > 0)
+        return "results without scatter";
+    return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
 }
 
-const moert_backend moert_backend_reference = {
-    .name = "reference", .supports = supports, .run = run, .glu = glu};
+const moert_backend moert_backend_reference = {.name = "reference",
+                                               .supports = supports,
+                                               .run = run,
+                                               .glu = moert_reference_glu,
+                                               .reserve = reserve,
+                                               .release = release};

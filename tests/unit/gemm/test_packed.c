@@ -71,7 +71,12 @@ static weight make_weight(moert_format format, moert_axis axis, bool flipped, si
                 .scale = upload(z.scale, z.scale_bytes),
                 .global = upload(z.global, z.globals * sizeof(float)),
                 .values = upload(flipped ? values : z.back, z.elements * sizeof(float))};
-    w.coded = (moert_coded){format, axis, flipped, w.q, w.scale, nvfp4 ? w.global : NULL};
+    w.coded = (moert_coded){.format = format,
+                            .axis = axis,
+                            .flipped = flipped,
+                            .q = w.q,
+                            .scale = w.scale,
+                            .global = nvfp4 ? w.global : NULL};
     free(values);
     free(x);
     free_quantized(&z);

@@ -1,0 +1,46 @@
+/* What the backends share. */
+#include "base/config.h"
+#include "base/memory.h"
+#include "gemm/backend.h"
+
+moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
+    return gemm->packed != NULL ? gemm->packed->term : moert_term_of(device, gemm->type);
+}
+
+moert_term moert_term_of(const moert_device *device, moert_number type) {
+    const moert_device_info *info = moert_device_describe(device);
+    if (type != MOERT_NUMBER_BF16)
+        return MOERT_TERM_NUMBER;
+    if (moert_device_sums_in_tiles(info))
+        return MOERT_TERM_TILE;
+    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_TERM_PAIR
+                                                                             : MOERT_TERM_NUMBER;
+}
+
+moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
+                                 moert_workspace *work, moert_buffer **buffer) {
+    size_t all;
+    if (__builtin_mul_overflow(count, bytes, &all))
+        return MOERT_FAIL(ERROR_MEMORY, "workspace of %zu x %zu bytes", count, bytes);
+    work->bytes += all;
+    return moert_buffer_create(device, all, buffer);
+}
+
+bool moert_gemm_is_plain(const moert_gemm *gemm) {
+    const moert_epilogue *e = &gemm->epilogue;
+    const bool epilogue = e->alpha != NULL || e->beta != NULL || e->add || e->bias_scale != NULL ||
+                          e->row_weight != NULL || e->prob != NULL || e->amax != NULL ||
+                          e->bias_type != MOERT_NUMBER_F32;
+    return !epilogue && gemm->result == MOERT_NUMBER_F32 && gemm->x_gather == NULL &&
+           gemm->y_gather == NULL && !gemm->discrete && gemm->gated != MOERT_GATED_BACKWARD;
+}
+
+const char *moert_gemm_name(const moert_gemm *gemm) {
+    static const char *const names[] = {[MOERT_GEMM_FORWARD] = "gemm_forward",
+                                        [MOERT_GEMM_DGRAD] = "gemm_dgrad",
+                                        [MOERT_GEMM_WGRAD] = "gemm_wgrad",
+                                        [MOERT_GEMM_BIAS_GRAD] = "gemm_bias_grad"};
+    return gemm->gated == MOERT_GATED            ? "glu"
+           : gemm->gated == MOERT_GATED_BACKWARD ? "dglu"
+                                                 : names[gemm->kind];
+}

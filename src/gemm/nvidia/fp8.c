@@ -1,0 +1,208 @@
+/*
+ * GEMMs of FP8 operands: of plain ones, or of rows in blocks of
+ * 1x128 and weights in blocks of 128x128, on the tensor cores of Hopper GPUs
+ * (kernels/gemm/nvidia/fp8.cl). These want the terms of both factors contiguous: a dgrad transposes
+ * the weights first, unless they are stored so, and a wgrad takes only factors that are.
+ */
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "base/number.h"
+#include "gemm/nvidia/tensor_cores.h"
+
+enum {
+    LINES = 128,
+    COLUMNS = 256,
+    STAGES = 4,
+    OUTS = 1,
+    GROUP = 8,
+    BLOCK = 128,
+    TABLE_BYTES = 128 + (32 + 4 * (LINES + COLUMNS)) * STAGES, /* barriers, tiles, scales */
+    MOST_GROUPS = 448,
+    SPEC_BYTES = 192,
+};
+_Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 4 * MOST_GROUPS <=
+                   MOERT_ARENA_BYTES,
+               "what lies in the arena");
+
+/* An operand: its values, or the codes of its blocks. */
+typedef struct operand {
+    moert_buffer *buffer;
+    const moert_coded *codes; /* NULL: plain */
+    size_t stride;
+    bool wide;
+} operand;
+
+static operand x_of(const moert_gemm *gemm) {
+    return (operand){gemm->x, gemm->x_codes, gemm->ldx, gemm->wide_x};
+}
+
+static operand y_of(const moert_gemm *gemm) {
+    return (operand){gemm->y, gemm->y_codes, gemm->ldy, gemm->wide_y};
+}
+
+/* The result has the lines of the first operand and the columns of the second. */
+static operand first_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_FORWARD ? x_of(gemm) : y_of(gemm);
+}
+
+static operand second_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_WGRAD
+               ? x_of(gemm)
+               : (operand){gemm->weight, gemm->weight_codes, gemm->k, gemm->wide_weight};
+}
+
+static moert_buffer *bytes_of(const operand *o) {
+    return o->codes != NULL ? (moert_buffer *)o->codes->q : o->buffer;
+}
+
+static bool is_block(const operand *o) {
+    return o->codes != NULL && o->codes->format == MOERT_FORMAT_FP8_BLOCK;
+}
+
+static bool is_fp8(const moert_gemm *gemm, const operand *o) {
+    return o->codes != NULL ? is_block(o) : !o->wide && moert_number_bits(gemm->type) == 8;
+}
+
+bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
+    const operand a = first_of(gemm), b = second_of(gemm);
+    return gemm->kind != MOERT_GEMM_BIAS_GRAD && !gemm->gated && is_fp8(gemm, &a) &&
+           is_fp8(gemm, &b);
+}
+
+/* Blocks of a wgrad lie along the rows, and so do its bytes. */
+static bool is_stored_for_wgrad(const operand *o) {
+    return o->codes != NULL && o->codes->axis == MOERT_AXIS_COLUMN && o->codes->flipped;
+}
+
+static bool is_transposed(const moert_gemm *gemm) {
+    return gemm->weight_codes != NULL && gemm->weight_codes->flipped;
+}
+
+static size_t result_stride(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_WGRAD   ? gemm->k
+           : gemm->kind == MOERT_GEMM_DGRAD ? gemm->ldx
+                                            : gemm->ldy;
+}
+
+const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
+    const operand a = first_of(gemm), b = second_of(gemm);
+    const moert_epilogue *e = &gemm->epilogue;
+    const bool plain = e->beta == NULL && !e->add && !gemm->accumulate && gemm->bias == NULL &&
+                       e->row_weight == NULL && e->prob == NULL && e->amax == NULL &&
+                       gemm->x_gather == NULL && gemm->y_gather == NULL;
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
+    const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
+    const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
+    const struct {
+        bool taken;
+        const char *what;
+    } conditions[] = {
+        {moert_device_describe(device)->nvidia == 90, "GPUs of compute capability 9.0, if FP8"},
+        {block == is_block(&b), "two factors of fp8-block or two plain ones, if FP8"},
+        {!wgrad || (is_stored_for_wgrad(&a) && is_stored_for_wgrad(&b)),
+         "transposed factors of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
+        {wgrad || !block || (a.codes->axis == MOERT_AXIS_ROW && b.codes->axis == MOERT_AXIS_TILE),
+         "rows of fp8-block in blocks along rows, by weights in tiles"},
+        {gemm->result == MOERT_NUMBER_BF16 || gemm->result == MOERT_NUMBER_F32,
+         "bf16 or f32 results of FP8 factors"},
+        {!gemm->discrete, "stacked weights"},
+        {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
+         "weights as they are, not transposed, in an FP8 gemm_forward"},
+        {plain, "products without beta, biases, factors of rows, permutations and amax"},
+        {lengths % 16 == 0 && result_stride(gemm) % 8 == 0,
+         "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
+        {!wgrad || (gemm->row_multiple > 0 && gemm->row_multiple % 16 == 0),
+         "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
+        {gemm->groups.count <= MOST_GROUPS, "at most 448 groups"},
+        {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
+         "fewer than 2^32 scales"},
+    };
+    for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
+        if (!conditions[i].taken)
+            return conditions[i].what;
+    return NULL;
+}
+
+size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm) {
+    const bool turns = gemm->kind == MOERT_GEMM_DGRAD && !is_transposed(gemm);
+    return turns ? gemm->groups.count * gemm->n * gemm->k : 0;
+}
+
+/* Transposes the weights of groups with rows. */
+static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
+    enum { TILE = 128 };
+    const operand weight = second_of(gemm);
+    const moert_grid grid = {moert_ceil_div(gemm->k, TILE), moert_ceil_div(gemm->n, TILE),
+                             gemm->groups.count};
+    return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/turn", "turn_bytes", grid,
+                     MOERT_ARG(bytes_of(&weight)), MOERT_ARG(transposed),
+                     MOERT_ARG((unsigned)gemm->n), MOERT_ARG((unsigned)gemm->k),
+                     MOERT_ARG(gemm->groups.ends));
+}
+
+/* Where the scales lie: strides of the kernel's s and t, see there. */
+typedef struct strides {
+    unsigned line, group, block, column;
+} strides;
+
+static strides strides_of(const moert_gemm *gemm) {
+    const unsigned across = (unsigned)moert_ceil_div(gemm->k, BLOCK); /* tiles of a weight */
+    const unsigned down = (unsigned)moert_ceil_div(gemm->n, BLOCK);
+    if (gemm->kind == MOERT_GEMM_FORWARD)
+        return (strides){across, down * across, 1, across};
+    if (gemm->kind == MOERT_GEMM_DGRAD)
+        return is_transposed(gemm) ? (strides){down, down * across, 1, down}
+                                   : (strides){down, down * across, across, 1};
+    const unsigned room = (unsigned)gemm->x_codes->blocks; /* of both operands */
+    return (strides){room, 0, 1, room};
+}
+
+/* Maps of both operands, the weight of a dgrad being the transposed one. */
+static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
+                              moert_tensor_map *map_a, moert_tensor_map *map_b) {
+    const operand a = first_of(gemm), b = second_of(gemm);
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    const size_t terms = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
+    moert_tensor_layout tensor = {.groups = 1, .columns = terms, .bytes = true};
+    tensor.rows = wgrad ? gemm->n : gemm->groups.rows;
+    tensor.stride = is_block(&a) ? terms : a.stride; /* quantised ones have no stride */
+    tensor.box_rows = LINES;
+    MOERT_TRY(moert_tensor_map_make(bytes_of(&a), &tensor, map_a));
+    tensor.groups = wgrad ? 1 : gemm->groups.count;
+    tensor.rows = forward ? gemm->n : gemm->k;
+    tensor.stride = terms;
+    tensor.box_rows = COLUMNS;
+    return moert_tensor_map_make(transposed != NULL ? transposed : bytes_of(&b), &tensor, map_b);
+}
+
+moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) {
+    const operand a = first_of(gemm), b = second_of(gemm);
+    const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    const strides lie = strides_of(gemm);
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    moert_tensor_map map_a, map_b;
+    char spec[SPEC_BYTES];
+    if (transposed != NULL)
+        MOERT_TRY(turn(gemm, transposed));
+    MOERT_TRY(make_maps(gemm, transposed, &map_a, &map_b));
+    snprintf(spec, sizeof spec,
+             "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
+             "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
+             wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_NUMBER_E5M2,
+             gemm->result == MOERT_NUMBER_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
+    const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
+    return MOERT_RUN(device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
+                     moert_argument_struct(&map_b, sizeof map_b),
+                     MOERT_ARG(wgrad     ? gemm->weight
+                               : forward ? gemm->y
+                                         : gemm->x),
+                     MOERT_ARG(result_stride(gemm)), MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)gemm->groups.count),
+                     MOERT_ARG((unsigned)(wgrad ? gemm->n : gemm->groups.rows)),
+                     MOERT_ARG((unsigned)(forward ? gemm->n : gemm->k)),
+                     MOERT_ARG((unsigned)(forward ? gemm->k : gemm->n)),
+                     MOERT_ARG(a.codes != NULL ? a.codes->scale : NULL), MOERT_ARG(lie.line),
+                     MOERT_ARG(b.codes != NULL ? b.codes->scale : NULL), MOERT_ARG(lie.group),
+                     MOERT_ARG(lie.block), MOERT_ARG(lie.column), MOERT_ARG(gemm->epilogue.alpha));
+}

@@ -1,0 +1,48 @@
+/* The portable backend: any OpenCL device. */
+#include "gemm/portable/gemm.h"
+#include "gemm/portable/general.h"
+
+static moert_status forward(const moert_gemm *gemm, size_t start) {
+    return moert_portable_forward_from(gemm, start, NULL);
+}
+
+static moert_status dgrad(const moert_gemm *gemm, size_t start) {
+    return moert_portable_dgrad_from(gemm, start, NULL);
+}
+
+static moert_status run(const moert_gemm *gemm) {
+    static moert_portable_run *const runs[] = {
+        [MOERT_GEMM_FORWARD] = forward,
+        [MOERT_GEMM_DGRAD] = dgrad,
+        [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,
+    };
+    return gemm->workspace != NULL              ? moert_portable_general(gemm)
+           : gemm->gated                        ? moert_portable_gated(gemm)
+           : gemm->kind == MOERT_GEMM_BIAS_GRAD ? moert_portable_bias_grad(gemm)
+                                                : runs[gemm->kind](gemm, 0);
+}
+
+/* In GPU form weights are dequantised before their products. */
+static const char *supports(const moert_device *device, const moert_gemm *gemm) {
+    if (gemm == NULL)
+        return NULL;
+    if (gemm->x_codes != NULL || gemm->y_codes != NULL)
+        return "rows that are dequantised";
+    if (gemm->weight_codes != NULL && moert_device_describe(device)->gpu_form)
+        return "weights that are dequantised";
+    if (gemm->scatter.runs > 0)
+        return "results without scatter";
+    if (gemm->workspace != NULL &&
+        (gemm->part.end > 0 || gemm->shared_weight || gemm->accumulate || gemm->y_column > 0))
+        return "whole matrices and a weight for each group, with a workspace";
+    return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;
+}
+
+const moert_backend moert_backend_portable = {.name = "portable",
+                                              .supports = supports,
+                                              .prepack = &moert_portable_packing,
+                                              .run = run,
+                                              .glu = moert_portable_glu,
+                                              .reserve = moert_portable_reserve,
+                                              .release = moert_portable_release,
+                                              .records = true};

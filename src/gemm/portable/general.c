@@ -1,0 +1,260 @@
+/* GEMMs with conversions around the products: what lies around them. */
+#include "gemm/portable/general.h"
+
+#include <stdlib.h>
+
+#include "gemm/portable/gemm.h"
+
+enum {
+    SHARE = 4096,           /* in kernels/op/rows.cl */
+    BATCH_BYTES = 64 << 20, /* of converted weights */
+};
+
+/* ---- workspace ---- */
+
+static bool reads_x(const moert_gemm *gemm) {
+    return gemm->kind != MOERT_GEMM_DGRAD;
+}
+
+static bool reads_y(const moert_gemm *gemm) {
+    return gemm->kind != MOERT_GEMM_FORWARD;
+}
+
+/* x or y: as an operand, or as the result. */
+typedef struct rows {
+    moert_buffer *buffer;
+    moert_number type;
+    size_t width, stride, divisor;
+    const moert_buffer *gather;
+} rows;
+
+static rows x_of(const moert_gemm *gemm) {
+    const moert_number operand = gemm->wide_x ? MOERT_NUMBER_F32 : gemm->type;
+    return (rows){gemm->x,
+                  reads_x(gemm) ? operand : gemm->result,
+                  gemm->k,
+                  gemm->ldx,
+                  reads_x(gemm) && gemm->x_gather != NULL ? gemm->divisor : 1,
+                  gemm->x_gather};
+}
+
+static rows y_of(const moert_gemm *gemm) {
+    const moert_number operand = gemm->wide_y ? MOERT_NUMBER_F32 : gemm->type;
+    return (rows){gemm->y,       reads_y(gemm) ? operand : gemm->result, gemm->n, gemm->ldy, 1,
+                  gemm->y_gather};
+}
+
+static rows result_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_DGRAD ? x_of(gemm) : y_of(gemm);
+}
+
+static moert_number weight_type(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result
+           : gemm->wide_weight            ? MOERT_NUMBER_F32
+                                          : gemm->type;
+}
+
+static bool is_plain(const rows *r) {
+    return r->type == MOERT_NUMBER_F32 && r->gather == NULL;
+}
+
+static bool is_direct(const moert_gemm *gemm) {
+    const moert_epilogue *e = &gemm->epilogue;
+    const rows result = result_of(gemm);
+    if (e->alpha != NULL || e->beta != NULL || e->add || e->bias_scale != NULL ||
+        e->row_weight != NULL || e->prob != NULL || e->amax != NULL || gemm->gated)
+        return false;
+    if (gemm->bias != NULL && e->bias_type != MOERT_NUMBER_F32)
+        return false;
+    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result == MOERT_NUMBER_F32 : is_plain(&result);
+}
+
+void moert_portable_release(moert_workspace *workspace) {
+    moert_general *work = workspace->state;
+    if (work == NULL)
+        return;
+    moert_buffer *const all[] = {work->x, work->y, work->weight, work->acc, work->wide, work->peak};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        moert_buffer_destroy(all[i]);
+    free(work);
+    workspace->state = NULL;
+}
+
+moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm,
+                                    moert_workspace *workspace) {
+    const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, direct = is_direct(gemm);
+    const bool converts = weight_type(gemm) != MOERT_NUMBER_F32 || (wgrad && !direct);
+    const size_t fitting = moert_max(BATCH_BYTES / sizeof(float) / weight, 1);
+    const rows x = x_of(gemm), y = y_of(gemm);
+    moert_general *work;
+    MOERT_TRY(MOERT_NEW(&work));
+    workspace->state = work;
+    work->direct = direct;
+    work->batch = converts         ? moert_max(moert_min(fitting, groups), 1)
+                  : gemm->discrete ? 1
+                                   : moert_max(groups, 1);
+    const struct {
+        bool wanted;
+        size_t floats;
+        moert_buffer **buffer;
+    } parts[] = {
+        {reads_x(gemm) && !is_plain(&x), m * gemm->k, &work->x},
+        {reads_y(gemm) && !is_plain(&y), m * gemm->n, &work->y},
+        {converts, work->batch * weight, &work->weight},
+        {!direct && !wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &work->acc},
+        {gemm->glu.dbias != NULL, m * 2 * gemm->glu.width, &work->wide},
+        {gemm->epilogue.amax != NULL, m * (gemm->gated == MOERT_GATED_BACKWARD ? 2 : 1),
+         &work->peak},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (parts[i].wanted)
+            MOERT_TRY(moert_workspace_add(device, parts[i].floats, sizeof(float), workspace,
+                                          parts[i].buffer));
+    return MOERT_OK;
+}
+
+/* ---- around the products ---- */
+
+/* The rows as the product takes them: the caller's, or their copy in the workspace. */
+static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_buffer *copy,
+                              moert_buffer **use, size_t *stride) {
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    *use = from->buffer;
+    *stride = from->stride;
+    if (copy == NULL)
+        return MOERT_OK;
+    const size_t split = moert_general_split(device, from->width);
+    const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
+    *use = copy;
+    *stride = from->width;
+    return MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(from->width | from->stride)),
+        "op_load_rows", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)gemm->groups.count),
+        MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG((const moert_buffer *)from->buffer),
+        MOERT_ARG((int)from->type), MOERT_ARG(from->stride), MOERT_ARG(from->gather),
+        MOERT_ARG((unsigned)from->divisor), MOERT_ARG(copy), MOERT_ARG((int)from->width),
+        MOERT_ARG((unsigned)split));
+}
+
+/* Raises amax, if it is wanted, by the peaks of the rows, `sets` of each. */
+static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
+    const moert_general *work = gemm->workspace->state;
+    if (gemm->epilogue.amax == NULL)
+        return MOERT_OK;
+    return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/rows", "op_amax",
+                     ((moert_grid){gemm->groups.count, sets, 1}), MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->peak),
+                     MOERT_ARG(gemm->epilogue.amax), MOERT_ARG(sets));
+}
+
+static moert_status store_rows(const moert_gemm *gemm) {
+    const moert_general *work = gemm->workspace->state;
+    const moert_epilogue *e = &gemm->epilogue;
+    const rows to = result_of(gemm);
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const size_t split = moert_general_split(device, to.width);
+    const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
+    MOERT_TRY(MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(to.width | to.stride)),
+        "op_store_rows", grid, MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG((unsigned)gemm->groups.count), MOERT_ARG((unsigned)gemm->groups.rows),
+        MOERT_ARG(work->acc), MOERT_ARG((int)to.width), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+        MOERT_ARG(e->add ? 1.0f : 0.0f), MOERT_ARG(gemm->bias), MOERT_ARG((int)e->bias_type),
+        MOERT_ARG(e->bias_scale), MOERT_ARG(to.gather), MOERT_ARG(e->row_weight),
+        MOERT_ARG(e->prob), MOERT_ARG(to.buffer), MOERT_ARG((int)to.type), MOERT_ARG(to.stride),
+        MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
+    return raise_amax(gemm, 1);
+}
+
+/* Weights of groups [first, first + count): from place `place` of `weight`, to or from place `slot`
+ * of the workspace. */
+typedef struct weights {
+    size_t first, count, slot, place;
+    moert_buffer *weight;
+} weights;
+
+static moert_status load_weights(const moert_gemm *gemm, weights w) {
+    const moert_general *work = gemm->workspace->state;
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const size_t elements = gemm->n * gemm->k;
+    const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_load_weight", grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)w.first),
+                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place), MOERT_ARG(w.weight),
+                     MOERT_ARG((int)weight_type(gemm)), MOERT_ARG(work->weight),
+                     MOERT_ARG(elements));
+}
+
+static moert_status store_weights(const moert_gemm *gemm, weights w) {
+    const moert_general *work = gemm->workspace->state;
+    const moert_epilogue *e = &gemm->epilogue;
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const size_t elements = gemm->n * gemm->k;
+    const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_store_weight", grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)w.first),
+                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place),
+                     MOERT_ARG(work->weight), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+                     MOERT_ARG(e->add ? 1.0f : 0.0f), MOERT_ARG(w.weight),
+                     MOERT_ARG((int)weight_type(gemm)), MOERT_ARG(elements));
+}
+
+/* Moves the weights of a batch, each discrete one by itself. */
+static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count,
+                                 moert_status (*move)(const moert_gemm *, weights)) {
+    if (!gemm->discrete)
+        return move(gemm, (weights){start, count, 0, start, gemm->weight});
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->weights[start + i]}));
+    return MOERT_OK;
+}
+
+/* ---- the products ---- */
+
+/* The products of inner->groups.count groups from `start` on. */
+static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, size_t start) {
+    const moert_general *work = gemm->workspace->state;
+    const size_t count = inner->groups.count;
+    const bool discrete = gemm->discrete, converts = work->weight != NULL;
+    const moert_coded *coded =
+        gemm->weight_codes != NULL ? &gemm->weight_codes[discrete ? start : 0] : NULL;
+    inner->weight = converts        ? work->weight
+                    : coded != NULL ? NULL
+                    : discrete      ? gemm->weights[start]
+                                    : gemm->weight;
+    if (gemm->kind == MOERT_GEMM_WGRAD) {
+        MOERT_TRY(moert_portable_wgrad_from(inner, start));
+        return converts ? move_weights(gemm, start, count, store_weights) : MOERT_OK;
+    }
+    if (converts)
+        MOERT_TRY(move_weights(gemm, start, count, load_weights));
+    return reads_y(gemm) ? moert_portable_dgrad_from(inner, start, coded)
+                         : moert_portable_forward_from(inner, start, coded);
+}
+
+moert_status moert_portable_general(const moert_gemm *gemm) {
+    const moert_general *work = gemm->workspace->state;
+    const rows x = x_of(gemm), y = y_of(gemm);
+    moert_gemm inner = {.groups = gemm->groups, .n = gemm->n, .k = gemm->k};
+    inner.bias = work->direct ? gemm->bias : NULL;
+    MOERT_TRY(load_rows(gemm, &x, work->x, &inner.x, &inner.ldx));
+    MOERT_TRY(load_rows(gemm, &y, work->y, &inner.y, &inner.ldy));
+    if (work->acc != NULL && reads_y(gemm)) {
+        inner.x = work->acc;
+        inner.ldx = gemm->k;
+    } else if (work->acc != NULL) {
+        inner.y = work->acc;
+        inner.ldy = gemm->n;
+    }
+    for (size_t start = 0; start < gemm->groups.count; start += work->batch) {
+        inner.groups.count = moert_min(work->batch, gemm->groups.count - start);
+        MOERT_TRY(multiply_batch(gemm, &inner, start));
+    }
+    if (work->acc == NULL)
+        return MOERT_OK;
+    if (!gemm->gated)
+        return store_rows(gemm);
+    MOERT_TRY(moert_general_glu(gemm));
+    return raise_amax(gemm, gemm->gated == MOERT_GATED ? 1 : 2);
+}

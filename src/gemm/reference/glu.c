@@ -1,0 +1,201 @@
+/* The GLU of the reference backend: behind a GEMM, column by column, and alone. */
+#include <math.h>
+
+#include "gemm/reference/host.h"
+
+/* The limits let NaN pass. */
+static float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
+static float at_least(float x, float limit) {
+    return x < limit ? limit : x;
+}
+
+static float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* Columns of gate and up of result j. */
+static size_t gate_at(const moert_glu *glu, size_t j) {
+    return j / glu->run * 2 * glu->run + j % glu->run + (glu->linear_first ? glu->run : 0);
+}
+
+static size_t up_at(const moert_glu *glu, size_t j) {
+    return j / glu->run * 2 * glu->run + j % glu->run + (glu->linear_first ? 0 : glu->run);
+}
+
+static float of(const float *values, size_t i) {
+    return values != NULL ? values[i] : 1.0f;
+}
+
+/* ---- forward ---- */
+
+/* v at a column; also stores it. */
+static float pre_activation(const moert_host_gemm *host, size_t g, size_t r, size_t column) {
+    const moert_gemm *gemm = host->gemm;
+    const float acc = host->arrays->acc[r * gemm->n + column], alpha = of(host->alpha, g);
+    float v = acc * alpha;
+    if (host->bias != NULL)
+        v = fmaf(acc, alpha,
+                 moert_host_load(host->bias, gemm->epilogue.bias_type, g * gemm->n + column));
+    if (host->y != NULL)
+        moert_host_store(host->y, gemm->result, r * gemm->ldy + column, v);
+    return v;
+}
+
+void moert_host_glu(const moert_host_gemm *host, size_t g) {
+    const moert_glu *glu = &host->gemm->glu;
+    const moert_glu_form form = glu->form;
+    for (size_t r = moert_host_start(host, g); r < host->ends[g]; r++)
+        for (size_t j = 0; j < glu->width; j++) {
+            const float gate = pre_activation(host, g, r, gate_at(glu, j));
+            const float up = pre_activation(host, g, r, up_at(glu, j));
+            const float gc = at_most(gate, form.limit);
+            const float uc = at_least(at_most(up, form.limit), -form.limit);
+            const float d =
+                gc * sigmoid(form.alpha * gc) * (uc + form.offset) * of(host->glu_prob, r);
+            moert_host_store(host->h, glu->type, r * glu->ldh + j, d);
+            if (host->amax != NULL)
+                moert_host_raise(&host->amax[g], d);
+        }
+}
+
+/* ---- backward ---- */
+
+typedef struct gradient {
+    float gate, up, prob;
+} gradient;
+
+/* Of result j of row r. */
+static gradient differentiate(const moert_host_gemm *host, size_t g, size_t r, size_t j) {
+    const moert_glu *glu = &host->gemm->glu;
+    const moert_glu_form form = glu->form;
+    const float alpha = of(host->alpha, g), beta = of(host->beta, g);
+    const float prob = of(host->glu_prob, r);
+    const size_t row = r * glu->ldv;
+    const float gate = beta * moert_host_load(host->v, glu->from, row + gate_at(glu, j));
+    const float up = beta * moert_host_load(host->v, glu->from, row + up_at(glu, j));
+    const float gc = at_most(gate, form.limit), s = sigmoid(form.alpha * gc), act = gc * s;
+    const float linear = at_least(at_most(up, form.limit), -form.limit) + form.offset;
+    const float acc = host->arrays->acc[r * glu->width + j];
+    const float q = alpha * alpha * (host->acc_scale != NULL ? acc * host->acc_scale[g] : acc);
+    const float dg = q * prob * linear * s * (1.0f + form.alpha * gc * (1.0f - s));
+    const float du = q * prob * act;
+    return (gradient){gate > form.limit ? 0.0f : dg,
+                      up > form.limit || up < -form.limit ? 0.0f : du, q * linear * act};
+}
+
+/* dbias of one column: rows in order. */
+static void add_dbias(const moert_host_gemm *host, size_t g, size_t j) {
+    const moert_glu *glu = &host->gemm->glu;
+    const size_t base = g * 2 * glu->width, gate = base + gate_at(glu, j),
+                 up = base + up_at(glu, j);
+    const moert_number type = host->gemm->epilogue.bias_type;
+    float dg = 0.0f, du = 0.0f;
+    if (host->dbias == NULL || moert_host_start(host, g) == host->ends[g])
+        return;
+    for (size_t r = moert_host_start(host, g); r < host->ends[g]; r++) {
+        const gradient d = differentiate(host, g, r, j);
+        dg += d.gate;
+        du += d.up;
+    }
+    moert_host_store(host->dbias, type, gate, moert_host_load(host->dbias, type, gate) + dg);
+    moert_host_store(host->dbias, type, up, moert_host_load(host->dbias, type, up) + du);
+}
+
+void moert_host_dglu(const moert_host_gemm *host, size_t g) {
+    const moert_glu *glu = &host->gemm->glu;
+    for (size_t j = 0; j < glu->width; j++)
+        add_dbias(host, g, j);
+    for (size_t r = moert_host_start(host, g); r < host->ends[g]; r++) {
+        const size_t row = r * glu->ldh;
+        float sum = 0.0f;
+        for (size_t j = 0; j < glu->width; j++) {
+            const gradient d = differentiate(host, g, r, j);
+            moert_host_store(host->dv, glu->type, row + gate_at(glu, j), d.gate);
+            moert_host_store(host->dv, glu->type, row + up_at(glu, j), d.up);
+            sum += d.prob;
+            if (host->amax != NULL) {
+                moert_host_raise(&host->amax[2 * g], d.gate);
+                moert_host_raise(&host->amax[2 * g + 1], d.up);
+            }
+        }
+        if (host->dprob != NULL)
+            host->dprob[r] += sum;
+    }
+}
+
+/* ---- alone ---- */
+
+static moert_status glu_forward(const moert_glu *glu) {
+    moert_mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    const float *prob;
+    void *v, *h;
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
+    const moert_glu_form form = glu->form;
+    for (size_t m = glu->first_row; m < glu->rows; m++) {
+        const size_t row = m * 2 * glu->width;
+        const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
+        for (size_t j = 0; j < glu->width; j++) {
+            const float g =
+                at_most(moert_host_load(v, glu->from, row + gate_at(glu, j)), form.limit);
+            const float up = moert_host_load(v, glu->from, row + up_at(glu, j));
+            const float u = at_least(at_most(up, form.limit), -form.limit);
+            moert_host_store(h, glu->type, m * glu->width + j,
+                             p * (u + form.offset) * (g * sigmoid(form.alpha * g)));
+        }
+    }
+unmap:
+    return moert_unmap_all(&maps, status);
+}
+
+/* Row m of the gradient; returns its dprob. */
+static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, float prob,
+                              const void *dh, void *dv) {
+    const size_t row = m * 2 * glu->width;
+    const moert_glu_form form = glu->form;
+    float sum = 0.0f;
+    for (size_t j = 0; j < glu->width; j++) {
+        const float q = moert_host_load(dh, glu->from, m * glu->width + j);
+        const float g = moert_host_load(v, glu->from, row + gate_at(glu, j));
+        const float u = moert_host_load(v, glu->from, row + up_at(glu, j)),
+                    gc = at_most(g, form.limit);
+        const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
+        const float s = sigmoid(form.alpha * gc), act = gc * s;
+        const float dg = q * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
+        const float du = u > form.limit || u < -form.limit ? 0.0f : q * prob * act;
+        moert_host_store(dv, glu->type, row + gate_at(glu, j), g > form.limit ? 0.0f : dg);
+        moert_host_store(dv, glu->type, row + up_at(glu, j), du);
+        sum += q * up * act;
+    }
+    return sum;
+}
+
+static moert_status glu_backward(const moert_glu *glu) {
+    moert_mapping maps = {.count = 0};
+    moert_status status = MOERT_OK;
+    const float *prob;
+    float *dprob;
+    void *v, *dh, *dv;
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
+    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
+    for (size_t m = glu->first_row; m < glu->rows; m++) {
+        const size_t at = m * glu->prob_stride;
+        const float sum = glu_row_backward(glu, m, v, prob != NULL ? prob[at] : 1.0f, dh, dv);
+        if (dprob != NULL)
+            dprob[at] = sum;
+    }
+unmap:
+    return moert_unmap_all(&maps, status);
+}
+
+moert_status moert_reference_glu(const moert_glu *glu, bool backward) {
+    return backward ? glu_backward(glu) : glu_forward(glu);
+}

@@ -1,0 +1,48 @@
+/* What the files of the reference backend share: host arrays, mapped buffers, elements. */
+#ifndef MOERT_GEMM_REFERENCE_HOST_H
+#define MOERT_GEMM_REFERENCE_HOST_H
+
+#include "base/number.h"
+#include "device/mapping.h"
+#include "gemm/backend.h"
+
+/* Float32 operands in the groups' order; NULL where the GEMM has none. */
+typedef struct moert_host_arrays {
+    float *x, *y;  /* operands [M,K], [M,N] */
+    float *weight; /* of the group at hand, [N,K] */
+    float *acc;    /* [M, columns of the result] */
+} moert_host_arrays;
+
+/* A GEMM, and its buffers as host memory; NULL where there is none. */
+typedef struct moert_host_gemm {
+    const moert_gemm *gemm;
+    moert_host_arrays *arrays;
+    moert_mapping maps;
+    const uint32_t *ends, *x_gather, *y_gather;
+    void *x, *y, *weight, *bias;
+    const float *alpha, *beta, *bias_scale, *row_weight, *prob, *acc_scale, *glu_prob;
+    float *amax, *dprob;
+    void *v, *h, *dv, *dbias;
+    size_t rows; /* ends[G-1] */
+} moert_host_gemm;
+
+static inline size_t moert_host_start(const moert_host_gemm *host, size_t g) {
+    return g > 0 ? host->ends[g - 1] : 0;
+}
+
+/* Element i of memory of a type: read; a value as the type has it; written rounded. */
+float moert_host_load(const void *memory, moert_number type, size_t i);
+float moert_host_round(moert_number type, float value);
+void moert_host_store(void *memory, moert_number type, size_t i, float value);
+
+/* The largest magnitude; NaN stays. */
+void moert_host_raise(float *peak, float value);
+
+/* Turns the sums of group g in arrays->acc into v and h, or into dv and what comes with it. */
+void moert_host_glu(const moert_host_gemm *host, size_t g);
+void moert_host_dglu(const moert_host_gemm *host, size_t g);
+
+/* The GLU alone. */
+moert_status moert_reference_glu(const moert_glu *glu, bool backward);
+
+#endif
