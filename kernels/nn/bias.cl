@@ -12,66 +12,65 @@
  * are those of one step: CREW teams take turns at the rows, and their sums are added in order.
  * Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
+#include "args/nn.h"
 #include "lib/teams.h"
 
 #define CREW (MOERT_ITEMS == 1 ? 1 : 8)
 
-KERNEL void bias_forward(global const uint *ends, uint skip, uint n, ulong ldy,
-                         global const float *prob, ulong prob_stride, global const float *bias,
-                         global float *y) {
-    uint g = skip + get_group_id(0);
+KERNEL void bias_forward(global const uint *ends, global const float *prob,
+                         global const float *bias, global float *y, moert_bias_args args) {
+    uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
-        vec weight = (vec)(prob[r * prob_stride]);
-        global float *row = y + r * ldy;
-        for (int c = 0; c < (int)n; c += BATCH * VEC) {
+        vec weight = (vec)(prob[r * args.prob_stride]);
+        global float *row = y + r * args.ldy;
+        for (int c = 0; c < (int)args.n; c += BATCH * VEC) {
             vec a[BATCH], b[BATCH];
-            load_batch(a, row + c, n - c);
-            load_batch(b, bias + (ulong)g * n + c, n - c);
+            load_batch(a, row + c, args.n - c);
+            load_batch(b, bias + (ulong)g * args.n + c, args.n - c);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 a[k] = fma(weight, b[k], a[k]);
-            store_batch(a, row + c, n - c);
+            store_batch(a, row + c, args.n - c);
         }
     }
 }
 
-KERNEL void bias_dprob(global const uint *ends, uint skip, uint n, ulong ldy, ulong prob_stride,
-                       global const float *bias, global const float *y, global float *dprob) {
+KERNEL void bias_dprob(global const uint *ends, global const float *bias, global const float *y,
+                       global float *dprob, moert_bias_args args) {
     TEAM;
-    uint g = skip + get_group_id(0);
+    uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec sum = 0.0f;
-        for (int c = 0; c < (int)n; c += BATCH * VEC) {
+        for (int c = 0; c < (int)args.n; c += BATCH * VEC) {
             vec a[BATCH], b[BATCH];
-            load_batch(a, y + r * ldy + c, n - c);
-            load_batch(b, bias + (ulong)g * n + c, n - c);
+            load_batch(a, y + r * args.ldy + c, args.n - c);
+            load_batch(b, bias + (ulong)g * args.n + c, args.n - c);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 sum = fma(a[k], b[k], sum);
         }
         const float total = sum_lanes(sum, team);
         if (is_first_item())
-            dprob[r * prob_stride] += total;
+            dprob[r * args.prob_stride] += total;
     }
 }
 
 #if MOERT_ITEMS == 1
-KERNEL void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
-                          ulong prob_stride, global const float *y, global float *dbias,
-                          int accumulate, uint columns) {
-    uint g = get_group_id(0), end = min(n, (uint)(get_group_id(1) + 1) * columns);
-    for (uint c = get_group_id(1) * columns; c < end; c += VEC) {
+KERNEL void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
+                          global float *dbias, moert_bias_args args) {
+    uint g = get_group_id(0), end = min(args.n, (uint)(get_group_id(1) + 1) * args.columns);
+    for (uint c = get_group_id(1) * args.columns; c < end; c += VEC) {
         int part = min(end - c, (uint)VEC);
-        global float *target = dbias + (ulong)g * n + c;
-        vec sum = accumulate ? load_part(target, part) : (vec)(0.0f);
+        global float *target = dbias + (ulong)g * args.n + c;
+        vec sum = args.accumulate ? load_part(target, part) : (vec)(0.0f);
         for (uint r = group_start(ends, g); r < ends[g]; r++)
-            sum = fma((vec)(prob[r * prob_stride]), load_part(y + r * ldy + c, part), sum);
+            sum =
+                fma((vec)(prob[r * args.prob_stride]), load_part(y + r * args.ldy + c, part), sum);
         store_part(sum, target, part);
     }
 }
 #else
 KERNEL_OF(CREW)
-void bias_gradient(global const uint *ends, uint n, ulong ldy, global const float *prob,
-                   ulong prob_stride, global const float *y, global float *dbias, int accumulate,
-                   uint columns) {
+void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
+                   global float *dbias, moert_bias_args args) {
     SUMS_OF(CREW);
     const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
     vec sum = 0.0f;
@@ -80,15 +79,15 @@ void bias_gradient(global const uint *ends, uint n, ulong ldy, global const floa
         float weight[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
             const uint row = min(r + k * CREW, end - 1);
-            part[k] = load_part(y + row * ldy + c, n - c);
-            weight[k] = prob[row * prob_stride];
+            part[k] = load_part(y + row * args.ldy + c, args.n - c);
+            weight[k] = prob[row * args.prob_stride];
         }
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum = r + k * CREW < end ? fma((vec)weight[k], part[k], sum) : sum;
     }
     sum = sum_teams(sum, CREW, sums);
-    global float *target = dbias + (ulong)g * n + c;
+    global float *target = dbias + (ulong)g * args.n + c;
     if (team_index() == 0)
-        store_part(accumulate ? sum + load_part(target, n - c) : sum, target, n - c);
+        store_part(args.accumulate ? sum + load_part(target, args.n - c) : sum, target, args.n - c);
 }
 #endif

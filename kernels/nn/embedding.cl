@@ -18,6 +18,8 @@
  * bytes for each of ROOM. Gradient: a team owns GRADIENT_COLUMNS columns of the row that a token is
  * the first of, and follows its links; the next gradient is under way while one is added.
  */
+#include "args/nn.h"
+
 #if MOERT_ITEMS == 1
 #define TOKENS           16
 #define COLUMNS          256
@@ -33,15 +35,15 @@
 #define LEVELS    32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
-                              global float *restrict x, ulong tokens, ulong hidden) {
-    ulong first = get_group_id(0) * (ulong)TOKENS, end = min(first + TOKENS, tokens);
+                              global float *restrict x, moert_embedding_args args) {
+    ulong first = get_group_id(0) * (ulong)TOKENS, end = min(first + TOKENS, args.tokens);
     for (ulong t = first; t < end; t++) {
-        global const float *row = table + (ulong)token[t] * hidden;
-        for (ulong h = 0; h < hidden; h += BATCH * VEC) {
-            int n = (int)min((ulong)BATCH * VEC, hidden - h);
+        global const float *row = table + (ulong)token[t] * args.hidden;
+        for (ulong h = 0; h < args.hidden; h += BATCH * VEC) {
+            int n = (int)min((ulong)BATCH * VEC, args.hidden - h);
             vec part[BATCH];
             load_batch(part, row + h, n);
-            store_batch(part, x + t * hidden + h, n);
+            store_batch(part, x + t * args.hidden + h, n);
         }
     }
 }
@@ -57,24 +59,23 @@ static inline ulong find_token(global const int *token, ulong at, ulong end, ulo
 }
 
 KERNEL void embedding_backward(global const int *restrict token, global const float *restrict dx,
-                               global float *restrict partial, ulong length, ulong hidden,
-                               ulong first_row, ulong rows, ulong share) {
-    ulong first = get_group_id(0) * (ulong)COLUMNS, end = min(first + COLUMNS, hidden);
-    ulong sequence = get_group_id(1), skipped = get_group_id(2) * share,
-          own = min(share, rows - skipped);
-    ulong begin = sequence * length, tokens_end = begin + length;
-    global float *sum = partial + (sequence * rows + skipped) * hidden;
+                               global float *restrict partial, moert_embedding_args args) {
+    ulong first = get_group_id(0) * (ulong)COLUMNS, end = min(first + COLUMNS, args.hidden);
+    ulong sequence = get_group_id(1), skipped = get_group_id(2) * args.share,
+          own = min(args.share, args.rows - skipped);
+    ulong begin = sequence * args.length, tokens_end = begin + args.length;
+    global float *sum = partial + (sequence * args.rows + skipped) * args.hidden;
     for (ulong r = 0; r < own; r++)
         for (ulong h = first; h < end; h += VEC)
-            store_part((vec)(0.0f), sum + r * hidden + h, (int)min((ulong)VEC, end - h));
-    first_row += skipped;
-    for (ulong t = begin; (t = find_token(token, t, tokens_end, first_row, own)) < tokens_end;
+            store_part((vec)(0.0f), sum + r * args.hidden + h, (int)min((ulong)VEC, end - h));
+    args.first_row += skipped;
+    for (ulong t = begin; (t = find_token(token, t, tokens_end, args.first_row, own)) < tokens_end;
          t++) {
-        global float *row = sum + ((ulong)token[t] - first_row) * hidden;
+        global float *row = sum + ((ulong)token[t] - args.first_row) * args.hidden;
         for (ulong h = first; h < end; h += BATCH * VEC) {
             int n = (int)min((ulong)BATCH * VEC, end - h);
             vec part[BATCH], more[BATCH];
-            load_batch(more, dx + t * hidden + h, n);
+            load_batch(more, dx + t * args.hidden + h, n);
             load_batch(part, row + h, n);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 part[k] += more[k];
@@ -168,26 +169,25 @@ static inline void add_tokens(local const found *f, uint rows, global const floa
 
 KERNEL_OF(CREW)
 void embedding_backward(global const int *restrict token, global const float *restrict dx,
-                        global float *restrict partial, ulong length, ulong hidden, ulong first_row,
-                        ulong rows, ulong share) {
+                        global float *restrict partial, moert_embedding_args args) {
     local found f;
-    const ulong sequence = get_group_id(1), skipped = get_group_id(2) * share,
-                begin = sequence * length;
-    const uint own =
-        (uint)min(min(share, (ulong)MOST_ROWS), rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
-    global float *sum = partial + (sequence * rows + skipped) * hidden;
-    uint from = 0, most = (uint)length;
+    const ulong sequence = get_group_id(1), skipped = get_group_id(2) * args.share,
+                begin = sequence * args.length;
+    const uint own = (uint)min(min(args.share, (ulong)MOST_ROWS),
+                               args.rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
+    global float *sum = partial + (sequence * args.rows + skipped) * args.hidden;
+    uint from = 0, most = (uint)args.length;
     bool adds = false;
     do {
-        const uint to = (uint)min((ulong)from + most, length);
-        const uint n = find_tokens(&f, token + begin, from, to, first_row + skipped, own);
+        const uint to = (uint)min((ulong)from + most, args.length);
+        const uint n = find_tokens(&f, token + begin, from, to, args.first_row + skipped, own);
         const bool all = n <= ROOM;
         link_tokens(&f, all ? n : 0, own);
-        add_tokens(&f, all ? own : 0, dx + begin * hidden, sum, hidden, adds);
+        add_tokens(&f, all ? own : 0, dx + begin * args.hidden, sum, args.hidden, adds);
         adds |= all;
         from = all ? to : from;
         most = all ? most : ROOM;
-    } while (from < length);
+    } while (from < args.length);
 }
 #endif
 
@@ -221,20 +221,19 @@ static inline vec sum_links(global const int *restrict link, global const float 
 }
 
 KERNEL void embedding_gradient(global const int *restrict token, global const int *restrict link,
-                               global const float *restrict dx, ulong length, ulong hidden,
-                               ulong first_leaf, global float *restrict target, ulong stride,
-                               ulong offset, int accumulate) {
-    const ulong groups = (hidden + GRADIENT_COLUMNS - 1) / GRADIENT_COLUMNS,
+                               global const float *restrict dx, global float *restrict target,
+                               moert_embedding_args args) {
+    const ulong groups = (args.hidden + GRADIENT_COLUMNS - 1) / GRADIENT_COLUMNS,
                 t = get_group_id(0) / groups;
     const ulong first = get_group_id(0) % groups * GRADIENT_COLUMNS,
-                end = min(first + GRADIENT_COLUMNS, hidden);
+                end = min(first + GRADIENT_COLUMNS, args.hidden);
     const int node = link[2 * t];
     if (node < 0)
         return;
-    global float *row = target + node * stride + offset + token[t] * hidden;
+    global float *row = target + node * args.stride + args.offset + token[t] * args.hidden;
     for (ulong h = first; h < end; h += VEC) {
         const int n = (int)min((ulong)VEC, end - h);
-        const vec sum = sum_links(link, dx + h, t, length, first_leaf, hidden, n);
-        store_part(accumulate ? load_part(row + h, n) + sum : sum, row + h, n);
+        const vec sum = sum_links(link, dx + h, t, args.length, args.first_leaf, args.hidden, n);
+        store_part(args.accumulate ? load_part(row + h, n) + sum : sum, row + h, n);
     }
 }

@@ -26,6 +26,7 @@
 #if !defined(CODED)
 #error "CODED must be defined"
 #endif
+#include "args/nn.h"
 #include "lib/formats.h"
 #include "lib/teams.h"
 
@@ -278,17 +279,18 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
 
 KERNEL_OF(CREW)
 void cross_entropy(global const int *restrict targets, global float *restrict logits,
-                   global float *restrict loss, ulong vocabulary, float factor) {
+                   global float *restrict loss, moert_loss_args args) {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong t = get_group_id(0);
-    global float *row = logits + t * vocabulary;
+    global float *row = logits + t * args.vocabulary;
     int target = targets[t];
     float value = 0.0f;
     if (target >= 0)
-        value = row_loss(row, vocabulary, (ulong)target, factor, team[team_index()], crew);
-    else if (factor != 0.0f)
-        row_zero(row, vocabulary);
+        value =
+            row_loss(row, args.vocabulary, (ulong)target, args.factor, team[team_index()], crew);
+    else if (args.factor != 0.0f)
+        row_zero(row, args.vocabulary);
     if (is_first_item() && team_index() == 0)
         loss[t] = value;
 }

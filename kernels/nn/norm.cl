@@ -29,6 +29,7 @@
  * row's result depends on that row alone; a column's sum has one accumulator in a piece, and the
  * pieces are added in an order that their number decides.
  */
+#include "args/nn.h"
 #include "lib/formats.h"
 #include "lib/teams.h"
 
@@ -47,64 +48,63 @@ static inline void store_results(vec x, global float *y, global ushort *codes, u
 }
 
 #if STEPS == 0
-KERNEL void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                         global const float *weight, global float *y, global ushort *codes,
-                         global float *rstd, global const float *table, int heads,
-                         int length) /* the last three: of another form */
+KERNEL void norm_forward(global const float *x, global const float *weight, global float *y,
+                         global ushort *codes, global float *rstd, global const float *table,
+                         moert_norm_args args) /* the last three: of another form */
 {
     TEAM;
-    ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
-        global const float *from = x + row * width;
+        global const float *from = x + row * args.width;
         vec squares = 0.0f;
-        for (int c = 0; c < width; c += VEC) {
-            vec a = load_part(from + c, width - c);
+        for (int c = 0; c < args.width; c += VEC) {
+            vec a = load_part(from + c, args.width - c);
             squares = fma(a, a, squares);
         }
-        float scale = 1.0f / sqrt(sum_lanes(squares, team) / (float)width + epsilon);
+        float scale = 1.0f / sqrt(sum_lanes(squares, team) / (float)args.width + args.epsilon);
         if (is_first_item())
             rstd[row] = scale;
-        for (int c = 0; c < width; c += VEC) {
-            int n = width - c;
+        for (int c = 0; c < args.width; c += VEC) {
+            int n = args.width - c;
             store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, codes,
-                          row * width + c, n);
+                          row * args.width + c, n);
         }
     }
 }
 
 /* dx may be dy: every element is read before it is written. */
-KERNEL void norm_backward(ulong rows, ulong block, int width, int accumulate, global const float *x,
-                          global const float *weight, global const float *rstd,
-                          global const float *dy, global float *dx, global ushort *codes) {
+KERNEL void norm_backward(global const float *x, global const float *weight,
+                          global const float *rstd, global const float *dy, global float *dx,
+                          global ushort *codes, moert_norm_args args) {
     TEAM;
-    ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
-        global const float *xr = x + row * width, *dyr = dy + row * width;
+        global const float *xr = x + row * args.width, *dyr = dy + row * args.width;
         vec products = 0.0f;
-        for (int c = 0; c < width; c += VEC) {
-            int n = width - c;
+        for (int c = 0; c < args.width; c += VEC) {
+            int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
             products = fma(g, load_part(xr + c, n), products);
         }
         float scale = rstd[row];
-        float pull = -scale * scale * scale / (float)width * sum_lanes(products, team);
-        for (int c = 0; c < width; c += VEC) {
-            int n = width - c;
+        float pull = -scale * scale * scale / (float)args.width * sum_lanes(products, team);
+        for (int c = 0; c < args.width; c += VEC) {
+            int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
             vec d = fma((vec)pull, load_part(xr + c, n), scale * g);
-            const ulong at = row * width + c;
-            store_results(accumulate ? d + load_part(dx + at, n) : d, dx, codes, at, n);
+            const ulong at = row * args.width + c;
+            store_results(args.accumulate ? d + load_part(dx + at, n) : d, dx, codes, at, n);
         }
     }
 }
 
-KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global const float *x,
-                         global const float *rstd, global const float *dy, global float *partial) {
+KERNEL void norm_partial(global const float *x, global const float *rstd, global const float *dy,
+                         global float *partial, moert_norm_args args) {
     int column = get_group_id(0) * COLUMNS;
     ulong piece = get_group_id(2) * get_num_groups(1) + get_group_id(1),
-          sequence_end = (get_group_id(2) + 1) * sequence_rows;
-    ulong first = get_group_id(2) * sequence_rows + get_group_id(1) * block,
-          end = min(first + block, sequence_end);
+          sequence_end = (get_group_id(2) + 1) * args.sequence_rows;
+    ulong first = get_group_id(2) * args.sequence_rows + get_group_id(1) * args.block,
+          end = min(first + args.block, sequence_end);
     vec sum[COLUMN_VECS];
     UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++)
         sum[v] = 0.0f;
@@ -112,8 +112,8 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
         vec g[BATCH][COLUMN_VECS], a[BATCH][COLUMN_VECS];
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
-                ulong at = (row + k) * width + column + v * VEC;
-                int n = row + k < end ? width - column - v * VEC : 0;
+                ulong at = (row + k) * args.width + column + v * VEC;
+                int n = row + k < end ? args.width - column - v * VEC : 0;
                 g[k][v] = load_part(dy + at, n);
                 a[k][v] = load_part(x + at, n);
             }
@@ -124,9 +124,9 @@ KERNEL void norm_partial(ulong sequence_rows, ulong block, int width, global con
         }
     }
     UNROLL_FOR(int v = 0; v < COLUMN_VECS; v++) {
-        int n = width - column - v * VEC;
+        int n = args.width - column - v * VEC;
         if (n > 0)
-            store_part(sum[v], partial + piece * width + column + v * VEC, n);
+            store_part(sum[v], partial + piece * args.width + column + v * VEC, n);
     }
 }
 #else
@@ -175,68 +175,68 @@ static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*te
 }
 
 KERNEL_OF(CREW)
-void norm_forward(ulong rows, ulong block, int width, float epsilon, global const float *x,
-                  global const float *weight, global float *y, global ushort *codes,
-                  global float *rstd, global const float *table, int heads, int length) {
+void norm_forward(global const float *x, global const float *weight, global float *y,
+                  global ushort *codes, global float *rstd, global const float *table,
+                  moert_norm_args args) {
     TEAM_OF(CREW);
     local float crew[CREW];
-    ulong first = get_group_id(0) * block, end = min(first + block, rows);
+    ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     seat at = {0, 0};
     if (ROTATED)
-        at = seat_of(first, heads, length);
+        at = seat_of(first, args.heads, args.length);
     for (ulong row = first; row < end; row += ROWS) {
         vec a[ROWS][STEPS];
-        load_rows(a, x, row, end, width);
+        load_rows(a, x, row, end, args.width);
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
             vec squares = 0.0f;
             UNROLL_FOR(int s = 0; s < STEPS; s++)
                 squares = fma(a[r][s], a[r][s], squares);
-            float scale = 1.0f / sqrt(sum_row(squares, team, crew) / (float)width + epsilon);
+            float scale =
+                1.0f / sqrt(sum_row(squares, team, crew) / (float)args.width + args.epsilon);
             if (is_first_item() && team_index() == 0 && row + r < end)
                 rstd[row + r] = scale;
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
-                int c = column_of(s), n = row + r < end ? width - c : 0;
+                int c = column_of(s), n = row + r < end ? args.width - c : 0;
                 vec value = a[r][s] * scale * load_part(weight + c, n);
                 if (ROTATED) {
-                    const int other = c + to_partners(c, width);
-                    const vec partner = load_part(x + (row + r) * width + other, n) * scale *
+                    const int other = c + to_partners(c, args.width);
+                    const vec partner = load_part(x + (row + r) * args.width + other, n) * scale *
                                         load_part(weight + other, n);
-                    value = rotated(value, partner, table + (ulong)at.position * width, c, n, width,
-                                    1.0f);
+                    value = rotated(value, partner, table + (ulong)at.position * args.width, c, n,
+                                    args.width, 1.0f);
                 }
-                store_results(value, y, codes, (row + r) * width + c, n);
+                store_results(value, y, codes, (row + r) * args.width + c, n);
             }
             if (ROTATED)
-                at = next_seat(at, heads, length);
+                at = next_seat(at, args.heads, args.length);
         }
     }
 }
 
 /* dx and a piece of partial. dx may be dy. */
 KERNEL_OF(CREW)
-void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate,
-                    global const float *x, global const float *weight, global const float *rstd,
+void norm_gradients(global const float *x, global const float *weight, global const float *rstd,
                     global const float *dy, global float *dx, global ushort *codes,
-                    global float *partial, global const float *table, int heads, int length) {
+                    global float *partial, global const float *table, moert_norm_args args) {
     TEAM_OF(CREW);
     local float crew[CREW];
     ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0),
-          sequence_end = (get_group_id(1) + 1) * sequence_rows;
-    ulong first = get_group_id(1) * sequence_rows + get_group_id(0) * block,
-          end = min(first + block, sequence_end);
+          sequence_end = (get_group_id(1) + 1) * args.sequence_rows;
+    ulong first = get_group_id(1) * args.sequence_rows + get_group_id(0) * args.block,
+          end = min(first + args.block, sequence_end);
     vec sum[STEPS];
     seat at = {0, 0};
     if (ROTATED)
-        at = seat_of(first - get_group_id(1) * sequence_rows, heads, length);
+        at = seat_of(first - get_group_id(1) * args.sequence_rows, args.heads, args.length);
     vec weights[STEPS], ahead_g[ROWS][STEPS], ahead_a[ROWS][STEPS];
     UNROLL_FOR(int s = 0; s < STEPS; s++) {
         sum[s] = 0.0f;
         if (HOLDS_WEIGHT)
-            weights[s] = load_part(weight + column_of(s), width - column_of(s));
+            weights[s] = load_part(weight + column_of(s), args.width - column_of(s));
     }
     if (PREFETCHES) {
-        load_rows(ahead_g, dy, first, end, width);
-        load_rows(ahead_a, x, first, end, width);
+        load_rows(ahead_g, dy, first, end, args.width);
+        load_rows(ahead_a, x, first, end, args.width);
     }
     for (ulong row = first; row < end; row += ROWS) {
         vec g[ROWS][STEPS], a[ROWS][STEPS], products[ROWS];
@@ -246,22 +246,23 @@ void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate,
                 UNROLL_FOR(int s = 0; s < STEPS; s++)
                     g[r][s] = ahead_g[r][s], a[r][s] = ahead_a[r][s];
         } else {
-            load_rows(g, dy, row, end, width);
-            load_rows(a, x, row, end, width);
+            load_rows(g, dy, row, end, args.width);
+            load_rows(a, x, row, end, args.width);
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++)
             scale[r] = rstd[min(row + r, end - 1)];
         if (PREFETCHES) {
-            load_rows(ahead_g, dy, row + ROWS, end, width);
-            load_rows(ahead_a, x, row + ROWS, end, width);
+            load_rows(ahead_g, dy, row + ROWS, end, args.width);
+            load_rows(ahead_a, x, row + ROWS, end, args.width);
         }
-        UNROLL for (int r = 0; ROTATED && r < ROWS; r++, at = next_seat(at, heads, length)) {
+        UNROLL for (int r = 0; ROTATED && r < ROWS;
+                    r++, at = next_seat(at, args.heads, args.length)) {
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
-                const int c = column_of(s), n = row + r < end ? width - c : 0;
+                const int c = column_of(s), n = row + r < end ? args.width - c : 0;
                 const vec partner =
-                    load_part(dy + (row + r) * width + c + to_partners(c, width), n);
-                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * width, c, n, width,
-                                  -1.0f);
+                    load_part(dy + (row + r) * args.width + c + to_partners(c, args.width), n);
+                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * args.width, c, n,
+                                  args.width, -1.0f);
             }
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
@@ -269,52 +270,53 @@ void norm_gradients(ulong sequence_rows, ulong block, int width, int accumulate,
             products[r] = 0.0f;
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 sum[s] = fma(g[r][s] * scale[r], a[r][s], sum[s]);
-                g[r][s] *= HOLDS_WEIGHT ? weights[s]
-                                        : load_part(weight + column_of(s), width - column_of(s));
+                g[r][s] *= HOLDS_WEIGHT
+                               ? weights[s]
+                               : load_part(weight + column_of(s), args.width - column_of(s));
                 products[r] = fma(g[r][s], a[r][s], products[r]);
             }
         }
         sum_rows(products, dot, team, crew);
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
-            const float pull = -scale[r] * scale[r] * scale[r] / (float)width * dot[r];
+            const float pull = -scale[r] * scale[r] * scale[r] / (float)args.width * dot[r];
             UNROLL_FOR(int s = 0; s < STEPS; s++)
                 g[r][s] = fma((vec)pull, a[r][s], scale[r] * g[r][s]);
         }
-        if (accumulate) {
-            load_rows(a, dx, row, end, width);
+        if (args.accumulate) {
+            load_rows(a, dx, row, end, args.width);
             UNROLL_FOR(int r = 0; r < ROWS; r++)
                 UNROLL_FOR(int s = 0; s < STEPS; s++)
                     g[r][s] += a[r][s];
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++)
             UNROLL_FOR(int s = 0; s < STEPS; s++)
-                store_results(g[r][s], dx, codes, (row + r) * width + column_of(s),
-                              row + r < end ? width - column_of(s) : 0);
+                store_results(g[r][s], dx, codes, (row + r) * args.width + column_of(s),
+                              row + r < end ? args.width - column_of(s) : 0);
     }
     UNROLL_FOR(int s = 0; s < STEPS; s++)
-        store_part(sum[s], partial + piece * width + column_of(s), width - column_of(s));
+        store_part(sum[s], partial + piece * args.width + column_of(s), args.width - column_of(s));
 }
 #endif
 
 #if MOERT_ITEMS > 1
 /* partial[s,c] = sum of a sequence's pieces, which the teams take in turn. */
 KERNEL_OF(JOINERS)
-void norm_join(ulong pieces, int width, global const float *piece, global float *partial) {
+void norm_join(global const float *piece, global float *partial, moert_norm_args args) {
     SUMS_OF(JOINERS);
-    const int column = get_group_id(0) * VEC, n = width - column;
-    const ulong end = (get_group_id(1) + 1) * pieces;
+    const int column = get_group_id(0) * VEC, n = args.width - column;
+    const ulong end = (get_group_id(1) + 1) * args.pieces;
     vec sum = 0.0f;
-    for (ulong row = get_group_id(1) * pieces + team_index(); row < end;
+    for (ulong row = get_group_id(1) * args.pieces + team_index(); row < end;
          row += ROWS_AHEAD * JOINERS) {
         vec part[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
-            part[k] = load_part(piece + (row + k * JOINERS) * width + column,
+            part[k] = load_part(piece + (row + k * JOINERS) * args.width + column,
                                 row + k * JOINERS < end ? n : 0);
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum += part[k];
     }
     sum = sum_teams(sum, JOINERS, sums);
     if (team_index() == 0)
-        store_part(sum, partial + get_group_id(1) * width + column, n);
+        store_part(sum, partial + get_group_id(1) * args.width + column, n);
 }
 #endif

@@ -2,11 +2,10 @@
  * AdamW with decoupled weight decay (Loshchilov, Hutter: "Decoupled weight decay regularization",
  * ICLR 2019), in the order of operations of PyTorch:
  *
- *   g = gradient * scale               p = p * keep                        keep  = 1 - rate * decay
- *   m = beta1 * m + rest1 * g          v = beta2 * v + (rest2 * g) * g     restN = 1 - betaN
- *   p = p - step * m / (sqrt(v) / root + epsilon)                          step  = rate / (1 -
- *                                                                          beta1^t) root  = sqrt(1
- *                                                                          - beta2^t)
+ *   g = gradient * scale         p = p * keep                      keep  = 1 - rate * decay
+ *   m = beta1 * m + rest1 * g    v = beta2 * v + (rest2 * g) * g   restN = 1 - betaN
+ *   p = p - step * m / (sqrt(v) / root + epsilon)                  step  = rate / (1 - beta1^t)
+ *                                                                  root  = sqrt(1 - beta2^t)
  *
  * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second.
  * Deterministic; the host computes the factors in float64.
@@ -14,6 +13,7 @@
  * products read them so, and a pass of their own over the parameters is saved.
  * A team owns BLOCK consecutive floats. No local memory.
  */
+#include "args/nn.h"
 #ifdef ROUNDED
 #include "lib/formats.h"
 #endif
@@ -22,14 +22,12 @@
 
 KERNEL void adamw(global float *restrict parameter, global const float *restrict gradient,
                   global float *restrict first_moment, global float *restrict second_moment,
-                  ulong at, ulong state_at, ulong n, float scale, float keep, float beta1,
-                  float rest1, float beta2, float rest2, float step, float root, float epsilon,
-                  global ushort *restrict rounded) {
-    ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
-    parameter += at;
-    gradient += at;
-    first_moment += state_at;
-    second_moment += state_at;
+                  global ushort *restrict rounded, moert_adamw_args args) {
+    ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, args.n);
+    parameter += args.at;
+    gradient += args.at;
+    first_moment += args.state_at;
+    second_moment += args.state_at;
     for (ulong i = first; i < end; i += BATCH * VEC) {
         int left = (int)min(BLOCK, end - i);
         vec g[BATCH], p[BATCH], m[BATCH], v[BATCH];
@@ -38,11 +36,11 @@ KERNEL void adamw(global float *restrict parameter, global const float *restrict
         load_batch(m, first_moment + i, left);
         load_batch(v, second_moment + i, left);
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            g[k] *= scale;
-            m[k] = m[k] * beta1 + g[k] * rest1;
-            v[k] = v[k] * beta2 + (g[k] * rest2) * g[k];
-            vec denominator = sqrt(v[k]) / (vec)(root) + (vec)(epsilon);
-            p[k] = p[k] * keep - m[k] * step / denominator;
+            g[k] *= args.scale;
+            m[k] = m[k] * args.beta1 + g[k] * args.rest1;
+            v[k] = v[k] * args.beta2 + (g[k] * args.rest2) * g[k];
+            vec denominator = sqrt(v[k]) / (vec)(args.root) + (vec)(args.epsilon);
+            p[k] = p[k] * args.keep - m[k] * args.step / denominator;
         }
         store_batch(m, first_moment + i, left);
         store_batch(v, second_moment + i, left);

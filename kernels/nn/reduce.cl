@@ -18,6 +18,8 @@
  * A team owns COLUMNS columns of all nodes, or one block; CREW teams the blocks of a tensor. Local
  * memory: a number for each item (squares).
  */
+#include "args/nn.h"
+
 #define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK   4096
 #define LEAVES  8  /* read side by side */
@@ -80,16 +82,17 @@ static inline vec sum_node(global const float *row, ulong stride, uint rows, int
     return sum;
 }
 
-KERNEL void tree_reduce(global const float *partial, uint first, uint count, uint total, ulong n,
-                        global float *target, ulong stride, ulong offset, int accumulate) {
-    ulong begin = get_group_id(0) * COLUMNS, end = min(begin + COLUMNS, n);
-    global float *to = target + offset;
-    for (uint leaf = first, width; leaf < first + count; leaf += width, to += stride) {
-        width = node_width(leaf, first + count, total);
+KERNEL void tree_reduce(global const float *partial, global float *target, moert_tree_args args) {
+    ulong begin = get_group_id(0) * COLUMNS, end = min(begin + COLUMNS, args.n);
+    global float *to = target + args.offset;
+    for (uint leaf = args.first, width; leaf < args.first + args.count;
+         leaf += width, to += args.stride) {
+        width = node_width(leaf, args.first + args.count, args.total);
         for (ulong i = begin; i < end; i += VEC) {
             int left = (int)min((ulong)VEC, end - i);
-            vec sum = sum_node(partial + (leaf - first) * n + i, n, min(width, total - leaf), left);
-            store_part(accumulate ? load_part(to + i, left) + sum : sum, to + i, left);
+            vec sum = sum_node(partial + (leaf - args.first) * args.n + i, args.n,
+                               min(width, args.total - leaf), left);
+            store_part(args.accumulate ? load_part(to + i, left) + sum : sum, to + i, left);
         }
     }
 }
@@ -114,12 +117,11 @@ static inline real sum_reals(real_vec x, local real *items) {
 }
 
 KERNEL void sum_squares(global const float *restrict x, global const ulong *restrict table,
-                        uint first_tensor, uint last, ulong first_block,
-                        global real *restrict sum) {
+                        global real *restrict sum, moert_squares_args args) {
     local real items[MOERT_ITEMS];
-    ulong block = first_block + get_group_id(0);
-    uint tensor = first_tensor; /* the last one whose blocks begin at or before this block */
-    for (uint above = last; above - tensor > 1;) {
+    ulong block = args.first_block + get_group_id(0);
+    uint tensor = args.first_tensor; /* the last one whose blocks begin at or before this block */
+    for (uint above = args.last; above - tensor > 1;) {
         uint middle = tensor + (above - tensor) / 2;
         if (table[3 * middle + 2] <= block)
             tensor = middle;

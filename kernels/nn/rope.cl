@@ -10,6 +10,8 @@
  * multiple of 4 then. Defines: none of its own. Local memory: none. Deterministic: every pair is
  * computed from itself alone.
  */
+#include "args/nn.h"
+
 static inline void rotate(vec *a, vec *b, vec c, vec s) {
     const vec low = *a, high = *b;
     *a = fma(low, c, -high * s);
@@ -53,10 +55,10 @@ static inline void rope_token(global float *x, global const float *cosine, int h
 }
 #endif
 
-KERNEL void rope(ulong tokens, ulong block, ulong length, int heads, int head_size, float sign,
-                 global const float *table, global float *x) {
-    ulong first = get_group_id(0) * block, end = min(first + block, tokens);
+KERNEL void rope(global const float *table, global float *x, moert_rope_args args) {
+    ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.tokens);
     for (ulong token = first; token < end; token++)
-        rope_token(x + token * heads * head_size, table + token % length * head_size, heads,
-                   head_size / 2, sign);
+        rope_token(x + token * args.heads * args.head_size,
+                   table + token % args.length * args.head_size, args.heads, args.head_size / 2,
+                   args.sign);
 }

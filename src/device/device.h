@@ -143,6 +143,9 @@ typedef struct moert_grid {
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
                           moert_grid grid, const moert_argument *arguments, size_t count);
 
+/* The numbers of a launch, as a struct of kernels/args: MOERT_ARGS(moert_rope_args, .heads = 8, ...). */
+#define MOERT_ARGS(type, ...) moert_argument_struct(&(const type){__VA_ARGS__}, sizeof(type))
+
 /* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
  * MOERT_ARG(rows)) */
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \

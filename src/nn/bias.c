@@ -1,4 +1,5 @@
 /* Launches of kernels/nn/bias.cl. */
+#include "args/nn.h"
 #include "nn/bias.h"
 
 #include "base/memory.h"
@@ -28,18 +29,20 @@ static moert_grid share_rows(const moert_scaled_bias *bias) {
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
     return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_forward",
-                     share_rows(bias), MOERT_ARG(bias->groups.ends),
-                     MOERT_ARG((unsigned)bias->part.first), MOERT_ARG((unsigned)bias->n),
-                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
-                     MOERT_ARG(bias->bias), MOERT_ARG(bias->y));
+                     share_rows(bias), MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob),
+                     MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
+                     MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,
+                                .n = (unsigned)bias->n, .ldy = bias->ldy,
+                                .prob_stride = bias->prob_stride));
 }
 
 moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
     return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_dprob", share_rows(bias),
-                     MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->part.first),
-                     MOERT_ARG((unsigned)bias->n), MOERT_ARG(bias->ldy),
-                     MOERT_ARG(bias->prob_stride), MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
-                     MOERT_ARG(bias->dprob));
+                     MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
+                     MOERT_ARG(bias->dprob),
+                     MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,
+                                .n = (unsigned)bias->n, .ldy = bias->ldy,
+                                .prob_stride = bias->prob_stride));
 }
 
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
@@ -47,8 +50,9 @@ moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
     const size_t columns = moert_share(device, COLUMNS, GPU_COLUMNS);
     return MOERT_RUN(device, program_of(bias), "bias_gradient",
                      ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, columns), 1}),
-                     MOERT_ARG(bias->groups.ends), MOERT_ARG((unsigned)bias->n),
-                     MOERT_ARG(bias->ldy), MOERT_ARG(bias->prob), MOERT_ARG(bias->prob_stride),
-                     MOERT_ARG(bias->y), MOERT_ARG(bias->dbias), MOERT_ARG((int)bias->accumulate),
-                     MOERT_ARG((unsigned)columns));
+                     MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob), MOERT_ARG(bias->y),
+                     MOERT_ARG(bias->dbias),
+                     MOERT_ARGS(moert_bias_args, .n = (unsigned)bias->n, .ldy = bias->ldy,
+                                .prob_stride = bias->prob_stride,
+                                .accumulate = (int)bias->accumulate, .columns = (unsigned)columns));
 }

@@ -1,6 +1,7 @@
 /* Token embedding: gathers rows, and scatters gradients into one partial table per sequence. */
 #include <stdlib.h>
 
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -15,8 +16,8 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
     const moert_grid grid = {moert_ceil_div(tokens, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1};
     moert_profile_work(device, "nn/embedding", 0.0, 2 * sizeof(float) * (double)(tokens * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_forward",
-                     grid, MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x), MOERT_ARG(tokens),
-                     MOERT_ARG(hidden));
+                     grid, MOERT_ARG(table), MOERT_ARG(token), MOERT_ARG(x),
+                     MOERT_ARGS(moert_embedding_args, .tokens = tokens, .hidden = hidden));
 }
 
 moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hidden,
@@ -29,8 +30,9 @@ moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hi
     moert_profile_work(device, "nn/embedding", 0.0,
                        sizeof(float) * (double)(sequences * (length + rows) * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
-                     grid, MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial), MOERT_ARG(length),
-                     MOERT_ARG(hidden), MOERT_ARG(first_row), MOERT_ARG(rows), MOERT_ARG(share));
+                     grid, MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial),
+                     MOERT_ARGS(moert_embedding_args, .length = length, .hidden = hidden,
+                                .first_row = first_row, .rows = rows, .share = share));
 }
 
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
@@ -72,7 +74,8 @@ moert_status moert_embedding_gradient(const moert_embedding_sum *sum) {
     return MOERT_RUN(device,
                      MOERT_PROGRAM(device, "nn/embedding", sum->hidden | at->stride | at->offset),
                      "embedding_gradient", grid, MOERT_ARG(sum->token), MOERT_ARG(sum->link),
-                     MOERT_ARG(sum->dx), MOERT_ARG(sum->length), MOERT_ARG(sum->hidden),
-                     MOERT_ARG(at->span.first), MOERT_ARG(at->target), MOERT_ARG(at->stride),
-                     MOERT_ARG(at->offset), MOERT_ARG((int)at->accumulate));
+                     MOERT_ARG(sum->dx), MOERT_ARG(at->target),
+                     MOERT_ARGS(moert_embedding_args, .length = sum->length, .hidden = sum->hidden,
+                                .first_leaf = at->span.first, .stride = at->stride,
+                                .offset = at->offset, .accumulate = (int)at->accumulate));
 }

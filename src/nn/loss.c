@@ -1,6 +1,7 @@
 /* Cross-entropy and its gradient in place of the logits. */
 #include <stdio.h>
 
+#include "args/nn.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
@@ -19,5 +20,5 @@ moert_status moert_cross_entropy(const moert_prediction *p) {
              coded);
     return MOERT_RUN(device, spec, "cross_entropy", ((moert_grid){p->tokens, 1, 1}),
                      MOERT_ARG(p->target), MOERT_ARG(p->logits), MOERT_ARG(p->loss),
-                     MOERT_ARG(p->vocabulary), MOERT_ARG(p->factor));
+                     MOERT_ARGS(moert_loss_args, .vocabulary = p->vocabulary, .factor = p->factor));
 }

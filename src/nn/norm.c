@@ -1,6 +1,7 @@
 /* RMSNorm and its gradients: argument checks and launches of kernels/nn/norm.cl. */
 #include <stdio.h>
 
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -102,10 +103,11 @@ moert_status moert_norm_run(const moert_norm *norm) {
     tell_work(device, norm->rows, norm->width, 1, norm->y, norm->codes);
     MOERT_TRY(MOERT_RUN(
         device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
-        MOERT_ARG(norm->rows), MOERT_ARG(form.block), MOERT_ARG(form.columns),
-        MOERT_ARG(norm->epsilon), MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y),
-        MOERT_ARG(norm->codes), MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
-        MOERT_ARG((int)rotation->heads), MOERT_ARG((int)rotation->length)));
+        MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y), MOERT_ARG(norm->codes),
+        MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
+        MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
+                   .epsilon = norm->epsilon, .heads = (int)rotation->heads,
+                   .length = (int)rotation->length)));
     return turned && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
 }
 
@@ -131,24 +133,27 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
     name_program(form, norm->dx, norm->codes, rotated, spec);
     if (form->steps > 0)
         return MOERT_RUN(device, spec, "norm_gradients", ((moert_grid){pieces, norm->sequences, 1}),
-                         MOERT_ARG(sequence_rows), MOERT_ARG(piece_rows), MOERT_ARG(form->columns),
-                         MOERT_ARG(accumulate), MOERT_ARG(norm->x), MOERT_ARG(norm->weight),
-                         MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(norm->dx),
-                         MOERT_ARG(norm->codes), MOERT_ARG(piece), MOERT_ARG(rotation->table),
-                         MOERT_ARG((int)rotation->heads), MOERT_ARG((int)rotation->length));
+                         MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
+                         MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->codes),
+                         MOERT_ARG(piece), MOERT_ARG(rotation->table),
+                         MOERT_ARGS(moert_norm_args, .sequence_rows = sequence_rows,
+                                    .block = piece_rows, .width = form->columns,
+                                    .accumulate = accumulate, .heads = (int)rotation->heads,
+                                    .length = (int)rotation->length));
     /* first, since it reads dy, which may be dx */
     const size_t columns = moert_share(device, COLUMNS, STEP);
-    MOERT_TRY(MOERT_RUN(
-        device, spec, "norm_partial",
-        ((moert_grid){moert_ceil_div(norm->width, columns), pieces, norm->sequences}),
-        MOERT_ARG(sequence_rows), MOERT_ARG(piece_rows), MOERT_ARG(form->columns),
-        MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece)));
+    MOERT_TRY(
+        MOERT_RUN(device, spec, "norm_partial",
+                  ((moert_grid){moert_ceil_div(norm->width, columns), pieces, norm->sequences}),
+                  MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece),
+                  MOERT_ARGS(moert_norm_args, .sequence_rows = sequence_rows, .block = piece_rows,
+                             .width = form->columns)));
     return MOERT_RUN(device, spec, "norm_backward",
                      ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
-                     MOERT_ARG(norm->rows), MOERT_ARG(form->block), MOERT_ARG(form->columns),
-                     MOERT_ARG(accumulate), MOERT_ARG(norm->x), MOERT_ARG(norm->weight),
-                     MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(norm->dx),
-                     MOERT_ARG(norm->codes));
+                     MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
+                     MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->codes),
+                     MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form->block,
+                                .width = form->columns, .accumulate = accumulate));
 }
 
 /* Rows of a sequence that a part of its gradient is summed over. */
@@ -205,6 +210,6 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     name_program(&form, norm->dx, norm->codes, rotated, spec);
     return MOERT_RUN(device, spec, "norm_join",
                      ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
-                     MOERT_ARG(pieces), MOERT_ARG(form.columns), MOERT_ARG(*norm->scratch),
-                     MOERT_ARG(norm->partial));
+                     MOERT_ARG(*norm->scratch), MOERT_ARG(norm->partial),
+                     MOERT_ARGS(moert_norm_args, .pieces = pieces, .width = form.columns));
 }

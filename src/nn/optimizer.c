@@ -1,6 +1,7 @@
 /* AdamW: factors in float64 here, the update in float32 on the device. */
 #include <math.h>
 
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -28,9 +29,10 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
                                             : MOERT_PROGRAM(device, "nn/optimizer", sizes),
                      "adamw", ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(parameter),
                      MOERT_ARG(gradient), MOERT_ARG(first_moment), MOERT_ARG(second_moment),
-                     MOERT_ARG(adamw->at), MOERT_ARG(adamw->state_at), MOERT_ARG(n),
-                     MOERT_ARG((float)adamw->scale), MOERT_ARG(keep),
-                     MOERT_ARG((float)adamw->beta1), MOERT_ARG(rest1),
-                     MOERT_ARG((float)adamw->beta2), MOERT_ARG(rest2), MOERT_ARG(step),
-                     MOERT_ARG(root), MOERT_ARG((float)adamw->epsilon), MOERT_ARG(adamw->rounded));
+                     MOERT_ARG(adamw->rounded),
+                     MOERT_ARGS(moert_adamw_args, .at = adamw->at, .state_at = adamw->state_at,
+                                .n = n, .scale = (float)adamw->scale, .keep = keep,
+                                .beta1 = (float)adamw->beta1, .rest1 = rest1,
+                                .beta2 = (float)adamw->beta2, .rest2 = rest2, .step = step,
+                                .root = root, .epsilon = (float)adamw->epsilon));
 }

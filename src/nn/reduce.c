@@ -1,6 +1,7 @@
 /* Sums in a fixed order: the local part of the tree over sequences, and sums of squares. */
 #include <stdlib.h>
 
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -21,10 +22,11 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
     moert_profile_work(device, "nn/reduce", 0.0,
                        sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/reduce", sizes), "tree_reduce", grid,
-                     MOERT_ARG(partial), MOERT_ARG((unsigned)span.first),
-                     MOERT_ARG((unsigned)span.count), MOERT_ARG((unsigned)total), MOERT_ARG(n),
-                     MOERT_ARG(at->target), MOERT_ARG(at->stride), MOERT_ARG(at->offset),
-                     MOERT_ARG((int)at->accumulate));
+                     MOERT_ARG(partial), MOERT_ARG(at->target),
+                     MOERT_ARGS(moert_tree_args, .first = (unsigned)span.first,
+                                .count = (unsigned)span.count, .total = (unsigned)total, .n = n,
+                                .stride = at->stride, .offset = at->offset,
+                                .accumulate = (int)at->accumulate));
 }
 
 /* ---- sums of squares ---- */
@@ -128,9 +130,9 @@ static moert_status sum_stretch(const moert_squares *squares, size_t index, size
                        sizeof(float) * share * (double)at->floats);
     return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "nn/reduce", at->odd),
                      "sum_squares", ((moert_grid){end - first, 1, 1}), MOERT_ARG(at->buffer),
-                     MOERT_ARG(squares->table), MOERT_ARG((unsigned)at->first),
-                     MOERT_ARG((unsigned)at->end), MOERT_ARG(first),
-                     MOERT_ARG(squares->chunk_sums));
+                     MOERT_ARG(squares->table), MOERT_ARG(squares->chunk_sums),
+                     MOERT_ARGS(moert_squares_args, .first_tensor = (unsigned)at->first,
+                                .last = (unsigned)at->end, .first_block = first));
 }
 
 size_t moert_squares_chunks(const moert_squares *squares) {

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -78,8 +79,9 @@ moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_
     moert_profile_work(device, "nn/rope", 0.0,
                        2 * sizeof(float) * (double)(tokens * heads * head_size));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", head_size / 2), "rope",
-                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(tokens),
-                     MOERT_ARG(block), MOERT_ARG(length), MOERT_ARG((int)heads),
-                     MOERT_ARG((int)head_size), MOERT_ARG(inverse ? -1.0f : 1.0f), MOERT_ARG(table),
-                     MOERT_ARG(x));
+                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(table),
+                     MOERT_ARG(x),
+                     MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
+                                .heads = (int)heads, .head_size = (int)head_size,
+                                .sign = inverse ? -1.0f : 1.0f));
 }
