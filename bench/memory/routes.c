@@ -1,6 +1,7 @@
 /* The kernels of bench_memory on the rows of tokens and experts; see cases.c. */
 #include <math.h>
 
+#include "args/gemm.h"
 #include "base/memory.h"
 #include "bench/memory/cases.h"
 #include "bench/memory/memory.h"
@@ -108,10 +109,11 @@ moert_status bench_permute_run(const bench_memory *b) {
     const size_t split = moert_share(b->device, moert_ceil_div(16384, width), 1);
     const moert_grid grid = {moert_ceil_div(rows, split), 1, 1};
     return MOERT_RUN(b->device, MOERT_PROGRAM(b->device, "op/rows", width), "op_load_rows", grid,
-                     MOERT_ARG(b->ends), MOERT_ARG(1u), MOERT_ARG((unsigned)rows),
-                     MOERT_ARG(b->in[0]), MOERT_ARG((int)MOERT_NUMBER_F32), MOERT_ARG(width),
-                     MOERT_ARG(b->gather), MOERT_ARG(1u), MOERT_ARG(b->out[0]),
-                     MOERT_ARG((int)width), MOERT_ARG((unsigned)split));
+                     MOERT_ARG(b->ends), MOERT_ARG(b->in[0]), MOERT_ARG(b->gather),
+                     MOERT_ARG(b->out[0]),
+                     MOERT_ARGS(moert_rows_args, .groups = 1u, .rows = (unsigned)rows,
+                                .type = (int)MOERT_NUMBER_F32, .stride = width, .divisor = 1u,
+                                .width = (int)width, .split = (unsigned)split));
 }
 
 moert_status bench_permute_check(const bench_memory *b, double chosen, double *got, double *want) {

@@ -39,6 +39,7 @@
  * Deterministic, without atomics: rows are taken in ascending order in blocks counted from the
  * start of the sequence, so a sequence's result depends on that sequence alone.
  */
+#include "args/attention.h"
 #if !defined(HEAD_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE and LANE_VECS must be defined"
 #endif
@@ -198,22 +199,21 @@ static inline void softmax_block(local vec *score, int row, int rows, int query,
 }
 
 /* Grid: {blocks of LANES queries, heads, sequences}, later blocks, which see more keys, first. */
-KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale,
-                              global const float *q, global const float *k, global const float *v,
-                              global float *out, global float *lse) {
+KERNEL void attention_forward(global const float *q, global const float *k, global const float *v,
+                              global float *out, global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
-    int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-           kv_stride = kv_heads * HEAD_SIZE;
+    int count = min((int)args.length - query, LANES);
+    size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+           kv_stride = args.kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
-    size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
+    size_t kv_from = token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
     vec maximum[NV], total[NV], keep[NV];
     UNROLL_FOR(int i = 0; i < NV; i++) {
         maximum[i] = -INFINITY;
         total[i] = 0.0f;
     }
-    load_lanes(q + from, stride, count, scale, lanes);
+    load_lanes(q + from, stride, count, args.scale, lanes);
     clear(sums);
     for (int row = 0; row < query + count; row += ROWS) {
         int rows = min(query + count - row, ROWS);
@@ -228,32 +228,31 @@ KERNEL void attention_forward(ulong length, int heads, int kv_heads, float scale
     }
     store_lanes(sums, keep, count, out + from, stride);
     for (int i = 0; i < count; i++)
-        lse[(token + query + i) * heads + head] = ((local const float *)score)[i];
+        lse[(token + query + i) * args.heads + head] = ((local const float *)score)[i];
 }
 
 /* Grid as for attention_forward. */
-KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float scale,
-                                 global const float *q, global const float *k,
+KERNEL void attention_backward_q(global const float *q, global const float *k,
                                  global const float *v, global const float *out,
                                  global const float *lse, global const float *dout,
-                                 global float *dq) {
+                                 global float *dq, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], dlanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV],
         dscore[ROWS * NV];
     local vec normaliser[NV], delta[NV];
     int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
-    int count = min((int)length - query, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-           kv_stride = kv_heads * HEAD_SIZE;
+    int count = min((int)args.length - query, LANES);
+    size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+           kv_stride = args.kv_heads * HEAD_SIZE;
     size_t from = (token + query) * stride + head * HEAD_SIZE;
-    size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
+    size_t kv_from = token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
     vec keep[NV];
     for (int i = 0; i < LANES; i++) {
         int lane = min(i, count - 1);
-        ((local float *)normaliser)[i] = lse[(token + query + lane) * heads + head];
+        ((local float *)normaliser)[i] = lse[(token + query + lane) * args.heads + head];
         ((local float *)delta)[i] =
             dot_row(dout + from + lane * stride, out + from + lane * stride);
     }
-    load_lanes(q + from, stride, count, scale, lanes);
+    load_lanes(q + from, stride, count, args.scale, lanes);
     load_lanes(dout + from, stride, count, 1.0f, dlanes);
     clear(sums);
     UNROLL_FOR(int i = 0; i < NV; i++)
@@ -273,41 +272,41 @@ KERNEL void attention_backward_q(ulong length, int heads, int kv_heads, float sc
         gather(k + at, kv_stride, rows, dscore, keep, sums);
     }
     UNROLL_FOR(int i = 0; i < NV; i++)
-        keep[i] = scale;
+        keep[i] = args.scale;
     store_lanes(sums, keep, count, dq + from, stride);
 }
 
 /* Grid: {blocks of LANES keys, kv_heads, sequences}. */
-KERNEL void attention_backward_kv(ulong length, int heads, int kv_heads, float scale,
-                                  global const float *q, global const float *k,
+KERNEL void attention_backward_kv(global const float *q, global const float *k,
                                   global const float *v, global const float *out,
                                   global const float *lse, global const float *dout,
-                                  global float *dk, global float *dv) {
+                                  global float *dk, global float *dv, moert_attention_args args) {
     local vec klanes[HEAD_SIZE * NV], vlanes[HEAD_SIZE * NV], dksums[HEAD_SIZE * NV],
         dvsums[HEAD_SIZE * NV];
     local vec score[ROWS * NV], dscore[ROWS * NV];
-    int key = (int)get_group_id(0) * LANES, kv_head = get_group_id(1), group = heads / kv_heads;
-    int count = min((int)length - key, LANES);
-    size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-           kv_stride = kv_heads * HEAD_SIZE;
+    int key = (int)get_group_id(0) * LANES, kv_head = get_group_id(1),
+        group = args.heads / args.kv_heads;
+    int count = min((int)args.length - key, LANES);
+    size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+           kv_stride = args.kv_heads * HEAD_SIZE;
     size_t kv_from = (token + key) * kv_stride + kv_head * HEAD_SIZE;
     vec keep[NV], factor[NV];
     UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f;
-        factor[i] = scale;
+        factor[i] = args.scale;
     }
-    load_lanes(k + kv_from, kv_stride, count, scale, klanes);
+    load_lanes(k + kv_from, kv_stride, count, args.scale, klanes);
     load_lanes(v + kv_from, kv_stride, count, 1.0f, vlanes);
     clear(dksums);
     clear(dvsums);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (int row = key; row < (int)length; row += ROWS) {
-            int rows = min((int)length - row, ROWS);
+        for (int row = key; row < (int)args.length; row += ROWS) {
+            int rows = min((int)args.length - row, ROWS);
             size_t at = (token + row) * stride + head * HEAD_SIZE;
             products(q + at, stride, rows, klanes, score);
             products(dout + at, stride, rows, vlanes, dscore);
             for (int r = 0; r < rows; r++) {
-                float normaliser = lse[(token + row + r) * heads + head];
+                float normaliser = lse[(token + row + r) * args.heads + head];
                 float delta = dot_row(dout + at + r * stride, out + at + r * stride);
                 UNROLL_FOR(int i = 0; i < NV; i++) {
                     vec p = exp(score[r * NV + i] - normaliser);

@@ -27,6 +27,7 @@
 #if !defined(HEAD_SIZE) || !defined(OWN)
 #error "HEAD_SIZE and OWN must be defined"
 #endif
+#include "args/attention.h"
 #include "attention/gpu.h"
 
 /* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales
@@ -58,16 +59,16 @@ INLINE void softmax_block(float score[R][4], int query, int other, float scale, 
 }
 
 /* Grid: {blocks of OWN queries, heads, sequences}, later blocks, which see more keys, first. */
-GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
-                             global const float *q, global const float *k, global const float *v,
-                             global float *out, global float *lse) {
+GROUP void attention_forward(global const float *q, global const float *k, global const float *v,
+                             global float *out, global float *lse, moert_attention_args args) {
     WORKSPACE;
     const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
-    const int count = min((int)length - query, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-                 kv_stride = kv_heads * HEAD_SIZE;
+    const int count = min((int)args.length - query, OWN);
+    const size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+                 kv_stride = args.kv_heads * HEAD_SIZE;
     const size_t from = (token + query) * stride + head * HEAD_SIZE;
-    const size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
+    const size_t kv_from =
+        token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
     float maximum[R], total[R], score[R][4];
     float4 sums[SLICES][R];
     UNROLL_FOR(int i = 0; i < R; i++) {
@@ -79,7 +80,7 @@ GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
         const int keys = min(query + count - key, OTHERS);
         const size_t at = kv_from + key * kv_stride;
         products(q + from, stride, count, k + at, kv_stride, keys, w, score);
-        softmax_block(score, query, key, scale, maximum, total, sums, w);
+        softmax_block(score, query, key, args.scale, maximum, total, sums, w);
         put_weights(score, w);
         gather(v + at, kv_stride, keys, w, sums);
     }
@@ -87,32 +88,33 @@ GROUP void attention_forward(ulong length, int heads, int kv_heads, float scale,
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         if (row < count && item_x() == 0)
-            lse[(token + query + row) * heads + head] = maximum[i] + log(total[i]);
+            lse[(token + query + row) * args.heads + head] = maximum[i] + log(total[i]);
         total[i] = 1.0f / total[i];
     }
     store_sums(sums, total, count, out + from, stride);
 }
 
 /* Grid as for attention_forward. */
-GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float scale,
-                                global const float *q, global const float *k, global const float *v,
+GROUP void attention_backward_q(global const float *q, global const float *k, global const float *v,
                                 global const float *out, global const float *lse,
-                                global const float *dout, global float *dq) {
+                                global const float *dout, global float *dq,
+                                moert_attention_args args) {
     WORKSPACE;
     const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
-    const int count = min((int)length - query, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-                 kv_stride = kv_heads * HEAD_SIZE;
+    const int count = min((int)args.length - query, OWN);
+    const size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+                 kv_stride = args.kv_heads * HEAD_SIZE;
     const size_t from = (token + query) * stride + head * HEAD_SIZE;
-    const size_t kv_from = token * kv_stride + (size_t)head * kv_heads / heads * HEAD_SIZE;
+    const size_t kv_from =
+        token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
     float normaliser[R], delta[R], factor[R], score[R][4], dscore[R][4];
     float4 sums[SLICES][R];
     dot_rows(dout + from, out + from, stride, count, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
-        normaliser[i] = row < count ? lse[(token + query + row) * heads + head] : 0.0f;
+        normaliser[i] = row < count ? lse[(token + query + row) * args.heads + head] : 0.0f;
         delta[i] = dotted(w, row);
-        factor[i] = scale;
+        factor[i] = args.scale;
     }
     clear(sums);
     for (int key = 0; key < query + count; key += OTHERS) {
@@ -123,7 +125,7 @@ GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float sca
         UNROLL_FOR(int i = 0; i < R; i++)
             UNROLL_FOR(int j = 0; j < 4; j++) {
                 const bool later = key + item_x() + 16 * j > query + item_y() * R + i;
-                const float p = exp(scale * score[i][j] - normaliser[i]);
+                const float p = exp(args.scale * score[i][j] - normaliser[i]);
                 dscore[i][j] = later ? 0.0f : p * (dscore[i][j] - delta[i]);
             }
         put_weights(dscore, w);
@@ -133,28 +135,28 @@ GROUP void attention_backward_q(ulong length, int heads, int kv_heads, float sca
 }
 
 /* Grid: {blocks of OWN keys, kv_heads, sequences}. */
-GROUP void attention_backward_kv(ulong length, int heads, int kv_heads, float scale,
-                                 global const float *q, global const float *k,
+GROUP void attention_backward_kv(global const float *q, global const float *k,
                                  global const float *v, global const float *out,
                                  global const float *lse, global const float *dout,
-                                 global float *dk, global float *dv) {
+                                 global float *dk, global float *dv, moert_attention_args args) {
     WORKSPACE;
-    const int key = (int)get_group_id(0) * OWN, kv_head = get_group_id(1), group = heads / kv_heads;
-    const int count = min((int)length - key, OWN);
-    const size_t token = get_group_id(2) * length, stride = heads * HEAD_SIZE,
-                 kv_stride = kv_heads * HEAD_SIZE;
+    const int key = (int)get_group_id(0) * OWN, kv_head = get_group_id(1),
+              group = args.heads / args.kv_heads;
+    const int count = min((int)args.length - key, OWN);
+    const size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
+                 kv_stride = args.kv_heads * HEAD_SIZE;
     const size_t kv_from = (token + key) * kv_stride + kv_head * HEAD_SIZE;
     float factor[R], one[R], score[R][4], dscore[R][4];
     float4 dksums[SLICES][R], dvsums[SLICES][R];
     UNROLL_FOR(int i = 0; i < R; i++) {
-        factor[i] = scale;
+        factor[i] = args.scale;
         one[i] = 1.0f;
     }
     clear(dksums);
     clear(dvsums);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (int query = key; query < (int)length; query += OTHERS) {
-            const int queries = min((int)length - query, OTHERS);
+        for (int query = key; query < (int)args.length; query += OTHERS) {
+            const int queries = min((int)args.length - query, OTHERS);
             const size_t at = (token + query) * stride + head * HEAD_SIZE;
             products(k + kv_from, kv_stride, count, q + at, stride, queries, w, score);
             products(v + kv_from, kv_stride, count, dout + at, stride, queries, w, dscore);
@@ -162,11 +164,11 @@ GROUP void attention_backward_kv(ulong length, int heads, int kv_heads, float sc
             UNROLL_FOR(int j = 0; j < 4; j++) {
                 const int other = item_x() + 16 * j;
                 const float normaliser =
-                    other < queries ? lse[(token + query + other) * heads + head] : 0.0f;
+                    other < queries ? lse[(token + query + other) * args.heads + head] : 0.0f;
                 const float delta = dotted(w, other);
                 UNROLL_FOR(int i = 0; i < R; i++) {
                     const bool earlier = query + other < key + item_y() * R + i || other >= queries;
-                    const float p = earlier ? 0.0f : exp(scale * score[i][j] - normaliser);
+                    const float p = earlier ? 0.0f : exp(args.scale * score[i][j] - normaliser);
                     score[i][j] = p;
                     dscore[i][j] = p * (dscore[i][j] - delta);
                 }

@@ -15,6 +15,7 @@
  * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: a fixed order of each
  * sum.
  */
+#include "args/attention.h"
 #ifndef HEAD_SIZE
 #error "HEAD_SIZE must be defined"
 #endif
@@ -34,30 +35,30 @@ static inline float4 of_bf16(ushort4 x) {
 }
 
 /* Grid: {rows * columns / 4 / ITEMS rounded up}; columns, stride and column are multiples of 4. */
-GROUP void round_rows(ulong rows, int columns, float factor, global const float *x, ulong stride,
-                      ulong column, global ushort *to) {
-    const size_t quad = get_global_id(0), row = quad / (columns / 4), c = quad % (columns / 4) * 4;
-    if (row < rows)
-        *(global ushort4 *)(to + row * stride + column + c) =
-            to_bf16(factor * *(global const float4 *)(x + row * columns + c));
+GROUP void round_rows(global const float *x, global ushort *to, moert_round_args args) {
+    const size_t quad = get_global_id(0), row = quad / (args.columns / 4),
+                 c = quad % (args.columns / 4) * 4;
+    if (row < args.rows)
+        *(global ushort4 *)(to + row * args.stride + args.column + c) =
+            to_bf16(args.factor * *(global const float4 *)(x + row * args.columns + c));
 }
 
 /*
  * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the
  * length rounded up to 64, heads, sequences}. Stats begin `from` floats behind.
  */
-GROUP void attention_stats(ulong length, int heads, global const float *out, global ushort *codes,
-                           global const float *dout, global const float *lse, ulong stride,
-                           ulong column, global ushort *to, ulong from) {
+GROUP void attention_stats(global const float *out, global ushort *codes, global const float *dout,
+                           global const float *lse, global ushort *to, moert_round_args args) {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1),
                  sequence = get_group_id(2);
-    const size_t token = sequence * length + position, row = token * heads + head;
+    const size_t token = sequence * args.length + position, row = token * args.heads + head;
     float4 sum = 0.0f;
-    for (int d = 4 * part; d < HEAD_SIZE && position < length; d += 64) {
+    for (int d = 4 * part; d < HEAD_SIZE && position < args.length; d += 64) {
         const ushort4 rounded = to_bf16(*(global const float4 *)(dout + row * HEAD_SIZE + d));
-        *(global ushort4 *)(to + token * stride + column + head * HEAD_SIZE + d) = rounded;
+        *(global ushort4 *)(to + token * args.stride + args.column + head * HEAD_SIZE + d) =
+            rounded;
         const float4 x = *(global const float4 *)(out + row * HEAD_SIZE + d);
         if (codes != 0)
             *(global ushort4 *)(codes + row * HEAD_SIZE + d) = to_bf16(x);
@@ -71,8 +72,8 @@ GROUP void attention_stats(ulong length, int heads, global const float *out, glo
     for (int i = 0; i < 16; i++)
         delta += parts[own][i];
     global float *stats =
-        (global float *)to + from + position % 64 +
-        ((sequence * heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
-    stats[0] = position < length ? lse[row] * 1.44269504088896341f : 0.0f;
+        (global float *)to + args.from + position % 64 +
+        ((sequence * args.heads + head) * (get_num_groups(0) / 4) + position / 64) * 128;
+    stats[0] = position < args.length ? lse[row] * 1.44269504088896341f : 0.0f;
     stats[64] = delta;
 }

@@ -23,6 +23,7 @@
  * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
  * memory: the team's.
  */
+#include "args/gemm.h"
 #include "lib/formats.h"
 #include "gemm/glu.h"
 
@@ -76,34 +77,33 @@ static inline pair join_pair(pair x, spot s) {
     return out;
 }
 
-KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const float *acc,
-                   global const float *alpha, global const void *bias, int bias_type,
-                   global const float *prob, global void *c, int c_type, ulong c_stride,
-                   global void *d, int d_type, ulong d_stride, global float *peak, int width,
-                   int run, int linear_first, float limit, float slope, float offset, uint split) {
+KERNEL void op_glu(global const uint *ends, global const float *acc, global const float *alpha,
+                   global const void *bias, global const float *prob, global void *c,
+                   global void *d, global float *peak, moert_glu_args args) {
     TEAM;
-    const uint first = get_group_id(0) * split,
-               last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * args.split,
+               last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
-        const uint g = group_of(ends, groups, r);
+        const uint g = group_of(ends, args.groups, r);
         const vec a = alpha != 0 ? alpha[g] : 1.0f, p = prob != 0 ? prob[r] : 1.0f;
         vec top = 0.0f;
-        for (int j = 0; j < width; j += VEC) {
-            const spot s = find_spot(j, width, run, linear_first);
+        for (int j = 0; j < args.width; j += VEC) {
+            const spot s = find_spot(j, args.width, args.run, args.linear_first);
             vec v[2] = {0.0f, 0.0f};
             for (int i = 0; i < 2 && has_part(s, i); i++) {
-                const vec x = load_part(acc + (ulong)r * 2 * width + s.at[i], s.n[i]);
+                const vec x = load_part(acc + (ulong)r * 2 * args.width + s.at[i], s.n[i]);
                 v[i] = x * a;
                 if (bias != 0)
-                    v[i] =
-                        fma(x, a, load_as(bias, bias_type, (ulong)g * 2 * width + s.at[i], s.n[i]));
+                    v[i] = fma(
+                        x, a,
+                        load_as(bias, args.bias_type, (ulong)g * 2 * args.width + s.at[i], s.n[i]));
                 if (c != 0)
-                    store_as(v[i], c, c_type, r * c_stride + s.at[i], s.n[i]);
+                    store_as(v[i], c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
             }
-            const pair x = clamp_pair(split_pair(v[0], v[1], s), limit);
-            const vec y = x.g * sigmoid(slope * x.g) * (x.u + offset) * p;
-            store_as(y, d, d_type, r * d_stride + j, width - j);
-            top = raise(top, first_lanes(y, width - j));
+            const pair x = clamp_pair(split_pair(v[0], v[1], s), args.limit);
+            const vec y = x.g * sigmoid(args.slope * x.g) * (x.u + args.offset) * p;
+            store_as(y, d, args.d_type, r * args.d_stride + j, args.width - j);
+            top = raise(top, first_lanes(y, args.width - j));
         }
         const float most = raise_lanes(top, team);
         if (peak != 0 && is_first_item())
@@ -111,40 +111,41 @@ KERNEL void op_glu(global const uint *ends, uint groups, uint rows, global const
     }
 }
 
-KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global const float *acc,
-                    global const float *alpha, global const float *beta,
-                    global const float *acc_scale, global const float *prob, global const void *c,
-                    int c_type, ulong c_stride, global void *d, int d_type, ulong d_stride,
-                    global float *wide, global float *peak, global float *dprob, int width, int run,
-                    int linear_first, float limit, float slope, float offset, uint split) {
+KERNEL void op_dglu(global const uint *ends, global const float *acc, global const float *alpha,
+                    global const float *beta, global const float *acc_scale,
+                    global const float *prob, global const void *c, global void *d,
+                    global float *wide, global float *peak, global float *dprob,
+                    moert_glu_args args) {
     TEAM;
-    const uint first = get_group_id(0) * split,
-               last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * args.split,
+               last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
-        const uint g = group_of(ends, groups, r);
+        const uint g = group_of(ends, args.groups, r);
         const vec a = alpha != 0 ? alpha[g] * alpha[g] : 1.0f, b = beta != 0 ? beta[g] : 1.0f;
         const vec p = prob != 0 ? prob[r] : 1.0f, scale = acc_scale != 0 ? acc_scale[g] : 1.0f;
         vec sum = 0.0f;
         pair top = {0.0f, 0.0f};
-        for (int j = 0; j < width; j += VEC) {
-            const spot s = find_spot(j, width, run, linear_first);
-            const int n = width - j;
+        for (int j = 0; j < args.width; j += VEC) {
+            const spot s = find_spot(j, args.width, args.run, args.linear_first);
+            const int n = args.width - j;
             vec v[2] = {0.0f, 0.0f};
             for (int i = 0; i < 2 && has_part(s, i); i++)
-                v[i] = b * load_as(c, c_type, r * c_stride + s.at[i], s.n[i]);
-            const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, limit);
-            const vec q = a * (load_part(acc + (ulong)r * width + j, n) * scale);
-            const vec sig = sigmoid(slope * k.g), act = k.g * sig, up = k.u + offset;
-            const vec dg = q * p * up * sig * (1.0f + slope * k.g * (1.0f - sig)), du = q * p * act;
-            const pair y = {x.g > limit ? 0.0f : dg, x.u > limit || x.u < -limit ? 0.0f : du};
+                v[i] = b * load_as(c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
+            const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, args.limit);
+            const vec q = a * (load_part(acc + (ulong)r * args.width + j, n) * scale);
+            const vec sig = sigmoid(args.slope * k.g), act = k.g * sig, up = k.u + args.offset;
+            const vec dg = q * p * up * sig * (1.0f + args.slope * k.g * (1.0f - sig)),
+                      du = q * p * act;
+            const pair y = {x.g > args.limit ? 0.0f : dg,
+                            x.u > args.limit || x.u < -args.limit ? 0.0f : du};
             const pair out = join_pair(y, s);
             sum += first_lanes(q * up * act, n);
             top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
             for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;
-                store_as(z, d, d_type, r * d_stride + s.at[i], s.n[i]);
+                store_as(z, d, args.d_type, r * args.d_stride + s.at[i], s.n[i]);
                 if (wide != 0)
-                    store_part(z, wide + (ulong)r * 2 * width + s.at[i], s.n[i]);
+                    store_part(z, wide + (ulong)r * 2 * args.width + s.at[i], s.n[i]);
             }
         }
         const float total = sum_lanes(sum, team), gate = raise_lanes(top.g, team),
@@ -160,20 +161,20 @@ KERNEL void op_dglu(global const uint *ends, uint groups, uint rows, global cons
 
 #define ROWS (2 * BATCH) /* whose loads are under way together */
 
-KERNEL void op_dbias(global const uint *ends, uint rows, global const float *wide,
-                     global void *dbias, int type, int columns) {
-    const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], rows);
-    const int at = get_group_id(0) * VEC, n = columns - at;
-    const ulong place = (ulong)g * columns + at;
+KERNEL void op_dbias(global const uint *ends, global const float *wide, global void *dbias,
+                     moert_glu_args args) {
+    const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], args.rows);
+    const int at = get_group_id(0) * VEC, n = args.columns - at;
+    const ulong place = (ulong)g * args.columns + at;
     if (first >= last)
         return;
     vec sum = 0.0f;
     for (uint r = first; r < last; r += ROWS) {
         vec x[ROWS];
         UNROLL_FOR(uint i = 0; i < ROWS; i++)
-            x[i] = load_part(wide + (ulong)min(r + i, last - 1) * columns + at, n);
+            x[i] = load_part(wide + (ulong)min(r + i, last - 1) * args.columns + at, n);
         UNROLL_FOR(uint i = 0; i < ROWS; i++)
             sum = r + i < last ? sum + x[i] : sum;
     }
-    store_as(load_as(dbias, type, place, n) + sum, dbias, type, place, n);
+    store_as(load_as(dbias, args.type, place, n) + sum, dbias, args.type, place, n);
 }

@@ -25,60 +25,61 @@
  * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax:
  * (groups, sets). Local memory: the team's; op_amax on GPUs 4 KB.
  */
+#include "args/gemm.h"
 #include "lib/formats.h"
 
 enum { SHARE = 4096 };
 
-KERNEL void op_load_rows(global const uint *ends, uint groups, uint rows, global const void *from,
-                         int type, ulong stride, global const uint *gather, uint divisor,
-                         global float *to, int width, uint split) {
-    const uint first = get_group_id(0) * split,
-               last = min(min(ends[groups - 1], rows), first + split);
+KERNEL void op_load_rows(global const uint *ends, global const void *from,
+                         global const uint *gather, global float *to, moert_rows_args args) {
+    const uint first = get_group_id(0) * args.split,
+               last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
         const uint slot = gather != 0 ? gather[r] : r;
-        const ulong at = slot < rows ? slot / divisor * stride : 0;
-        for (int j = 0; j < width; j += BATCH * VEC) {
+        const ulong at = slot < args.rows ? slot / args.divisor * args.stride : 0;
+        for (int j = 0; j < args.width; j += BATCH * VEC) {
             vec x[BATCH];
             UNROLL_FOR(int i = 0; i < BATCH; i++)
-                x[i] = slot < rows ? load_as(from, type, at + j + i * VEC, width - j - i * VEC)
-                                   : (vec)0.0f;
-            store_batch(x, to + (ulong)r * width + j, width - j);
+                x[i] = slot < args.rows
+                           ? load_as(from, args.type, at + j + i * VEC, args.width - j - i * VEC)
+                           : (vec)0.0f;
+            store_batch(x, to + (ulong)r * args.width + j, args.width - j);
         }
     }
 }
 
-KERNEL void op_store_rows(global const uint *ends, uint groups, uint rows, global const float *acc,
-                          int width, global const float *alpha, global const float *beta,
-                          float beta_all, global const void *bias, int bias_type,
-                          global const float *scale, global const uint *gather,
-                          global const float *row_weight, global const float *prob, global void *to,
-                          int type, ulong stride, global float *peak, uint split) {
+KERNEL void op_store_rows(global const uint *ends, global const float *acc,
+                          global const float *alpha, global const float *beta,
+                          global const void *bias, global const float *scale,
+                          global const uint *gather, global const float *row_weight,
+                          global const float *prob, global void *to, global float *peak,
+                          moert_rows_args args) {
     TEAM;
-    const uint first = get_group_id(0) * split,
-               last = min(min(ends[groups - 1], rows), first + split);
+    const uint first = get_group_id(0) * args.split,
+               last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
-        const uint g = group_of(ends, groups, r), slot = gather != 0 ? gather[r] : r;
+        const uint g = group_of(ends, args.groups, r), slot = gather != 0 ? gather[r] : r;
         const vec a = alpha != 0 ? alpha[g] : 1.0f;
-        const float b = beta != 0 ? beta[g] : beta_all;
-        const int kept = slot < rows ? width : 0;
+        const float b = beta != 0 ? beta[g] : args.beta_all;
+        const int kept = slot < args.rows ? args.width : 0;
         vec top = 0.0f;
         for (int j = 0; j < kept; j += BATCH * VEC) {
             vec x[BATCH], v[BATCH];
-            load_batch(x, acc + (ulong)r * width + j, width - j);
+            load_batch(x, acc + (ulong)r * args.width + j, args.width - j);
             UNROLL_FOR(int i = 0; i < BATCH; i++) {
-                const int at = j + i * VEC, n = width - at;
+                const int at = j + i * VEC, n = args.width - at;
                 v[i] = x[i] * a;
                 if (bias != 0) {
-                    const vec c = load_as(bias, bias_type, (ulong)g * width + at, n);
+                    const vec c = load_as(bias, args.bias_type, (ulong)g * args.width + at, n);
                     v[i] = fma(x[i], a, scale != 0 ? c * scale[r] : c);
                 }
                 if (prob != 0)
                     v[i] *= prob[r];
                 if (b != 0.0f)
-                    v[i] = fma((vec)b, load_as(to, type, slot * stride + at, n), v[i]);
+                    v[i] = fma((vec)b, load_as(to, args.type, slot * args.stride + at, n), v[i]);
                 if (row_weight != 0)
-                    v[i] = round_as(v[i], type) * round_as((vec)row_weight[slot], type);
-                store_as(v[i], to, type, slot * stride + at, n);
+                    v[i] = round_as(v[i], args.type) * round_as((vec)row_weight[slot], args.type);
+                store_as(v[i], to, args.type, slot * args.stride + at, n);
                 top = raise(top, first_lanes(v[i], n));
             }
         }
@@ -118,29 +119,29 @@ __attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void op_amax(
         amax[g * sets + set] = top;
 }
 
-KERNEL void op_load_weight(global const uint *ends, uint first, uint slot, uint place,
-                           global const void *weight, int type, global float *to, ulong elements) {
-    const uint i = get_group_id(1), g = first + i;
-    const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
+KERNEL void op_load_weight(global const uint *ends, global const void *weight, global float *to,
+                           moert_moved_weight_args args) {
+    const uint i = get_group_id(1), g = args.first + i;
+    const ulong begin = get_group_id(0) * SHARE, end = min(args.elements, begin + SHARE);
     if (group_start(ends, g) == ends[g])
         return;
     for (ulong e = begin; e < end; e += BATCH * VEC) {
         const int n = (int)(end - e);
         vec x[BATCH];
         UNROLL_FOR(int b = 0; b < BATCH; b++)
-            x[b] = load_as(weight, type, (place + i) * elements + e + b * VEC, n - b * VEC);
-        store_batch(x, to + (slot + i) * elements + e, n);
+            x[b] = load_as(weight, args.type, (args.place + i) * args.elements + e + b * VEC,
+                           n - b * VEC);
+        store_batch(x, to + (args.slot + i) * args.elements + e, n);
     }
 }
 
-KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint place,
-                            global const float *acc, global const float *alpha,
-                            global const float *beta, float beta_all, global void *weight, int type,
-                            ulong elements) {
-    const uint i = get_group_id(1), g = first + i;
-    const ulong begin = get_group_id(0) * SHARE, end = min(elements, begin + SHARE);
+KERNEL void op_store_weight(global const uint *ends, global const float *acc,
+                            global const float *alpha, global const float *beta,
+                            global void *weight, moert_moved_weight_args args) {
+    const uint i = get_group_id(1), g = args.first + i;
+    const ulong begin = get_group_id(0) * SHARE, end = min(args.elements, begin + SHARE);
     const vec a = alpha != 0 ? alpha[g] : 1.0f;
-    const float b = beta != 0 ? beta[g] : beta_all;
+    const float b = beta != 0 ? beta[g] : args.beta_all;
     const bool empty = group_start(ends, g) == ends[g];
     if (empty && b == 1.0f)
         return;
@@ -148,17 +149,17 @@ KERNEL void op_store_weight(global const uint *ends, uint first, uint slot, uint
         vec v[BATCH];
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             v[k] = empty ? 0.0f
-                         : load_part(acc + (slot + i) * elements + e + k * VEC,
+                         : load_part(acc + (args.slot + i) * args.elements + e + k * VEC,
                                      (int)(end - e) - k * VEC) *
                                a;
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            const ulong at = (place + i) * elements + e + k * VEC;
+            const ulong at = (args.place + i) * args.elements + e + k * VEC;
             const int n = (int)(end - e) - k * VEC;
             if (b != 0.0f) {
-                const vec old = load_as(weight, type, at, n);
+                const vec old = load_as(weight, args.type, at, n);
                 v[k] = empty ? b * old : fma((vec)b, old, v[k]);
             }
-            store_as(v[k], weight, type, at, n);
+            store_as(v[k], weight, args.type, at, n);
         }
     }
 }

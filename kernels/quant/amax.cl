@@ -7,21 +7,23 @@
  * the bits, so that NaN wins; the order does not matter. Grids: (row blocks), (groups, or 1 for
  * all), (1). Local memory: the team's. Deterministic.
  */
+#include "args/quant.h"
 #include "lib/formats.h"
 
 enum { HEIGHT = 16 };
 
-KERNEL void amax_blocks(global const uint *ends, uint groups, uint rows, int columns,
-                        global const float *x, int hadamard, global uint *partial) {
+KERNEL void amax_blocks(global const uint *ends, global const float *x, global uint *partial,
+                        moert_amax_args args) {
     TEAM;
-    const place p = find_place(ends, groups, rows, HEIGHT, get_group_id(0));
+    const place p = find_place(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
-    for (int c = 0; p.rows > 0 && c < columns; c += VEC) {
+    for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
         vec v[HEIGHT];
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
-            v[r] = r < p.rows ? load_part(x + (ulong)(p.row + r) * columns + c, columns - c)
-                              : (vec)0.0f;
-        if (hadamard && p.rows == HEIGHT)
+            v[r] = r < p.rows
+                       ? load_part(x + (ulong)(p.row + r) * args.columns + c, args.columns - c)
+                       : (vec)0.0f;
+        if (args.hadamard && p.rows == HEIGHT)
             rotate_rows(v);
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
             largest = max(largest, magnitude_bits(v[r]));
@@ -42,12 +44,12 @@ static inline uint count_blocks(global const uint *ends, uint count, uint rows) 
     return blocks;
 }
 
-KERNEL void amax_groups(global const uint *ends, uint groups, uint rows, global const uint *partial,
-                        int group_scales, global float *amax) {
+KERNEL void amax_groups(global const uint *ends, global const uint *partial, global float *amax,
+                        moert_amax_args args) {
     TEAM;
     const uint g = get_group_id(0);
-    const uint first = group_scales ? count_blocks(ends, g, rows) : 0;
-    const uint last = count_blocks(ends, group_scales ? g + 1 : groups, rows);
+    const uint first = args.group_scales ? count_blocks(ends, g, args.rows) : 0;
+    const uint last = count_blocks(ends, args.group_scales ? g + 1 : args.groups, args.rows);
     uint largest = 0;
     for (uint i = first + get_local_id(0); i < last; i += MOERT_ITEMS)
         largest = max(largest, partial[i]);
@@ -56,10 +58,11 @@ KERNEL void amax_groups(global const uint *ends, uint groups, uint rows, global 
         amax[g] = as_float(largest > 0x7F800000u ? QUIET : largest);
 }
 
-KERNEL void nvfp4_global(global const float *amax, uint count, int rule, global float *whole) {
-    for (uint g = get_local_id(0); g < count; g += MOERT_ITEMS) {
-        const float a = rule == BRIDGE && amax[g] < 1e-8f ? 1e-8f : amax[g];
-        const float scale = rule == TE && (a == 0.0f || 2688.0f / a == 0.0f) ? 1.0f : a / 2688.0f;
+KERNEL void nvfp4_global(global const float *amax, global float *whole, moert_amax_args args) {
+    for (uint g = get_local_id(0); g < args.count; g += MOERT_ITEMS) {
+        const float a = args.rule == BRIDGE && amax[g] < 1e-8f ? 1e-8f : amax[g];
+        const float scale =
+            args.rule == TE && (a == 0.0f || 2688.0f / a == 0.0f) ? 1.0f : a / 2688.0f;
         whole[g] = isnan(scale) ? as_float(QUIET) : scale;
     }
 }

@@ -17,13 +17,13 @@
     !defined(SCALE)
 #error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS and SCALE must be defined"
 #endif
+#include "args/quant.h"
 #include "lib/formats.h"
 #include "lib/blocks.h"
 
 #define ARGUMENTS                                                                                  \
-    global const uint *ends, uint groups, uint rows, int columns, int strip,                       \
-        global const uchar *q, ulong q_bytes, global const uchar *scale, ulong scales,             \
-        global const float *whole, int group_scales, uint blocks_most, global void *x, int type
+    global const uint *ends, global const uchar *q, global const uchar *scale,                     \
+        global const float *whole, global void *x, moert_quantize_args args
 #define AHEAD                                                                                      \
     (MOERT_ITEMS == 1                                                                              \
          ? 1                                                                                       \
@@ -59,13 +59,15 @@ INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int
 
 INLINED void dequantize(int axis, ARGUMENTS) {
     const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = axis == ROW ? find_row(ends, groups, rows, SCALE == 1 && group_scales, slot)
-                                : find_place(ends, groups, rows, BLOCK, slot);
-    const blocks b = {q, SCALES_OF(q, scale, columns), q_bytes, scales, axis, TRANSPOSED};
-    if (p.rows == 0 || (axis != ROW && slot >= blocks_most))
+    const int columns = args.columns, type = args.x_type;
+    const int first = get_group_id(1) * args.strip, last = min(columns, first + args.strip);
+    const place p =
+        axis == ROW ? find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, slot)
+                    : find_place(ends, args.groups, args.rows, BLOCK, slot);
+    const blocks b = {q, SCALES_OF(q, scale, columns), args.q_bytes, args.scales, axis, TRANSPOSED};
+    if (p.rows == 0 || (axis != ROW && slot >= args.blocks))
         return;
-    const float all = SCALE == 1 && whole != 0 ? whole[group_scales ? p.group : 0] : 1.0f;
+    const float all = SCALE == 1 && whole != 0 ? whole[args.group_scales ? p.group : 0] : 1.0f;
     if (axis == ROW) {
         for (int c = first; c < last; c += AHEAD * VEC)
             dequantize_parts(&b, p, slot, 0, c, last, columns, all, whole != 0, x, type);
@@ -83,8 +85,7 @@ INLINED void dequantize(int axis, ARGUMENTS) {
 
 #define DEQUANTIZE(name, axis, crew)                                                               \
     KERNEL_OF(crew) void dequantize_##name(ARGUMENTS) {                                            \
-        dequantize(axis, ends, groups, rows, columns, strip, q, q_bytes, scale, scales, whole,     \
-                   group_scales, blocks_most, x, type);                                            \
+        dequantize(axis, ends, q, scale, whole, x, args);                                          \
     }
 #define CREW (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
 #ifdef WIDE
@@ -182,22 +183,22 @@ INLINED void dequantize_steps(global const unit *q, global const uchar *from, ul
 }
 
 KERNEL void dequantize_row(ARGUMENTS) {
-    const uint row = get_group_id(0), first = get_group_id(1) * strip,
-               last = min((uint)columns, first + strip);
-    const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, row);
-    global const uchar *from = SCALES_OF(q, scale, columns);
-    const float all = SCALE == 1 && whole != 0 ? whole[group_scales ? p.group : 0] : 1.0f;
+    const uint row = get_group_id(0), first = get_group_id(1) * args.strip,
+               last = min((uint)args.columns, first + args.strip);
+    const place p = find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, row);
+    global const uchar *from = SCALES_OF(q, scale, args.columns);
+    const float all = SCALE == 1 && whole != 0 ? whole[args.group_scales ? p.group : 0] : 1.0f;
     if (p.rows == 0)
         return;
     for (uint c = first; c < last; c += STEPS * STEP) {
         const uint own = c + item_index() * WIDE;
-        global const unit *codes = (global const unit *)(q + row * q_bytes) + own / WIDE;
-        global number *to = (global number *)x + (ulong)row * columns + own;
+        global const unit *codes = (global const unit *)(q + row * args.q_bytes) + own / WIDE;
+        global number *to = (global number *)x + (ulong)row * args.columns + own;
         if (c + STEPS * STEP <= last)
-            dequantize_steps(codes, from, row * scales + own / BLOCK, all, to, 0, true);
+            dequantize_steps(codes, from, row * args.scales + own / BLOCK, all, to, 0, true);
         else
-            dequantize_steps(codes, from, row * scales + own / BLOCK, all, to, (int)(last - own),
-                             false);
+            dequantize_steps(codes, from, row * args.scales + own / BLOCK, all, to,
+                             (int)(last - own), false);
     }
 }
 #else

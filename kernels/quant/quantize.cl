@@ -109,8 +109,9 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
 KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, get_group_id(0));
+    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
+    const place p =
+        find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, get_group_id(0));
     if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
@@ -178,9 +179,9 @@ KERNEL void quantize_tile(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_place(ends, groups, rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= blocks)
+    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
+    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= args.blocks)
         return;
     const shared common = load_shared(j, p.group);
     for (int c = first; c < last; c += SPAN) {
@@ -206,9 +207,9 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_place(ends, groups, rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= blocks)
+    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
+    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= args.blocks)
         return;
     const shared common = load_shared(j, p.group);
     EACH_STEP(c) {
@@ -254,9 +255,9 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_place(ends, groups, rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= blocks)
+    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
+    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
+    if (p.rows == 0 || slot >= args.blocks)
         return;
     const shared common = load_shared(j, p.group);
     EACH_STEP(c) {
@@ -264,7 +265,7 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
         vec held[HELD];
         hold_rows(j, held, p, c, n);
 #if BLOCK == 16
-        if (hadamard && p.rows == BLOCK)
+        if (args.hadamard && p.rows == BLOCK)
             rotate_rows(held);
 #endif
         const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);

@@ -2,6 +2,7 @@
  * Included by quantize.cl, which says what must be defined: the arguments of its kernels, the
  * scales of blocks, and the codes of elements.
  */
+#include "args/quant.h"
 /* The arguments, which all kernels here share. */
 typedef struct job {
     global const uint *ends;
@@ -21,15 +22,14 @@ typedef struct job {
 } job;
 
 #define ARGUMENTS                                                                                  \
-    global const uint *ends, uint groups, uint rows, int columns, int strip,                       \
-        global const float *x, int x_runs, global uchar *q, ulong q_bytes, global uchar *scale,    \
-        ulong scales, global const float *amax, global const float *whole,                         \
-        global const float *norm, int group_scales, int scale_rounding, int hadamard, uint blocks, \
-        ulong seed
+    global const uint *ends, global const float *x, global uchar *q, global uchar *scale,          \
+        global const float *amax, global const float *whole, global const float *norm,             \
+        moert_quantize_args args
 #define JOB                                                                                        \
     {                                                                                              \
-        ends, groups, rows, columns, strip, x, x_runs, q, q_bytes, SCALES_OF(q, scale, columns),   \
-            scales, amax, whole, norm, group_scales, scale_rounding, hadamard, blocks, seed        \
+        ends, args.groups, args.rows, args.columns, args.strip, x, args.x_runs, q, args.q_bytes,   \
+            SCALES_OF(q, scale, args.columns), args.scales, amax, whole, norm, args.group_scales,  \
+            args.scale_rounding, args.hadamard, args.blocks, args.seed                             \
     }
 
 /* Scales of a vec of columns, or as many times one. */

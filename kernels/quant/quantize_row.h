@@ -49,8 +49,9 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
 KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
-    const int first = get_group_id(1) * strip, last = min(columns, first + strip);
-    const place p = find_row(ends, groups, rows, SCALE == 1 && group_scales, get_group_id(0));
+    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
+    const place p =
+        find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, get_group_id(0));
     if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);

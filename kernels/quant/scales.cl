@@ -17,6 +17,7 @@
  * Grids: (tiles along the groups, tiles across); interleave: (rows); block_ends, fold_globals: (1);
  * transpose: (16 rows, groups). No local memory. Deterministic.
  */
+#include "args/quant.h"
 #include "lib/formats.h"
 
 enum { ROWS = 128, COLUMNS = 4, TILE_BYTES = 512 };
@@ -61,47 +62,47 @@ static inline long linear_at(tile t, uint width, int transposed, uint i) {
     return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
 }
 
-KERNEL void swizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed,
-                    int whole, uint tiles, global const uchar *linear, global uchar *swizzled) {
-    const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
+KERNEL void swizzle(global const uint *ends, global const uchar *linear, global uchar *swizzled,
+                    moert_scales_args args) {
+    const tile t = find_tile(ends, args.groups, args.rows, args.width, args.transposed, args.whole,
+                             args.tiles);
     if (t.lines == 0)
         return;
     for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
-        const long at = linear_at(t, width, transposed, i);
+        const long at = linear_at(t, args.width, args.transposed, i);
         swizzled[t.base + i] = at >= 0 ? linear[at] : 0;
     }
 }
 
-KERNEL void unswizzle(global const uint *ends, uint groups, uint rows, uint width, int transposed,
-                      int whole, uint tiles, global uchar *linear, global const uchar *swizzled) {
-    const tile t = find_tile(ends, groups, rows, width, transposed, whole, tiles);
+KERNEL void unswizzle(global const uint *ends, global uchar *linear, global const uchar *swizzled,
+                      moert_scales_args args) {
+    const tile t = find_tile(ends, args.groups, args.rows, args.width, args.transposed, args.whole,
+                             args.tiles);
     if (t.lines == 0)
         return;
     for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
-        const long at = linear_at(t, width, transposed, i);
+        const long at = linear_at(t, args.width, args.transposed, i);
         if (at >= 0)
             linear[at] = swizzled[t.base + i];
     }
 }
 
-KERNEL void block_ends(global const uint *ends, uint groups, uint rows, uint block, uint most,
-                       global uint *to) {
+KERNEL void block_ends(global const uint *ends, global uint *to, moert_scales_args args) {
     uint start = 0, blocks = 0;
-    for (uint g = 0; g < groups; g++) {
-        const uint end = group_end(ends, g, start, rows);
-        blocks = min(blocks + (end - start + block - 1) / block, most);
+    for (uint g = 0; g < args.groups; g++) {
+        const uint end = group_end(ends, g, start, args.rows);
+        blocks = min(blocks + (end - start + args.block - 1) / args.block, args.most);
         if (is_first_item())
             to[g] = blocks;
         start = end;
     }
 }
 
-KERNEL void fold_globals(global const float *alpha, global const float *first, uint first_stride,
-                         global const float *second, uint second_stride, uint groups,
-                         global float *to) {
-    for (uint g = get_local_id(0); g < groups; g += MOERT_ITEMS) {
-        const float a = first != 0 ? first[g * first_stride] : 1.0f,
-                    b = second != 0 ? second[g * second_stride] : 1.0f;
+KERNEL void fold_globals(global const float *alpha, global const float *first,
+                         global const float *second, global float *to, moert_scales_args args) {
+    for (uint g = get_local_id(0); g < args.groups; g += MOERT_ITEMS) {
+        const float a = first != 0 ? first[g * args.first_stride] : 1.0f,
+                    b = second != 0 ? second[g * args.second_stride] : 1.0f;
         to[g] = (alpha != 0 ? alpha[g] : 1.0f) * (a * b);
     }
 }
@@ -118,15 +119,15 @@ TRANSPOSE(transpose_bytes, uchar)
 TRANSPOSE(transpose_halves, ushort)
 TRANSPOSE(transpose_words, uint)
 
-KERNEL void interleave(global const uchar *from, global uchar *to, ulong width, ulong granularity,
-                       ulong element_bytes, int inverse) {
-    const ulong row = get_group_id(0) * 2 * width * element_bytes,
-                bytes = granularity * element_bytes;
-    for (ulong run = 0; run < 2 * width / granularity; run++) {
+KERNEL void interleave(global const uchar *from, global uchar *to, moert_interleave_args args) {
+    const ulong row = get_group_id(0) * 2 * args.width * args.element_bytes,
+                bytes = args.granularity * args.element_bytes;
+    for (ulong run = 0; run < 2 * args.width / args.granularity; run++) {
         const ulong mixed = row + run * bytes;
-        const ulong plain = row + (run % 2 * width + run / 2 * granularity) * element_bytes;
-        global const uchar *source = from + (inverse ? mixed : plain);
-        global uchar *target = to + (inverse ? plain : mixed);
+        const ulong plain =
+            row + (run % 2 * args.width + run / 2 * args.granularity) * args.element_bytes;
+        global const uchar *source = from + (args.inverse ? mixed : plain);
+        global uchar *target = to + (args.inverse ? plain : mixed);
         for (ulong i = get_local_id(0); i < bytes; i += MOERT_ITEMS)
             target[i] = source[i];
     }

@@ -27,6 +27,7 @@
 #if !defined(EXPERTS) || !defined(SLOTS) || !defined(SCORE) || !defined(TEAMS)
 #error "EXPERTS, SLOTS, SCORE and TEAMS must be defined"
 #endif
+#include "args/router.h"
 #include "router/scores.h"
 
 #define MOST_EXPERTS (EXPERTS <= VEC ? VEC : 2 * VEC)
@@ -214,21 +215,21 @@ static inline float picked_value(float logit, const row *r) {
 
 KERNEL_OF(TEAMS)
 void router_choose(global const float *logits, global const float *bias, global float *scores,
-                   global int *index, global float *weight, global float *lse, ulong tokens,
-                   int topk, int normalised, float scale) {
+                   global int *index, global float *weight, global float *lse,
+                   moert_router_args args) {
     TEAM_OF(TEAMS);
     local float *own = team[team_index()];
     const int slot = slot_index(), base = item_index() - slot;
     const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS,
                 wanted = first + base / SLOTS;
     const ulong t =
-        min(wanted, tokens - 1); /* past the last token the last one is done once more */
+        min(wanted, args.tokens - 1); /* past the last token the last one is done once more */
     global const float *l = logits + t * EXPERTS;
     vec x[PARTS];
     uint keys[KEYS];
     bool clear;
     float sum = 0.0f;
-    if (first >= tokens)
+    if (first >= args.tokens)
         return;
     load_token(x, l);
     row r = score_row(x, own);
@@ -240,24 +241,24 @@ void router_choose(global const float *logits, global const float *bias, global 
     UNROLL_FOR(int i = 0; i < PARTS; i++)
         store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART,
                    t == wanted ? EXPERTS - turned() - i * APART : 0);
-    uint mine = choose(keys, topk, &clear, own) & PLACE;
+    uint mine = choose(keys, args.topk, &clear, own) & PLACE;
     if (ANY_BARRIER ? !clear : true) { /* from the start: nothing is kept for this */
         load_token(x, l);
         const row again = score_row(x, own);
         make_keys(x, &again, bias, true, keys, own);
-        mine = choose_again(keys, topk, own);
+        mine = choose_again(keys, args.topk, own);
     }
     const int e = min((int)mine, EXPERTS - 1);
     float value = picked_value(l[e], &r);
     if (SCORE == SOFTMAX_TOPK)
-        value = exp((vec)(value - largest_of_token(slot < topk ? value : -INFINITY, own))).x;
-    value = slot < topk ? value : 0.0f;
+        value = exp((vec)(value - largest_of_token(slot < args.topk ? value : -INFINITY, own))).x;
+    value = slot < args.topk ? value : 0.0f;
     UNROLL_FOR(int k = 0; k < SLOTS; k++)
         sum += of_item(value, base + k, own);
-    const vec share = (vec)value / (normalised ? sum + TINY : 1.0f) * scale;
-    if (t == wanted && slot < topk) {
-        index[t * topk + slot] = r.good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
-        weight[t * topk + slot] = r.good ? share.x : 0.0f;
+    const vec share = (vec)value / (args.normalised ? sum + TINY : 1.0f) * args.scale;
+    if (t == wanted && slot < args.topk) {
+        index[t * args.topk + slot] = r.good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
+        weight[t * args.topk + slot] = r.good ? share.x : 0.0f;
         if (slot == 0)
             lse[t] = r.good ? r.top + log((vec)r.total).x : 0.0f;
     }
@@ -280,61 +281,62 @@ static inline float2 row_sums(const vec s[STEPS], global const float *a, int exp
 KERNEL_OF(TEAMS)
 void router_return(global const float *logits, global const float *scores, global const int *index,
                    global const float *weight, global const float *lse, global const float *dweight,
-                   global const float *aux, global float *dlogits, ulong tokens, int experts,
-                   int topk, int score, int normalised, float scale, float z_factor) {
+                   global const float *aux, global float *dlogits, moert_router_args args) {
     TEAM_OF(TEAMS);
     local float rows[TEAMS][TOKENS][MOST_EXPERTS] __attribute__((aligned(64)));
     local float *own = team[team_index()];
     const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS;
-    const int slot = item_index() % SLOTS, base = item_index() - slot, k = min(slot, topk - 1);
+    const int slot = item_index() % SLOTS, base = item_index() - slot, k = min(slot, args.topk - 1);
     vec s[TOKENS][STEPS];
     float dot = 0.0f;
-    if (first >= tokens)
+    if (first >= args.tokens)
         return;
-    const ulong t = min(first + base / SLOTS, tokens - 1);
-    const int chosen = index[t * topk + k];
-    const float w = weight[t * topk + k], dw = dweight[t * topk + k], own_lse = lse[t];
+    const ulong t = min(first + base / SLOTS, args.tokens - 1);
+    const int chosen = index[t * args.topk + k];
+    const float w = weight[t * args.topk + k], dw = dweight[t * args.topk + k], own_lse = lse[t];
     UNROLL_FOR(int j = 0; j < TOKENS; j++)
         UNROLL_FOR(int i = 0; i < STEPS; i++)
-            s[j][i] = load_part(scores + min(first + j, tokens - 1) * experts + i * VEC,
-                                experts - i * VEC);
-    for (int i = 0; i < topk; i++) {
+            s[j][i] = load_part(scores + min(first + j, args.tokens - 1) * args.experts + i * VEC,
+                                args.experts - i * VEC);
+    for (int i = 0; i < args.topk; i++) {
         const float product = fma(of_item(w, base + i, own), of_item(dw, base + i, own), dot);
         dot = int_of_item(chosen, base + i, own) >= 0 ? product : dot;
     }
-    const float mean = normalised ? dot / scale : 0.0f,
-                own_through = score == SOFTMAX && !normalised ? dot : 0.0f;
+    const float mean = args.normalised ? dot / args.scale : 0.0f,
+                own_through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
     UNROLL_FOR(int j = 0; j < TOKENS; j++) {
-        const float2 sums = row_sums(s[j], aux, experts, stands_alone(score), own);
-        const float whole = stands_alone(score) ? sums.x + TINY : 1.0f, pull = sums.y / whole;
+        const float2 sums = row_sums(s[j], aux, args.experts, stands_alone(args.score), own);
+        const float whole = stands_alone(args.score) ? sums.x + TINY : 1.0f, pull = sums.y / whole;
         const float through = of_item(own_through, j * SLOTS, own),
                     at = of_item(own_lse, j * SLOTS, own);
         const bool good = int_of_item(chosen, j * SLOTS, own) != BAD_TOKEN;
-        const float z = z_factor * at;
+        const float z = args.z_factor * at;
         UNROLL_FOR(int i = 0; i < STEPS; i++) {
-            const int n = experts - i * VEC;
+            const int n = args.experts - i * VEC;
             vec d = 0.0f;
             if (aux != 0)
                 d = (load_part(aux + i * VEC, n) - pull) / whole;
-            d = (d - through) * s[j][i] * slopes(s[j][i], score);
+            d = (d - through) * s[j][i] * slopes(s[j][i], args.score);
             if (z != 0.0f) {
-                global const float *l = logits + min(first + j, tokens - 1) * experts + i * VEC;
-                d = fma((vec)z, stands_alone(score) ? exp(load_part(l, n) - at) : s[j][i], d);
+                global const float *l =
+                    logits + min(first + j, args.tokens - 1) * args.experts + i * VEC;
+                d = fma((vec)z, stands_alone(args.score) ? exp(load_part(l, n) - at) : s[j][i], d);
             }
             *(local vec *)(rows[team_index()][j] + i * VEC + part_start()) = good ? d : 0.0f;
         }
     }
     meet();
-    if (slot < topk && chosen >= 0) {
+    if (slot < args.topk && chosen >= 0) {
         local float *d = &rows[team_index()][base / SLOTS][chosen];
-        const float slope =
-            stands_alone(score) ? slopes((vec)scores[t * experts + chosen], score).x : 1.0f;
+        const float slope = stands_alone(args.score)
+                                ? slopes((vec)scores[t * args.experts + chosen], args.score).x
+                                : 1.0f;
         *d = fma(w * slope, dw - mean, *d);
     }
     meet();
     UNROLL_FOR(int j = 0; j < TOKENS; j++)
         UNROLL_FOR(int i = 0; i < STEPS; i++)
             store_part(*(local const vec *)(rows[team_index()][j] + i * VEC + part_start()),
-                       dlogits + (first + j) * experts + i * VEC,
-                       first + j < tokens ? experts - i * VEC : 0);
+                       dlogits + (first + j) * args.experts + i * VEC,
+                       first + j < args.tokens ? args.experts - i * VEC : 0);
 }

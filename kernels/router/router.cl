@@ -36,6 +36,7 @@
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
 #endif
+#include "args/router.h"
 #include "router/scores.h"
 #include "router/topk.h"
 
@@ -119,42 +120,42 @@ static void store_choice(bool good, int experts, int topk, float divisor, float 
 /* Whatever is in the row: all items of a team come to the same barriers. */
 KERNEL void router_forward(global const float *logits, global const float *bias,
                            global float *scores, global int *index, global float *weight,
-                           global float *lse, ulong tokens, int experts, int topk, int score,
-                           int normalised, float scale, int groups, int kept_groups,
-                           int group_best) {
+                           global float *lse, moert_router_args args) {
     TEAM;
     ROW_ARRAY(row);
     ROW_ARRAY(key);
     ROW_ARRAY(picked);
     ROW_ARRAY(best);
-    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
     for (ulong t = first; t < last; t++) {
-        global const float *l = logits + t * experts;
-        const bool by_logits = score == SOFTMAX_TOPK;
+        global const float *l = logits + t * args.experts;
+        const bool by_logits = args.score == SOFTMAX_TOPK;
         float row_lse = 0.0f, sum = 0.0f;
-        bool good = row_scores(l, experts, score, row, &row_lse, team);
-        good &= row_keys(by_logits ? l : 0, row, bias, experts, key, team);
+        bool good = row_scores(l, args.experts, args.score, row, &row_lse, team);
+        good &= row_keys(by_logits ? l : 0, row, bias, args.experts, key, team);
         if (is_first_item())
             lse[t] = good ? row_lse : 0.0f;
         meet();
-        keep_groups(key, picked, experts, groups, kept_groups, group_best, team);
-        for (int k = 0; k < topk; k++) {
-            const int e = take_best(key, experts, team);
+        keep_groups(key, picked, args.experts, args.groups, args.kept_groups, args.group_best,
+                    team);
+        for (int k = 0; k < args.topk; k++) {
+            const int e = take_best(key, args.experts, team);
             if (is_first_item()) {
                 best[k] = e;
                 picked[k] = by_logits ? as_uint(l[e]) : row[e];
             }
         }
         meet();
-        const float top = largest_picked(picked, by_logits ? topk : 0);
+        const float top = largest_picked(picked, by_logits ? args.topk : 0);
         meet();
         if (by_logits)
-            chosen_exponentials(picked, topk, top);
+            chosen_exponentials(picked, args.topk, top);
         meet();
-        for (int k = 0; k < topk; k++)
+        for (int k = 0; k < args.topk; k++)
             sum += as_float(picked[k]);
-        store_choice(good, experts, topk, normalised ? sum + TINY : 1.0f, scale, row, picked, best,
-                     scores + t * experts, index + t * topk, weight + t * topk);
+        store_choice(good, args.experts, args.topk, args.normalised ? sum + TINY : 1.0f, args.scale,
+                     row, picked, best, scores + t * args.experts, index + t * args.topk,
+                     weight + t * args.topk);
         meet();
     }
 }
@@ -214,50 +215,50 @@ static void row_dense(global const float *l, global const float *s, global const
 KERNEL void router_backward(global const float *logits, global const float *scores,
                             global const int *index, global const float *weight,
                             global const float *lse, global const float *dweight,
-                            global const float *aux, global float *dlogits, ulong tokens,
-                            int experts, int topk, int score, int normalised, float scale,
-                            float z_factor) {
+                            global const float *aux, global float *dlogits,
+                            moert_router_args args) {
     TEAM;
-    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, tokens);
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
     for (ulong t = first; t < last; t++) {
-        global const float *s = scores + t * experts, *w = weight + t * topk,
-                           *dw = dweight + t * topk;
-        global const int *chosen = index + t * topk;
-        global float *dl = dlogits + t * experts;
+        global const float *s = scores + t * args.experts, *w = weight + t * args.topk,
+                           *dw = dweight + t * args.topk;
+        global const int *chosen = index + t * args.topk;
+        global float *dl = dlogits + t * args.experts;
         float dot = 0.0f;
-        for (int k = 0; k < topk; k++) {
+        for (int k = 0; k < args.topk; k++) {
             const float product =
                 fma(w[k], dw[k],
                     dot); /* read anyway: loads under conditions would wait for each other */
             dot = chosen[k] >= 0 ? product : dot;
         }
-        const float mean = normalised ? dot / scale : 0.0f,
-                    through = score == SOFTMAX && !normalised ? dot : 0.0f;
-        const slots own = {chosen, w, dw, topk, mean};
-        row_dense(logits + t * experts, s, aux, experts, score, through, z_factor * lse[t], lse[t],
-                  chosen[0] != BAD_TOKEN, &own, dl, team);
-        const int after = MOERT_ITEMS == 1 ? topk : 0;
+        const float mean = args.normalised ? dot / args.scale : 0.0f,
+                    through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
+        const slots own = {chosen, w, dw, args.topk, mean};
+        row_dense(logits + t * args.experts, s, aux, args.experts, args.score, through,
+                  args.z_factor * lse[t], lse[t], chosen[0] != BAD_TOKEN, &own, dl, team);
+        const int after = MOERT_ITEMS == 1 ? args.topk : 0;
         for (int k = 0; k < after; k++)
             if (chosen[k] >= 0) {
                 const int e = chosen[k];
-                dl[e] = fma(w[k] * slopes(s[e], score).s0, dw[k] - mean, dl[e]);
+                dl[e] = fma(w[k] * slopes(s[e], args.score).s0, dw[k] - mean, dl[e]);
             }
     }
 }
 
 #if MOERT_ITEMS == 1
 KERNEL void router_mass(global const float *scores, global const uint *ends, global float *mass,
-                        ulong tokens, int experts, int score) {
+                        moert_router_args args) {
     const uint sequence = get_group_id(0);
-    const ulong last = min((ulong)ends[sequence], tokens);
-    global float *sum = mass + (ulong)sequence * experts;
-    for (int e = 0; e < experts; e += VEC)
-        store_part(0.0f, sum + e, experts - e);
+    const ulong last = min((ulong)ends[sequence], args.tokens);
+    global float *sum = mass + (ulong)sequence * args.experts;
+    for (int e = 0; e < args.experts; e += VEC)
+        store_part(0.0f, sum + e, args.experts - e);
     for (ulong t = group_start(ends, sequence); t < last; t++) {
-        global const float *s = scores + t * experts;
-        const float total = stands_alone(score) ? row_sums(s, 0, experts, 0).x + TINY : 1.0f;
-        for (int e = 0; e < experts; e += VEC) {
-            const int n = experts - e;
+        global const float *s = scores + t * args.experts;
+        const float total =
+            stands_alone(args.score) ? row_sums(s, 0, args.experts, 0).x + TINY : 1.0f;
+        for (int e = 0; e < args.experts; e += VEC) {
+            const int n = args.experts - e;
             store_part(load_part(sum + e, n) + load_part(s + e, n) / total, sum + e, n);
         }
     }
@@ -267,19 +268,19 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
 
 KERNEL_OF(TEAMS)
 void router_mass(global const float *scores, global const uint *ends, global float *mass,
-                 ulong tokens, int experts, int score) {
+                 moert_router_args args) {
     local float teams[TEAMS][MOERT_ITEMS] __attribute__((aligned(64)));
     local float sums[TEAMS][VEC] __attribute__((aligned(64)));
     const uint sequence = get_group_id(0), own = get_local_id(1);
-    const int first = get_group_id(1) * VEC, n = experts - first,
-              summed = stands_alone(score) ? experts : 0;
-    const ulong last = min((ulong)ends[sequence], tokens);
+    const int first = get_group_id(1) * VEC, n = args.experts - first,
+              summed = stands_alone(args.score) ? args.experts : 0;
+    const ulong last = min((ulong)ends[sequence], args.tokens);
     vec sum = 0.0f;
     for (ulong start = group_start(ends, sequence); start < last; start += TEAMS) {
         const bool inside = start + own < last;
-        global const float *s = scores + (inside ? start + own : start) * experts;
+        global const float *s = scores + (inside ? start + own : start) * args.experts;
         const float whole = row_sums(s, 0, summed, teams[own]).x,
-                    total = stands_alone(score) ? whole + TINY : 1.0f;
+                    total = stands_alone(args.score) ? whole + TINY : 1.0f;
         sum += inside ? load_part(s + first, n) / total : 0.0f;
     }
     *(local vec *)(sums[own] + part_start()) = sum;
@@ -287,6 +288,6 @@ void router_mass(global const float *scores, global const uint *ends, global flo
     for (int i = 1; i < TEAMS && own == 0; i++)
         sum += *(local const vec *)(sums[i] + part_start());
     if (own == 0)
-        store_part(sum, mass + (ulong)sequence * experts + first, n);
+        store_part(sum, mass + (ulong)sequence * args.experts + first, n);
 }
 #endif

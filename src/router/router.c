@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "args/router.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "router/router.h"
@@ -169,18 +170,20 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     if (options->groups == 1 && choose_held(device, options, tokens, spec, &grid))
         return MOERT_RUN(device, spec, "router_choose", grid, MOERT_ARG(logits), MOERT_ARG(bias),
                          MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
-                         MOERT_ARG((int)options->topk), MOERT_ARG(is_normalised(options)),
-                         MOERT_ARG(options->scale));
+                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
+                         MOERT_ARGS(moert_router_args, .tokens = tokens, .topk = (int)options->topk,
+                                    .normalised = is_normalised(options), .scale = options->scale));
     const build with = choose_build(device, options->experts);
     return MOERT_RUN(device, with.program, "router_forward",
                      ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
                      MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_ARG(tokens),
-                     MOERT_ARG((int)options->experts), MOERT_ARG((int)options->topk),
-                     MOERT_ARG((int)options->score), MOERT_ARG(is_normalised(options)),
-                     MOERT_ARG(options->scale), MOERT_ARG((int)options->groups),
-                     MOERT_ARG((int)options->kept_groups), MOERT_ARG((int)options->group_best));
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
+                     MOERT_ARGS(moert_router_args, .tokens = tokens,
+                                .experts = (int)options->experts, .topk = (int)options->topk,
+                                .score = (int)options->score, .normalised = is_normalised(options),
+                                .scale = options->scale, .groups = (int)options->groups,
+                                .kept_groups = (int)options->kept_groups,
+                                .group_best = (int)options->group_best));
 }
 
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
@@ -210,10 +213,10 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(routing->scores),
                      MOERT_ARG(routing->index), MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
                      MOERT_ARG(dweight), MOERT_ARG(aux_gradient), MOERT_ARG(dlogits),
-                     MOERT_ARG(tokens), MOERT_ARG((int)options->experts),
-                     MOERT_ARG((int)options->topk), MOERT_ARG((int)options->score),
-                     MOERT_ARG(is_normalised(options)), MOERT_ARG(options->scale),
-                     MOERT_ARG(z_factor));
+                     MOERT_ARGS(moert_router_args, .tokens = tokens,
+                                .experts = (int)options->experts, .topk = (int)options->topk,
+                                .score = (int)options->score, .normalised = is_normalised(options),
+                                .scale = options->scale, .z_factor = z_factor));
 }
 
 moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
@@ -231,6 +234,6 @@ moert_status moert_router_mass(moert_device *device, const moert_router_options 
     return MOERT_RUN(device, with.program, "router_mass",
                      ((moert_grid){sequences, moert_ceil_div(options->experts, with.columns), 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
-                     MOERT_ARG(tokens), MOERT_ARG((int)options->experts),
-                     MOERT_ARG((int)options->score));
+                     MOERT_ARGS(moert_router_args, .tokens = tokens,
+                                .experts = (int)options->experts, .score = (int)options->score));
 }

@@ -35,6 +35,7 @@
 #error "PASS and HEAD_SIZE must be defined"
 #endif
 #define F16 0
+#include "args/attention.h"
 #include "attention/nvidia/attention.h"
 
 #define FORWARD     0
@@ -144,12 +145,11 @@ INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequenc
 /* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may
  * be less. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
-    tensor_map rows, int tiles, int length, int heads, int kv_heads, int sequences, float scale,
-    global const float *q, global const float *scratch, ulong stats_at, global float *result,
-    global float *other, global ushort *codes) {
+    tensor_map rows, global const float *q, global const float *scratch, global float *result,
+    global float *other, global ushort *codes, moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {scale, q, scratch + stats_at, result, other, codes};
+    const tensors t = {args.scale, q, scratch + args.stats_at, result, other, codes};
     uint step = 0;
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -163,13 +163,14 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     if (thread < 128) {
         release_registers(24);
         if (thread == 0)
-            for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
-                step = produce(place_of(tile, length, heads, kv_heads, sequences), t,
-                               MAP_ADDRESS(nvidia_attention, 0), base, step);
+            for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
+                step =
+                    produce(place_of(tile, args.length, args.heads, args.kv_heads, args.sequences),
+                            t, MAP_ADDRESS(nvidia_attention, 0), base, step);
     } else {
         claim_registers(240);
-        for (int tile = get_group_id(0); tile < tiles; tile = NEXT(tile))
-            step =
-                consume(place_of(tile, length, heads, kv_heads, sequences), t, base, arena, step);
+        for (int tile = get_group_id(0); tile < args.tiles; tile = NEXT(tile))
+            step = consume(place_of(tile, args.length, args.heads, args.kv_heads, args.sequences),
+                           t, base, arena, step);
     }
 }

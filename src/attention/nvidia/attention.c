@@ -6,6 +6,7 @@
  */
 #include <stdio.h>
 
+#include "args/attention.h"
 #include "attention/internal.h"
 #include "base/memory.h"
 
@@ -51,9 +52,10 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
     *column += columns;
     const moert_grid grid = {moert_ceil_div(rows * (columns / 4), ITEMS), 1, 1};
-    return MOERT_RUN(moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(rows),
-                     MOERT_ARG(count), MOERT_ARG(factor), MOERT_ARG(x), MOERT_ARG(stride),
-                     MOERT_ARG(at), MOERT_ARG(*a->scratch));
+    return MOERT_RUN(moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(x),
+                     MOERT_ARG(*a->scratch),
+                     MOERT_ARGS(moert_round_args, .rows = rows, .columns = count, .factor = factor,
+                                .stride = stride, .column = at));
 }
 
 /* Rounds dout to the columns from `column` on, makes the stats, and out's codes. */
@@ -64,10 +66,11 @@ static moert_status make_stats(const moert_attention *a, size_t column) {
     MOERT_TRY(moert_to_int(a->heads, "number of query heads", &heads));
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
     const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
-    return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->length),
-                     MOERT_ARG(heads), MOERT_ARG(a->out), MOERT_ARG(a->codes), MOERT_ARG(a->dout),
-                     MOERT_ARG(a->lse), MOERT_ARG(stride), MOERT_ARG(column),
-                     MOERT_ARG(*a->scratch), MOERT_ARG(stats_at(a)));
+    return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
+                     MOERT_ARG(a->codes), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
+                     MOERT_ARG(*a->scratch),
+                     MOERT_ARGS(moert_round_args, .length = a->length, .heads = heads,
+                                .stride = stride, .column = column, .from = stats_at(a)));
 }
 
 /* What the passes read; the forward takes q as it is. */
@@ -111,10 +114,12 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
     return MOERT_RUN(device, spec, "nvidia_attention", grid,
-                     moert_argument_struct(&map, sizeof map), MOERT_ARG(tiles), MOERT_ARG(length),
-                     MOERT_ARG(heads), MOERT_ARG(kv_heads), MOERT_ARG(sequences),
-                     MOERT_ARG(a->scale), MOERT_ARG(a->q), MOERT_ARG(*a->scratch), MOERT_ARG(stats),
-                     MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->codes));
+                     moert_argument_struct(&map, sizeof map), MOERT_ARG(a->q),
+                     MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
+                     MOERT_ARG(a->codes),
+                     MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = length,
+                                .heads = heads, .kv_heads = kv_heads, .sequences = sequences,
+                                .scale = a->scale, .stats_at = stats));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args/attention.h"
 #include "attention/internal.h"
 #include "base/memory.h"
 #include "gemm/tuning/tuning.h"
@@ -61,10 +62,11 @@ moert_status moert_attention_portable_forward(const moert_attention *attention) 
     const launch_shape shape = shape_of(attention);
     const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
     MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
-                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
-                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
                         MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse)));
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                        MOERT_ARGS(moert_attention_args, .length = attention->length,
+                                   .heads = shape.heads, .kv_heads = shape.kv_heads,
+                                   .scale = attention->scale)));
     return round_out(attention);
 }
 
@@ -74,16 +76,17 @@ moert_status moert_attention_portable_backward(const moert_attention *attention)
     const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
     const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
     MOERT_TRY(round_out(attention));
-    MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
-                        MOERT_ARG(attention->length), MOERT_ARG(shape.heads),
-                        MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
-                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
-                        MOERT_ARG(attention->dout), MOERT_ARG(attention->dq)));
-    return MOERT_RUN(
-        device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->length),
-        MOERT_ARG(shape.heads), MOERT_ARG(shape.kv_heads), MOERT_ARG(attention->scale),
-        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-        MOERT_ARG(attention->out), MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
-        MOERT_ARG(attention->dk), MOERT_ARG(attention->dv));
+    MOERT_TRY(MOERT_RUN(
+        device, shape.program, "attention_backward_q", queries, MOERT_ARG(attention->q),
+        MOERT_ARG(attention->k), MOERT_ARG(attention->v), MOERT_ARG(attention->out),
+        MOERT_ARG(attention->lse), MOERT_ARG(attention->dout), MOERT_ARG(attention->dq),
+        MOERT_ARGS(moert_attention_args, .length = attention->length, .heads = shape.heads,
+                   .kv_heads = shape.kv_heads, .scale = attention->scale)));
+    return MOERT_RUN(device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->q),
+                     MOERT_ARG(attention->k), MOERT_ARG(attention->v), MOERT_ARG(attention->out),
+                     MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
+                     MOERT_ARG(attention->dk), MOERT_ARG(attention->dv),
+                     MOERT_ARGS(moert_attention_args, .length = attention->length,
+                                .heads = shape.heads, .kv_heads = shape.kv_heads,
+                                .scale = attention->scale));
 }

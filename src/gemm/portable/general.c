@@ -1,4 +1,5 @@
 /* GEMMs with conversions around the products: what lies around them. */
+#include "args/gemm.h"
 #include "gemm/portable/general.h"
 
 #include <stdlib.h>
@@ -130,11 +131,12 @@ static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_bu
     *stride = from->width;
     return MOERT_RUN(
         device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(from->width | from->stride)),
-        "op_load_rows", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)gemm->groups.count),
-        MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG((const moert_buffer *)from->buffer),
-        MOERT_ARG((int)from->type), MOERT_ARG(from->stride), MOERT_ARG(from->gather),
-        MOERT_ARG((unsigned)from->divisor), MOERT_ARG(copy), MOERT_ARG((int)from->width),
-        MOERT_ARG((unsigned)split));
+        "op_load_rows", grid, MOERT_ARG(gemm->groups.ends),
+        MOERT_ARG((const moert_buffer *)from->buffer), MOERT_ARG(from->gather), MOERT_ARG(copy),
+        MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .type = (int)from->type,
+                   .stride = from->stride, .divisor = (unsigned)from->divisor,
+                   .width = (int)from->width, .split = (unsigned)split));
 }
 
 /* Raises amax, if it is wanted, by the peaks of the rows, `sets` of each. */
@@ -155,15 +157,16 @@ static moert_status store_rows(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t split = moert_general_split(device, to.width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
-    MOERT_TRY(MOERT_RUN(
-        device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(to.width | to.stride)),
-        "op_store_rows", grid, MOERT_ARG(gemm->groups.ends),
-        MOERT_ARG((unsigned)gemm->groups.count), MOERT_ARG((unsigned)gemm->groups.rows),
-        MOERT_ARG(work->acc), MOERT_ARG((int)to.width), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
-        MOERT_ARG(e->add ? 1.0f : 0.0f), MOERT_ARG(gemm->bias), MOERT_ARG((int)e->bias_type),
-        MOERT_ARG(e->bias_scale), MOERT_ARG(to.gather), MOERT_ARG(e->row_weight),
-        MOERT_ARG(e->prob), MOERT_ARG(to.buffer), MOERT_ARG((int)to.type), MOERT_ARG(to.stride),
-        MOERT_ARG(work->peak), MOERT_ARG((unsigned)split)));
+    MOERT_TRY(
+        MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(to.width | to.stride)),
+                  "op_store_rows", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc),
+                  MOERT_ARG(e->alpha), MOERT_ARG(e->beta), MOERT_ARG(gemm->bias),
+                  MOERT_ARG(e->bias_scale), MOERT_ARG(to.gather), MOERT_ARG(e->row_weight),
+                  MOERT_ARG(e->prob), MOERT_ARG(to.buffer), MOERT_ARG(work->peak),
+                  MOERT_ARGS(moert_rows_args, .groups = (unsigned)gemm->groups.count,
+                             .rows = (unsigned)gemm->groups.rows, .width = (int)to.width,
+                             .beta_all = e->add ? 1.0f : 0.0f, .bias_type = (int)e->bias_type,
+                             .type = (int)to.type, .stride = to.stride, .split = (unsigned)split)));
     return raise_amax(gemm, 1);
 }
 
@@ -180,10 +183,10 @@ static moert_status load_weights(const moert_gemm *gemm, weights w) {
     const size_t elements = gemm->n * gemm->k;
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
     return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_load_weight", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)w.first),
-                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place), MOERT_ARG(w.weight),
-                     MOERT_ARG((int)weight_type(gemm)), MOERT_ARG(work->weight),
-                     MOERT_ARG(elements));
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(w.weight), MOERT_ARG(work->weight),
+                     MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first,
+                                .slot = (unsigned)w.slot, .place = (unsigned)w.place,
+                                .type = (int)weight_type(gemm), .elements = elements));
 }
 
 static moert_status store_weights(const moert_gemm *gemm, weights w) {
@@ -193,11 +196,12 @@ static moert_status store_weights(const moert_gemm *gemm, weights w) {
     const size_t elements = gemm->n * gemm->k;
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
     return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_store_weight", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)w.first),
-                     MOERT_ARG((unsigned)w.slot), MOERT_ARG((unsigned)w.place),
-                     MOERT_ARG(work->weight), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
-                     MOERT_ARG(e->add ? 1.0f : 0.0f), MOERT_ARG(w.weight),
-                     MOERT_ARG((int)weight_type(gemm)), MOERT_ARG(elements));
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->weight), MOERT_ARG(e->alpha),
+                     MOERT_ARG(e->beta), MOERT_ARG(w.weight),
+                     MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first,
+                                .slot = (unsigned)w.slot, .place = (unsigned)w.place,
+                                .beta_all = e->add ? 1.0f : 0.0f, .type = (int)weight_type(gemm),
+                                .elements = elements));
 }
 
 /* Moves the weights of a batch, each discrete one by itself. */

@@ -1,4 +1,5 @@
 /* The GLU behind a product with conversions: kernels/op/glu.cl. */
+#include "args/gemm.h"
 #include "gemm/portable/general.h"
 
 static moert_status run_forward(const moert_gemm *gemm, moert_device *device) {
@@ -9,13 +10,15 @@ static moert_status run_forward(const moert_gemm *gemm, moert_device *device) {
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     return MOERT_RUN(
         device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | gemm->ldy | u->ldh)),
-        "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)gemm->groups.count),
-        MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
-        MOERT_ARG(gemm->bias), MOERT_ARG((int)e->bias_type), MOERT_ARG(u->prob), MOERT_ARG(gemm->y),
-        MOERT_ARG((int)gemm->result), MOERT_ARG(gemm->ldy), MOERT_ARG(u->h),
-        MOERT_ARG((int)u->type), MOERT_ARG(u->ldh), MOERT_ARG(work->peak), MOERT_ARG((int)u->width),
-        MOERT_ARG((int)u->run), MOERT_ARG((int)u->linear_first), MOERT_ARG(u->form.limit),
-        MOERT_ARG(u->form.alpha), MOERT_ARG(u->form.offset), MOERT_ARG((unsigned)split));
+        "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
+        MOERT_ARG(gemm->bias), MOERT_ARG(u->prob), MOERT_ARG(gemm->y), MOERT_ARG(u->h),
+        MOERT_ARG(work->peak),
+        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .bias_type = (int)e->bias_type,
+                   .c_type = (int)gemm->result, .c_stride = gemm->ldy, .d_type = (int)u->type,
+                   .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
+                   .linear_first = (int)u->linear_first, .limit = u->form.limit,
+                   .slope = u->form.alpha, .offset = u->form.offset, .split = (unsigned)split));
 }
 
 static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
@@ -26,9 +29,10 @@ static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
     if (gemm->glu.dbias == NULL)
         return MOERT_OK;
     return MOERT_RUN(device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)gemm->groups.rows),
-                     MOERT_ARG(work->wide), MOERT_ARG(gemm->glu.dbias),
-                     MOERT_ARG((int)gemm->epilogue.bias_type), MOERT_ARG((int)columns));
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide),
+                     MOERT_ARG(gemm->glu.dbias),
+                     MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
+                                .type = (int)gemm->epilogue.bias_type, .columns = (int)columns));
 }
 
 static moert_status run_backward(const moert_gemm *gemm, moert_device *device) {
@@ -39,14 +43,14 @@ static moert_status run_backward(const moert_gemm *gemm, moert_device *device) {
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     MOERT_TRY(MOERT_RUN(
         device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | u->ldv | u->ldh)), "op_dglu",
-        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)gemm->groups.count),
-        MOERT_ARG((unsigned)gemm->groups.rows), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
+        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
         MOERT_ARG(e->beta), MOERT_ARG(e->acc_scale), MOERT_ARG(u->prob), MOERT_ARG(u->v),
-        MOERT_ARG((int)u->from), MOERT_ARG(u->ldv), MOERT_ARG(u->dv), MOERT_ARG((int)u->type),
-        MOERT_ARG(u->ldh), MOERT_ARG(work->wide), MOERT_ARG(work->peak), MOERT_ARG(u->dprob),
-        MOERT_ARG((int)u->width), MOERT_ARG((int)u->run), MOERT_ARG((int)u->linear_first),
-        MOERT_ARG(u->form.limit), MOERT_ARG(u->form.alpha), MOERT_ARG(u->form.offset),
-        MOERT_ARG((unsigned)split)));
+        MOERT_ARG(u->dv), MOERT_ARG(work->wide), MOERT_ARG(work->peak), MOERT_ARG(u->dprob),
+        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .c_type = (int)u->from, .c_stride = u->ldv,
+                   .d_type = (int)u->type, .d_stride = u->ldh, .width = (int)u->width,
+                   .run = (int)u->run, .linear_first = (int)u->linear_first, .limit = u->form.limit,
+                   .slope = u->form.alpha, .offset = u->form.offset, .split = (unsigned)split)));
     return add_dbias(gemm, device);
 }
 

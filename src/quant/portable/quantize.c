@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args/quant.h"
 #include "base/memory.h"
 #include "base/number.h"
 #include "quant/backend.h"
@@ -115,16 +116,37 @@ moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
     MOERT_TRY_OR(destroy,
                  MOERT_RUN(device, "quant/amax" EXACT, "amax_blocks", grid, MOERT_ARG(groups->ends),
-                           MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-                           MOERT_ARG((int)op->columns), MOERT_ARG(op->x),
-                           MOERT_ARG((int)op->how.hadamard), MOERT_ARG(partial)));
-    MOERT_TRY_OR(destroy, MOERT_RUN(device, "quant/amax" EXACT, "amax_groups", sums,
-                                    MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->count),
-                                    MOERT_ARG((unsigned)groups->rows), MOERT_ARG(partial),
-                                    MOERT_ARG((int)op->how.group_scales), MOERT_ARG(op->amax)));
+                           MOERT_ARG(op->x), MOERT_ARG(partial),
+                           MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
+                                      .rows = (unsigned)groups->rows, .columns = (int)op->columns,
+                                      .hadamard = (int)op->how.hadamard)));
+    MOERT_TRY_OR(destroy,
+                 MOERT_RUN(device, "quant/amax" EXACT, "amax_groups", sums, MOERT_ARG(groups->ends),
+                           MOERT_ARG(partial), MOERT_ARG(op->amax),
+                           MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
+                                      .rows = (unsigned)groups->rows,
+                                      .group_scales = (int)op->how.group_scales)));
 destroy:
     moert_buffer_destroy(partial);
     return status;
+}
+
+static moert_quantize_args numbers_of(const moert_device *device, const moert_quantize *op,
+                                      const moert_quantized_shape *shape) {
+    const moert_quantizer *how = &op->how;
+    return (moert_quantize_args){.q_bytes = shape->q_bytes,
+                                 .scales = shape->scales,
+                                 .seed = how->seed,
+                                 .groups = (unsigned)op->groups.count,
+                                 .rows = (unsigned)op->groups.rows,
+                                 .columns = (int)op->columns,
+                                 .strip = (int)strip_of(device, op),
+                                 .x_runs = (int)op->x_runs,
+                                 .x_type = (int)op->x_type,
+                                 .group_scales = how->group_scales,
+                                 .scale_rounding = (int)how->scale_rounding,
+                                 .hadamard = how->hadamard,
+                                 .blocks = (unsigned)op->blocks};
 }
 
 moert_status moert_portable_quantize(const moert_quantize *op) {
@@ -136,22 +158,19 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = device_of(op);
     if (op->amax != NULL)
-        MOERT_TRY(MOERT_RUN(device, "quant/amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
-                            MOERT_ARG(op->amax), MOERT_ARG((unsigned)scales),
-                            MOERT_ARG((int)how->nvfp4_rule), MOERT_ARG(op->global)));
+        MOERT_TRY(MOERT_RUN(
+            device, "quant/amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
+            MOERT_ARG(op->amax), MOERT_ARG(op->global),
+            MOERT_ARGS(moert_amax_args, .count = (unsigned)scales, .rule = (int)how->nvfp4_rule)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
     choose_program(device, "quant/quantize", op, spec);
     add_choices(how, spec);
-    MOERT_TRY(MOERT_RUN(
-        device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
-        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-        MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)), MOERT_ARG(op->x),
-        MOERT_ARG((int)op->x_runs), MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes),
-        MOERT_ARG(op->scale), MOERT_ARG(shape.scales), MOERT_ARG(op->amax), MOERT_ARG(op->global),
-        MOERT_ARG(op->norm), MOERT_ARG((int)how->group_scales), MOERT_ARG((int)how->scale_rounding),
-        MOERT_ARG((int)how->hadamard), MOERT_ARG((unsigned)op->blocks),
-        MOERT_ARG((size_t)how->seed)));
+    const moert_quantize_args args = numbers_of(device, op, &shape);
+    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
+                        MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
+                        MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
+                        MOERT_ARG(op->norm), moert_argument_struct(&args, sizeof args)));
     return MOERT_OK;
 }
 
@@ -166,13 +185,11 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     const size_t wide = wide_columns(device, op), used = strlen(spec);
     if (wide > 0)
         snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DWIDE=%zu", wide);
-    MOERT_TRY(
-        MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op), MOERT_ARG(groups->ends),
-                  MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-                  MOERT_ARG((int)op->columns), MOERT_ARG((int)strip_of(device, op)),
-                  MOERT_ARG(op->q), MOERT_ARG(shape.q_bytes), MOERT_ARG(op->scale),
-                  MOERT_ARG(shape.scales), MOERT_ARG(op->global), MOERT_ARG((int)how->group_scales),
-                  MOERT_ARG((unsigned)op->blocks), MOERT_ARG(op->x), MOERT_ARG((int)op->x_type)));
+    const moert_quantize_args args = numbers_of(device, op, &shape);
+    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
+                        MOERT_ARG(groups->ends), MOERT_ARG(op->q), MOERT_ARG(op->scale),
+                        MOERT_ARG(op->global), MOERT_ARG(op->x),
+                        moert_argument_struct(&args, sizeof args)));
     return MOERT_OK;
 }
 

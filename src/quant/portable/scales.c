@@ -1,4 +1,5 @@
 /* Layouts of the portable backend: launches of kernels/quant/scales.cl. */
+#include "args/quant.h"
 #include "base/memory.h"
 #include "quant/backend.h"
 
@@ -9,11 +10,12 @@ static moert_status move_scales(const moert_scale_tiles *op, const char *kernel)
     const size_t matrices = op->whole ? 1 : groups->count;
     const moert_grid grid = {moert_row_blocks_most(groups->rows, matrices, along),
                              moert_ceil_div(op->width, across), 1};
-    MOERT_TRY(MOERT_RUN(
-        moert_buffer_device(op->swizzled), "quant/scales", kernel, grid, MOERT_ARG(groups->ends),
-        MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-        MOERT_ARG((unsigned)op->width), MOERT_ARG((int)op->transposed), MOERT_ARG((int)op->whole),
-        MOERT_ARG((unsigned)op->tiles), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled)));
+    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->swizzled), "quant/scales", kernel, grid,
+                        MOERT_ARG(groups->ends), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled),
+                        MOERT_ARGS(moert_scales_args, .groups = (unsigned)groups->count,
+                                   .rows = (unsigned)groups->rows, .width = (unsigned)op->width,
+                                   .transposed = (int)op->transposed, .whole = (int)op->whole,
+                                   .tiles = (unsigned)op->tiles)));
     return MOERT_OK;
 }
 
@@ -28,18 +30,19 @@ moert_status moert_portable_unswizzle(const moert_scale_tiles *op) {
 moert_status moert_portable_block_ends(const moert_block_ends *op) {
     const moert_groups *groups = &op->groups;
     return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "block_ends",
-                     ((moert_grid){1, 1, 1}), MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)groups->count), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG((unsigned)op->block), MOERT_ARG((unsigned)op->most),
-                     MOERT_ARG(op->to));
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(groups->ends), MOERT_ARG(op->to),
+                     MOERT_ARGS(moert_scales_args, .groups = (unsigned)groups->count,
+                                .rows = (unsigned)groups->rows, .block = (unsigned)op->block,
+                                .most = (unsigned)op->most));
 }
 
 moert_status moert_portable_fold_globals(const moert_global_scales *op) {
     return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "fold_globals",
                      ((moert_grid){1, 1, 1}), MOERT_ARG(op->alpha), MOERT_ARG(op->first),
-                     MOERT_ARG((unsigned)op->first_by_groups), MOERT_ARG(op->second),
-                     MOERT_ARG((unsigned)op->second_by_groups), MOERT_ARG((unsigned)op->groups),
-                     MOERT_ARG(op->to));
+                     MOERT_ARG(op->second), MOERT_ARG(op->to),
+                     MOERT_ARGS(moert_scales_args, .first_stride = (unsigned)op->first_by_groups,
+                                .second_stride = (unsigned)op->second_by_groups,
+                                .groups = (unsigned)op->groups));
 }
 
 moert_status moert_portable_transpose(const moert_transpose *op) {
@@ -52,9 +55,10 @@ moert_status moert_portable_transpose(const moert_transpose *op) {
 }
 
 moert_status moert_portable_interleave(const moert_interleave *op) {
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "interleave",
-                        ((moert_grid){op->rows, 1, 1}), MOERT_ARG(op->from), MOERT_ARG(op->to),
-                        MOERT_ARG(op->width), MOERT_ARG(op->granularity),
-                        MOERT_ARG(op->element_bytes), MOERT_ARG((int)op->inverse)));
+    MOERT_TRY(MOERT_RUN(
+        moert_buffer_device(op->to), "quant/scales", "interleave", ((moert_grid){op->rows, 1, 1}),
+        MOERT_ARG(op->from), MOERT_ARG(op->to),
+        MOERT_ARGS(moert_interleave_args, .width = op->width, .granularity = op->granularity,
+                   .element_bytes = op->element_bytes, .inverse = (int)op->inverse)));
     return MOERT_OK;
 }

@@ -3,6 +3,7 @@
  * device. */
 #include <stdlib.h>
 
+#include "args/attention.h"
 #include "base/number.h"
 #include "nn/nn.h"
 #include "support/test.h"
@@ -45,9 +46,9 @@ static void test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns(void 
     x[1] = 3e38;
     moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = filled(bytes);
     const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};
-    ASSERT_OK(MOERT_RUN(test_device, program, "round_rows", grid, MOERT_ARG(rows),
-                        MOERT_ARG(columns), MOERT_ARG(factor), MOERT_ARG(from), MOERT_ARG(stride),
-                        MOERT_ARG(column), MOERT_ARG(to)));
+    ASSERT_OK(MOERT_RUN(test_device, program, "round_rows", grid, MOERT_ARG(from), MOERT_ARG(to),
+                        MOERT_ARGS(moert_round_args, .rows = rows, .columns = columns,
+                                   .factor = factor, .stride = stride, .column = column)));
     uint16_t *got = download(to, bytes);
     assert_rounded(got, x, factor);
     free(got);
@@ -75,10 +76,10 @@ static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state)
             at[64 + position % 64] += out[i * D + d] * rounded(dout[i * D + d]);
     }
     const moert_grid grid = {blocks * 4, HEADS, S};
-    ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(length),
-                        MOERT_ARG(heads), MOERT_ARG(in[0]), MOERT_ARG(codes), MOERT_ARG(in[1]),
-                        MOERT_ARG(in[2]), MOERT_ARG(stride), MOERT_ARG(column), MOERT_ARG(to),
-                        MOERT_ARG(from)));
+    ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(in[0]),
+                        MOERT_ARG(codes), MOERT_ARG(in[1]), MOERT_ARG(in[2]), MOERT_ARG(to),
+                        MOERT_ARGS(moert_round_args, .length = length, .heads = heads,
+                                   .stride = stride, .column = column, .from = from)));
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
