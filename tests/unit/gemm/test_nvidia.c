@@ -237,8 +237,10 @@ static void test_results_that_are_not_rounded_are_refused(void **state) {
     moert_packed_destroy(packed);
     gemm.scatter = (moert_scatter){values, 1};
     for (int i = 0; i < 2; i++) {
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results without scatter");
-        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results without scatter");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED,
+                     "results without scatter");
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED,
+                     "results without scatter");
         gemm.result = MOERT_NUMBER_F32;
     }
     moert_buffer_destroy(ends);
