@@ -4,6 +4,54 @@
 
 #include "args/args.h"
 
+/* Of the portable GEMMs: what the kernels of kernels/gemm/gemm.cl, packed.cl and gpu.cl say. */
+#define MOERT_GEMM_ARGS(X, S)                                                                      \
+    X(S, ulong, ldx, 0)                                                                            \
+    X(S, ulong, ldy, 8)                                                                            \
+    X(S, ulong, y_column, 16)                                                                      \
+    X(S, ulong, prob_stride, 24)                                                                   \
+    X(S, ulong, lda, 32)                                                                           \
+    X(S, ulong, a_column, 40)                                                                      \
+    X(S, ulong, ldc, 48)                                                                           \
+    X(S, ulong, c_column, 56)                                                                      \
+    X(S, uint, start, 64)                                                                          \
+    X(S, uint, skip, 68)                                                                           \
+    X(S, uint, groups, 72)                                                                         \
+    X(S, uint, shared, 76)                                                                         \
+    X(S, uint, rows, 80)                                                                           \
+    X(S, int, n, 84)                                                                               \
+    X(S, int, k, 88)                                                                               \
+    X(S, int, width, 92)                                                                           \
+    X(S, int, reduction, 96)                                                                       \
+    X(S, int, accumulate, 100)                                                                     \
+    X(S, int, axis, 104)                                                                           \
+    X(S, int, flipped, 108)                                                                        \
+    X(S, int, panels, 112)                                                                         \
+    X(S, int, depth, 116)                                                                          \
+    X(S, int, split, 120)                                                                          \
+    X(S, int, height, 124)                                                                         \
+    X(S, int, every, 128)                                                                          \
+    X(S, int, keep, 132)                                                                           \
+    X(S, int, coded, 136)                                                                          \
+    X(S, int, interleaved, 140)                                                                    \
+    X(S, float, limit, 144)                                                                        \
+    X(S, float, alpha, 148)                                                                        \
+    X(S, float, offset, 152)
+MOERT_ARGS_STRUCT(moert_gemm_args, MOERT_GEMM_ARGS, 160)
+
+/* Of kernels/gemm/glu.cl. */
+#define MOERT_PLAIN_GLU_ARGS(X, S)                                                                 \
+    X(S, ulong, prob_stride, 0)                                                                    \
+    X(S, uint, first_row, 8)                                                                       \
+    X(S, uint, rows, 12)                                                                           \
+    X(S, int, width, 16)                                                                           \
+    X(S, int, interleaved, 20)                                                                     \
+    X(S, float, limit, 24)                                                                         \
+    X(S, float, alpha, 28)                                                                         \
+    X(S, float, offset, 32)                                                                        \
+    X(S, uint, split, 36)
+MOERT_ARGS_STRUCT(moert_plain_glu_args, MOERT_PLAIN_GLU_ARGS, 40)
+
 #define MOERT_ROWS_ARGS(X, S)                                                                      \
     X(S, ulong, stride, 0)                                                                         \
     X(S, uint, groups, 8)                                                                          \

@@ -38,6 +38,7 @@
  * first two kernels alone.
  */
 #define PANEL local
+#include "args/gemm.h"
 #include "gemm/gemm.h"
 #include "gemm/panels.h"
 #include "gemm/gemm_glu.h"
@@ -57,45 +58,46 @@
 #define TILE_ROOM(depth) (LINES * (depth) + EXCESS) /* of the strip's at most 64 * depth floats */
 #endif
 
-KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint shared, uint rows,
-                         global const code *x, ulong ldx, WEIGHT_ARGUMENTS,
-                         global const float *bias, global float *y, ulong ldy, ulong y_column,
-                         int n, int k, int panels, int depth, uint split, local vec *panel,
-                         local element *turned) {
-    const uint own = skip + get_group_id(1), g = start + own;
-    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, n - column);
+KERNEL void gemm_forward(global const uint *ends, global const code *x, WEIGHT_ARGUMENTS,
+                         global const float *bias, global float *y, moert_gemm_args args,
+                         local vec *panel, local element *turned) {
+    const uint own = args.skip + get_group_id(1), g = args.start + own;
+    span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
+    int column = column_block() * args.panels * COLUMNS,
+        columns = min(args.panels * COLUMNS, args.n - column);
     if (column < 0 || part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
-    x += part.first * ldx;
-    y += part.first * ldy + y_column + column;
-    for (int p = 0; p < k; p += depth * PER_TERM) {
-        int used = min(depth * PER_TERM, k - p);
-        bool last = p + used == k && bias != 0;
-        pack_forward(weight, flipped, column, p, columns, used, depth, panel);
-        target c = {y, last ? bias + (ulong)g * n + column : 0, ldy, part.count, columns, false};
-        multiply(x + p, ldx, turned, panel, used, depth, c, p == 0, no_fetch());
+    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
+    x += part.first * args.ldx;
+    y += part.first * args.ldy + args.y_column + column;
+    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
+        int used = min(args.depth * PER_TERM, args.k - p);
+        bool last = p + used == args.k && bias != 0;
+        pack_forward(weight, args.flipped, column, p, columns, used, args.depth, panel);
+        target c = {
+            y, last ? bias + (ulong)g * args.n + column : 0, args.ldy, part.count, columns, false};
+        multiply(x + p, args.ldx, turned, panel, used, args.depth, c, p == 0, no_fetch());
     }
 }
 
-KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shared, uint rows,
-                       global const code *y, ulong ldy, ulong y_column, WEIGHT_ARGUMENTS,
-                       global float *x, ulong ldx, int n, int k, int accumulate, int panels,
-                       int depth, uint split, local vec *panel, local element *turned) {
-    const uint own = skip + get_group_id(1), g = start + own;
-    span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
+KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARGUMENTS,
+                       global float *x, moert_gemm_args args, local vec *panel,
+                       local element *turned) {
+    const uint own = args.skip + get_group_id(1), g = args.start + own;
+    span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
+    int column = column_block() * args.panels * COLUMNS,
+        columns = min(args.panels * COLUMNS, args.k - column);
     if (column < 0 || part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, axis, flipped, own, n, k);
-    y += part.first * ldy + y_column;
-    x += part.first * ldx + column;
-    for (int p = 0; p < n; p += depth * PER_TERM) {
-        int used = min(depth * PER_TERM, n - p);
-        pack_dgrad(weight, flipped, column, p, columns, used, depth, panel);
-        target c = {x, 0, ldx, part.count, columns, false};
-        multiply(y + p, ldy, turned, panel, used, depth, c, p == 0 && !accumulate, no_fetch());
+    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
+    y += part.first * args.ldy + args.y_column;
+    x += part.first * args.ldx + column;
+    for (int p = 0; p < args.n; p += args.depth * PER_TERM) {
+        int used = min(args.depth * PER_TERM, args.n - p);
+        pack_dgrad(weight, args.flipped, column, p, columns, used, args.depth, panel);
+        target c = {x, 0, args.ldx, part.count, columns, false};
+        multiply(y + p, args.ldy, turned, panel, used, args.depth, c, p == 0 && !args.accumulate,
+                 no_fetch());
     }
 }
 
@@ -105,29 +107,28 @@ KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint shar
 /* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not
  * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. The
  * arguments are as many as gemm_packed_glu's. */
-KERNEL void gemm_glu_forward(global const uint *ends, uint skip, uint shared, uint rows,
-                             global const code *x, ulong ldx, global const float *w,
-                             global const float *bias, global float *v, int keep,
-                             global const float *prob, ulong prob_stride, global void *h, int coded,
-                             int interleaved, float limit, float alpha, float offset, int width,
-                             int k, int panels, int depth, uint split, local element *turned,
-                             local vec *panel, int unused) {
-    const uint g = skip + get_group_id(1);
-    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = column_block() * panels * PAIR_WIDTH,
-              columns = min(panels * PAIR_WIDTH, width - column);
+KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, global const float *w,
+                             global const float *bias, global float *v, global const float *prob,
+                             global void *h, moert_gemm_args args, local element *turned,
+                             local vec *panel) {
+    const uint g = args.skip + get_group_id(1);
+    const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
+    const int column = column_block() * args.panels * PAIR_WIDTH,
+              columns = min(args.panels * PAIR_WIDTH, args.width - column);
     if (column < 0 || part.count == 0)
         return;
-    const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * width, k);
-    x += part.first * ldx;
-    gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
-                          (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM) {
-        const int used = min(depth * PER_TERM, k - p);
-        pack_gated(weight, column, columns, width, interleaved, p, used, depth, panel);
+    const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * args.width, args.k);
+    x += part.first * args.ldx;
+    gated c = gated_share(
+        part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
+        (glu_form){args.interleaved, args.limit, args.alpha, args.offset}, args.keep);
+    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
+        const int used = min(args.depth * PER_TERM, args.k - p);
+        pack_gated(weight, column, columns, args.width, args.interleaved, p, used, args.depth,
+                   panel);
         c.fresh = p == 0;
-        c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, panel, used, depth, &c, no_fetch());
+        c.last = p + used == args.k;
+        multiply_gated(x + p, args.ldx, turned, panel, used, args.depth, &c, no_fetch());
     }
 }
 #endif
@@ -268,46 +269,47 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
 
 /* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64
  * bytes (but those of amx.h). The lock that ends a work-group makes them visible. */
-KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y,
-                       ulong ldy, ulong y_column, global const code *x, ulong ldx, global float *w,
-                       int n, int k, int accumulate, int panels, int depth, int split,
-                       local vec *panel, local float *strip) {
-    uint g = start + get_group_id(0);
-    span part = group_part(ends, g, 0, rows, 0, INT_MAX);
-    int column = column_block() * panels * COLUMNS, columns = min(panels * COLUMNS, k - column);
-    int line = get_group_id(1) * split, lines = min(split, n - line);
-    if (column < 0 || (part.count == 0 && accumulate))
+KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global const code *x,
+                       global float *w, moert_gemm_args args, local vec *panel,
+                       local float *strip) {
+    uint g = args.start + get_group_id(0);
+    span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
+    int column = column_block() * args.panels * COLUMNS,
+        columns = min(args.panels * COLUMNS, args.k - column);
+    int line = get_group_id(1) * args.split, lines = min(args.split, args.n - line);
+    if (column < 0 || (part.count == 0 && args.accumulate))
         return;
-    w += ((ulong)get_group_id(0) * n + line) * k + column;
-    y += part.first * ldy + y_column + line;
-    x += part.first * ldx + column;
+    w += ((ulong)get_group_id(0) * args.n + line) * args.k + column;
+    y += part.first * args.ldy + args.y_column + line;
+    x += part.first * args.ldx + column;
     const int terms = (part.count + PER_TERM - 1) / PER_TERM;
-    depth = clamp((terms + 15) / 16 * 16, 16, depth); /* the less room panels take */
-    const bool once =
-        part.count <= depth * PER_TERM && !accumulate && ((ulong)w | (ulong)k * 4) % 64 == 0;
+    args.depth = clamp((terms + 15) / 16 * 16, 16, args.depth); /* the less room panels take */
+    const bool once = part.count <= args.depth * PER_TERM && !args.accumulate &&
+                      ((ulong)w | (ulong)args.k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count;
-         p += depth * PER_TERM) { /* a group without rows gets zeros */
-        int used = min(depth * PER_TERM, part.count - p);
-        pack_rows((rows_of){x, ldx}, p, 0, columns, used, depth, panel);
-        target c = {w, 0, k, lines, columns, once};
-        multiply_transposed(y + p * ldy, ldy, strip, panel, used, depth, c, p == 0 && !accumulate);
+         p += args.depth * PER_TERM) { /* a group without rows gets zeros */
+        int used = min(args.depth * PER_TERM, part.count - p);
+        pack_rows((rows_of){x, args.ldx}, p, 0, columns, used, args.depth, panel);
+        target c = {w, 0, args.k, lines, columns, once};
+        multiply_transposed(y + p * args.ldy, args.ldy, strip, panel, used, args.depth, c,
+                            p == 0 && !args.accumulate);
     }
 }
 
 /* bias[g,n] = sum_m y[m,n], rows in order. Grid: (blocks of 16 columns, groups). No local
  * memory. */
-KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy,
-                           ulong y_column, global float *bias, int n, int accumulate) {
+KERNEL void gemm_bias_grad(global const uint *ends, global const code *y, global float *bias,
+                           moert_gemm_args args) {
     uint g = get_group_id(1);
-    span part = group_part(ends, g, 0, rows, 0, INT_MAX);
-    int column = get_group_id(0) * VEC, columns = n - column;
-    bias += (ulong)g * n + column;
-    y += part.first * ldy + y_column + column;
+    span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
+    int column = get_group_id(0) * VEC, columns = args.n - column;
+    bias += (ulong)g * args.n + column;
+    y += part.first * args.ldy + args.y_column + column;
     vec sum = 0.0f;
-    if (accumulate)
+    if (args.accumulate)
         sum = load_part(bias, columns);
     for (int m = 0; m < part.count; m++)
-        sum += load_factor(y + m * ldy, columns);
+        sum += load_factor(y + m * args.ldy, columns);
     store_part(sum, bias, columns);
 }
 #endif

@@ -23,6 +23,7 @@
 #error "FROM and TYPE must be defined"
 #endif
 
+#include "args/gemm.h"
 #include "lib/formats.h"
 #include "gemm/glu.h"
 
@@ -31,7 +32,7 @@
     { 0, INFINITY, 1.0f, 0.0f }
 #else
 #define FORM                                                                                       \
-    { interleaved, limit, alpha, offset }
+    { args.interleaved, args.limit, args.alpha, args.offset }
 #endif
 
 /* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until
@@ -115,22 +116,22 @@ static inline void store_pair(pair x, global void *v, ulong row, int j, int n, i
         store_result(b, v, own + PART, left - PART);
 }
 
-KERNEL void glu_forward(global const void *v, global const float *prob, ulong prob_stride,
-                        global void *h, uint first_row, uint rows, int width, int interleaved,
-                        float limit, float alpha, float offset, uint split) {
+KERNEL void glu_forward(global const void *v, global const float *prob, global void *h,
+                        moert_plain_glu_args args) {
     const glu_form form = FORM;
-    uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
+    uint first = args.first_row + get_group_id(0) * args.split,
+         end = min(args.rows, first + args.split);
     for (uint m = first; m < end; m++) {
-        const ulong row = (ulong)m * width;
-        vec p = prob != 0 ? prob[m * prob_stride] : 1.0f;
-        for (int j = 0; j < width; j += BATCH * VEC) {
+        const ulong row = (ulong)m * args.width;
+        vec p = prob != 0 ? prob[m * args.prob_stride] : 1.0f;
+        for (int j = 0; j < args.width; j += BATCH * VEC) {
             raw_pair x[BATCH];
             UNROLL_FOR(int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width,
+                x[k] = load_pair(v, 2 * row, j + k * VEC, args.width - j - k * VEC, args.width,
                                  form.interleaved);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 store_result(glu_of(numbers_of(x[k], form.interleaved), p, form), h,
-                             row + j + k * VEC, width - j - k * VEC);
+                             row + j + k * VEC, args.width - j - k * VEC);
         }
     }
 }
@@ -144,36 +145,35 @@ static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dpro
     return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
 }
 
-KERNEL void glu_backward(global const void *v, global const float *prob, ulong prob_stride,
-                         global const void *dh, global void *dv, global float *dprob,
-                         uint first_row, uint rows, int width, int interleaved, float limit,
-                         float alpha, float offset, uint split) {
+KERNEL void glu_backward(global const void *v, global const float *prob, global const void *dh,
+                         global void *dv, global float *dprob, moert_plain_glu_args args) {
     TEAM;
     const glu_form form = FORM;
-    uint first = first_row + get_group_id(0) * split, end = min(rows, first + split);
+    uint first = args.first_row + get_group_id(0) * args.split,
+         end = min(args.rows, first + args.split);
     for (uint m = first; m < end; m++) {
-        ulong row = (ulong)m * width;
-        vec p = prob != 0 ? prob[m * prob_stride] : 1.0f, sum = 0.0f;
-        for (int j = 0; j < width; j += BATCH * VEC) {
+        ulong row = (ulong)m * args.width;
+        vec p = prob != 0 ? prob[m * args.prob_stride] : 1.0f, sum = 0.0f;
+        for (int j = 0; j < args.width; j += BATCH * VEC) {
             raw_pair x[BATCH];
             raw q[BATCH];
             UNROLL_FOR(int k = 0; k < BATCH; k++)
-                x[k] = load_pair(v, 2 * row, j + k * VEC, width - j - k * VEC, width,
+                x[k] = load_pair(v, 2 * row, j + k * VEC, args.width - j - k * VEC, args.width,
                                  form.interleaved);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
-                q[k] = load_raw(dh, row + j + k * VEC, width - j - k * VEC);
+                q[k] = load_raw(dh, row + j + k * VEC, args.width - j - k * VEC);
             UNROLL_FOR(int k = 0; k < BATCH; k++) {
-                const int left = width - j - k * VEC;
+                const int left = args.width - j - k * VEC;
                 if (left > 0) /* else all of the team has nothing */
                     store_pair(
                         gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form, &sum),
-                        dv, 2 * row, j + k * VEC, left, width, form.interleaved);
+                        dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
             }
         }
         if (dprob != 0) {
             float total = sum_lanes(sum, team);
             if (is_first_item())
-                dprob[m * prob_stride] = total;
+                dprob[m * args.prob_stride] = total;
         }
     }
 }

@@ -11,6 +11,7 @@
  * * 8 bytes. Deterministic.
  * Required: BF16, LINES and DEPTH, as in gpu.h.
  */
+#include "args/gemm.h"
 #include "gemm/gpu.h"
 
 /* A work-group's rows of a group; none if `lines` is not above 0. */
@@ -38,82 +39,86 @@ static inline row_tile find_rows(global const uint *ends, uint start, uint skip,
     return (row_tile){g, first, min(left, LINES)};
 }
 
-GPU_KERNEL void gemm_forward(global const uint *ends, uint start, uint skip, uint groups,
-                             uint shared, uint rows, global const code *x, ulong ldx,
-                             global const float *w, global const float *bias, global float *y,
-                             ulong ldy, ulong y_column, int n, int k) {
+GPU_KERNEL void gemm_forward(global const uint *ends, global const code *x, global const float *w,
+                             global const float *bias, global float *y, moert_gemm_args args) {
     BLOCKS;
-    const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
-    const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, n - column);
+    const row_tile tile =
+        find_rows(ends, args.start, args.skip, args.groups, args.shared, args.rows);
+    const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, args.n - column);
     if (tile.lines <= 0)
         return;
-    const factor a = factor_of(x + tile.first * ldx, ldx, BF16, tile.lines, LINES, k, true, -0.0f);
-    const factor b =
-        factor_of(w + ((ulong)tile.g * n + column) * k, k, false, width, COLUMNS, k, true, 0.0f);
-    const target c = {y + tile.first * ldy + y_column + column,
-                      bias != 0 ? bias + (ulong)(start + tile.g) * n + column : 0,
-                      ldy,
+    const factor a = factor_of(x + tile.first * args.ldx, args.ldx, BF16, tile.lines, LINES, args.k,
+                               true, -0.0f);
+    const factor b = factor_of(w + ((ulong)tile.g * args.n + column) * args.k, args.k, false, width,
+                               COLUMNS, args.k, true, 0.0f);
+    const target c = {y + tile.first * args.ldy + args.y_column + column,
+                      bias != 0 ? bias + (ulong)(args.start + tile.g) * args.n + column : 0,
+                      args.ldy,
                       tile.lines,
                       width,
                       true};
     multiply(a, b, c, lines, columns);
 }
 
-GPU_KERNEL void gemm_dgrad(global const uint *ends, uint start, uint skip, uint groups, uint shared,
-                           uint rows, global const code *y, ulong ldy, ulong y_column,
-                           global const float *w, global float *x, ulong ldx, int n, int k,
-                           int accumulate) {
+GPU_KERNEL void gemm_dgrad(global const uint *ends, global const code *y, global const float *w,
+                           global float *x, moert_gemm_args args) {
     BLOCKS;
-    const row_tile tile = find_rows(ends, start, skip, groups, shared, rows);
-    const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, k - column);
+    const row_tile tile =
+        find_rows(ends, args.start, args.skip, args.groups, args.shared, args.rows);
+    const int column = get_group_id(1) * COLUMNS, width = min(COLUMNS, args.k - column);
     if (tile.lines <= 0)
         return;
-    const factor a =
-        factor_of(y + tile.first * ldy + y_column, ldy, BF16, tile.lines, LINES, n, true, -0.0f);
-    const factor b =
-        factor_of(w + (ulong)tile.g * n * k + column, k, false, width, COLUMNS, n, false, 0.0f);
-    const target c = {x + tile.first * ldx + column, 0, ldx, tile.lines, width, !accumulate};
+    const factor a = factor_of(y + tile.first * args.ldy + args.y_column, args.ldy, BF16,
+                               tile.lines, LINES, args.n, true, -0.0f);
+    const factor b = factor_of(w + (ulong)tile.g * args.n * args.k + column, args.k, false, width,
+                               COLUMNS, args.n, false, 0.0f);
+    const target c = {
+        x + tile.first * args.ldx + column, 0, args.ldx, tile.lines, width, !args.accumulate};
     multiply(a, b, c, lines, columns);
 }
 
 /* A group without rows gives zeros, or keeps. */
-GPU_KERNEL void gemm_wgrad(global const uint *ends, uint start, uint rows, global const code *y,
-                           ulong ldy, ulong y_column, global const code *x, ulong ldx,
-                           global float *w, int n, int k, int accumulate) {
+GPU_KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global const code *x,
+                           global float *w, moert_gemm_args args) {
     BLOCKS;
-    const uint g = start + get_group_id(2), first = group_start(ends, g), end = min(ends[g], rows);
+    const uint g = args.start + get_group_id(2), first = group_start(ends, g),
+               end = min(ends[g], args.rows);
     const int terms = first < end ? (int)(end - first) : 0;
     const int line = get_group_id(0) * LINES, column = get_group_id(1) * COLUMNS;
-    const int height = min(LINES, n - line), width = min(COLUMNS, k - column);
-    if (terms == 0 && accumulate)
+    const int height = min(LINES, args.n - line), width = min(COLUMNS, args.k - column);
+    if (terms == 0 && args.accumulate)
         return;
-    const factor a =
-        factor_of(y + first * ldy + y_column + line, ldy, BF16, height, LINES, terms, false, -0.0f);
-    const factor b =
-        factor_of(x + first * ldx + column, ldx, BF16, width, COLUMNS, terms, false, 0.0f);
-    const target c = {
-        w + ((ulong)get_group_id(2) * n + line) * k + column, 0, k, height, width, !accumulate};
+    const factor a = factor_of(y + first * args.ldy + args.y_column + line, args.ldy, BF16, height,
+                               LINES, terms, false, -0.0f);
+    const factor b = factor_of(x + first * args.ldx + column, args.ldx, BF16, width, COLUMNS, terms,
+                               false, 0.0f);
+    const target c = {w + ((ulong)get_group_id(2) * args.n + line) * args.k + column,
+                      0,
+                      args.k,
+                      height,
+                      width,
+                      !args.accumulate};
     multiply(a, b, c, lines, columns);
 }
 
 #define AHEAD 16 /* rows on their way at once */
 
 /* bias[g,n] = sum_m y[m,n], rows in order. */
-GPU_KERNEL void gemm_bias_grad(global const uint *ends, uint rows, global const code *y, ulong ldy,
-                               ulong y_column, global float *bias, int n, int accumulate) {
-    const uint g = get_group_id(1), end = min(ends[g], rows);
+GPU_KERNEL void gemm_bias_grad(global const uint *ends, global const code *y, global float *bias,
+                               moert_gemm_args args) {
+    const uint g = get_group_id(1), end = min(ends[g], args.rows);
     const int column = get_global_id(0);
-    if (column >= n)
+    if (column >= args.n)
         return;
-    float sum = accumulate ? bias[(ulong)g * n + column] : 0.0f;
-    y += y_column + column;
+    float sum = args.accumulate ? bias[(ulong)g * args.n + column] : 0.0f;
+    y += args.y_column + column;
     for (uint m = group_start(ends, g); m < end; m += AHEAD) {
         code row[AHEAD];
         UNROLL_FOR(int i = 0; i < AHEAD; i++)
-            row[i] = y[min(m + i, end - 1) * ldy];
+            row[i] = y[min(m + i, end - 1) * args.ldy];
         UNROLL_FOR(int i = 0; i < AHEAD; i++)
             if (m + i < end)
                 sum += BF16 ? as_float((uint)row[i] << 16) : row[i];
     }
-    bias[(ulong)g * n + column] = sum;
+    bias[(ulong)g * args.n + column] = sum;
 }

@@ -23,44 +23,42 @@
  * are the packers alone, which there are with WIDTH = PACKED.
  */
 #define PANEL global
+#include "args/gemm.h"
 #include "gemm/gemm.h"
 #include "gemm/panels.h"
 #include "gemm/gemm_glu.h"
 
 #if WIDTH == PACKED
 /* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
-KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height,
-                              int panels) {
-    const int column = get_group_id(0) * panels * COLUMNS,
-              columns = min(panels * COLUMNS, n - column);
-    const ulong blocks = (n + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
-    panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_forward(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, k,
-                 height, panel);
+KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
+    const int column = get_group_id(0) * args.panels * COLUMNS,
+              columns = min(args.panels * COLUMNS, args.n - column);
+    const ulong blocks = (args.n + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
+    panel += (g * blocks + column / COLUMNS) * args.height * WIDTH;
+    pack_forward(matrix_of(w, scale, whole, args.axis, args.flipped, g, args.n, args.k),
+                 args.flipped, column, 0, columns, args.k, args.height, panel);
 }
 
 #if WIDTH % 2 == 0
 /* w[G,2I,K], gates first, I = width; not flipped. Grid: (blocks of `panels` panels of 16 columns of
  * h, groups). */
-KERNEL void gemm_pack_gated(WEIGHT_ARGUMENTS, global vec *panel, int width, int k, int height,
-                            int panels) {
-    const int column = get_group_id(0) * panels * PAIR_WIDTH,
-              columns = min(panels * PAIR_WIDTH, width - column);
-    const ulong blocks = (width + PAIR_WIDTH - 1) / PAIR_WIDTH, g = get_group_id(1);
-    panel += (g * blocks + column / PAIR_WIDTH) * height * WIDTH;
-    pack_gated(matrix_of(w, scale, whole, axis, flipped, g, 2 * width, k), column, columns, width,
-               0, 0, k, height, panel);
+KERNEL void gemm_pack_gated(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
+    const int column = get_group_id(0) * args.panels * PAIR_WIDTH,
+              columns = min(args.panels * PAIR_WIDTH, args.width - column);
+    const ulong blocks = (args.width + PAIR_WIDTH - 1) / PAIR_WIDTH, g = get_group_id(1);
+    panel += (g * blocks + column / PAIR_WIDTH) * args.height * WIDTH;
+    pack_gated(matrix_of(w, scale, whole, args.axis, args.flipped, g, 2 * args.width, args.k),
+               column, columns, args.width, 0, 0, args.k, args.height, panel);
 }
 #endif
 
-KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, int n, int k, int height,
-                            int panels) {
-    const int column = get_group_id(0) * panels * COLUMNS,
-              columns = min(panels * COLUMNS, k - column);
-    const ulong blocks = (k + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
-    panel += (g * blocks + column / COLUMNS) * height * WIDTH;
-    pack_dgrad(matrix_of(w, scale, whole, axis, flipped, g, n, k), flipped, column, 0, columns, n,
-               height, panel);
+KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
+    const int column = get_group_id(0) * args.panels * COLUMNS,
+              columns = min(args.panels * COLUMNS, args.k - column);
+    const ulong blocks = (args.k + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
+    panel += (g * blocks + column / COLUMNS) * args.height * WIDTH;
+    pack_dgrad(matrix_of(w, scale, whole, args.axis, args.flipped, g, args.n, args.k), args.flipped,
+               column, 0, columns, args.n, args.height, panel);
 }
 #endif
 
@@ -95,63 +93,63 @@ static inline fetch fetch_next(shelf s, int done, int depth, int every) {
 
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a
  * at stride lda. */
-KERNEL void gemm_packed(global const uint *ends, uint start, uint skip, uint shared, uint rows,
-                        global const code *a, ulong lda, ulong a_column, global const vec *panel,
-                        global const float *bias, global float *c, ulong ldc, ulong c_column,
-                        int width, int reduction, int accumulate, int height, int panels, int depth,
-                        uint split, int every, local element *turned) {
-    const uint own = skip + get_group_id(1), g = start + own;
-    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = column_block() * panels * COLUMNS,
-              columns = min(panels * COLUMNS, width - column);
-    const int blocks = (width + PACKED * VEC - 1) / (PACKED * VEC);
+KERNEL void gemm_packed(global const uint *ends, global const code *a, global const vec *panel,
+                        global const float *bias, global float *c, moert_gemm_args args,
+                        local element *turned) {
+    const uint own = args.skip + get_group_id(1), g = args.start + own;
+    const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
+    const int column = column_block() * args.panels * COLUMNS,
+              columns = min(args.panels * COLUMNS, args.width - column);
+    const int blocks = (args.width + PACKED * VEC - 1) / (PACKED * VEC);
     if (column < 0 || part.count == 0)
         return;
     const successor next =
-        every < depth ? successor_of(ends, start + skip, shared, rows, split) : no_successor();
-    const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
-    a += part.first * lda + a_column;
-    c += part.first * ldc + c_column + column;
-    for (int p = 0; p < reduction; p += depth * PER_TERM) {
-        const int used = min(depth * PER_TERM, reduction - p), term = p / PER_TERM;
-        const bool last = p + used == reduction;
-        const target result = {c,       last && bias != 0 ? bias + (ulong)g * width + column : 0,
-                               ldc,     part.count,
-                               columns, false};
-        multiply(a + p, lda, turned, s.own + (ulong)term * PACKED, used, height, result,
-                 p == 0 && !accumulate, fetch_next(s, term + depth, depth, every));
+        args.every < args.depth
+            ? successor_of(ends, args.start + args.skip, args.shared, args.rows, args.split)
+            : no_successor();
+    const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
+    a += part.first * args.lda + args.a_column;
+    c += part.first * args.ldc + args.c_column + column;
+    for (int p = 0; p < args.reduction; p += args.depth * PER_TERM) {
+        const int used = min(args.depth * PER_TERM, args.reduction - p), term = p / PER_TERM;
+        const bool last = p + used == args.reduction;
+        const target result = {
+            c,        last && bias != 0 ? bias + (ulong)g * args.width + column : 0,
+            args.ldc, part.count,
+            columns,  false};
+        multiply(a + p, args.lda, turned, s.own + (ulong)term * PACKED, used, args.height, result,
+                 p == 0 && !args.accumulate,
+                 fetch_next(s, term + args.depth, args.depth, args.every));
     }
 }
 
 #if PACKED % 2 == 0
 /* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of
  * gemm_pack_forward. */
-KERNEL void gemm_packed_glu(global const uint *ends, uint skip, uint shared, uint rows,
-                            global const code *x, ulong ldx, global const vec *panel,
-                            global const float *bias, global float *v, int keep,
-                            global const float *prob, ulong prob_stride, global void *h, int coded,
-                            int interleaved, float limit, float alpha, float offset, int width,
-                            int k, int panels, int depth, uint split, local element *turned,
-                            int height, int every) {
-    const uint g = skip + get_group_id(1);
-    const span part = group_part(ends, g, shared, rows, get_group_id(0), split);
-    const int column = column_block() * panels * PAIR_WIDTH,
-              columns = min(panels * PAIR_WIDTH, width - column);
-    const int pairs = PACKED / 2 * VEC, blocks = (width + pairs - 1) / pairs;
+KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, global const vec *panel,
+                            global const float *bias, global float *v, global const float *prob,
+                            global void *h, moert_gemm_args args, local element *turned) {
+    const uint g = args.skip + get_group_id(1);
+    const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
+    const int column = column_block() * args.panels * PAIR_WIDTH,
+              columns = min(args.panels * PAIR_WIDTH, args.width - column);
+    const int pairs = PACKED / 2 * VEC, blocks = (args.width + pairs - 1) / pairs;
     if (column < 0 || part.count == 0)
         return;
-    const successor next =
-        every < depth ? successor_of(ends, skip, shared, rows, split) : no_successor();
-    const shelf s = shelf_of(panel, skip, blocks, panels, height, next);
-    x += part.first * ldx;
-    gated c = gated_share(part, column, columns, width, v, h, coded, bias, g, prob, prob_stride,
-                          (glu_form){interleaved, limit, alpha, offset}, keep);
-    for (int p = 0; p < k; p += depth * PER_TERM) {
-        const int used = min(depth * PER_TERM, k - p), term = p / PER_TERM;
+    const successor next = args.every < args.depth
+                               ? successor_of(ends, args.skip, args.shared, args.rows, args.split)
+                               : no_successor();
+    const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
+    x += part.first * args.ldx;
+    gated c = gated_share(
+        part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
+        (glu_form){args.interleaved, args.limit, args.alpha, args.offset}, args.keep);
+    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
+        const int used = min(args.depth * PER_TERM, args.k - p), term = p / PER_TERM;
         c.fresh = p == 0;
-        c.last = p + used == k;
-        multiply_gated(x + p, ldx, turned, s.own + (ulong)term * PACKED, used, height, &c,
-                       fetch_next(s, term + depth, depth, every));
+        c.last = p + used == args.k;
+        multiply_gated(x + p, args.ldx, turned, s.own + (ulong)term * PACKED, used, args.height, &c,
+                       fetch_next(s, term + args.depth, args.depth, args.every));
     }
 }
 #endif

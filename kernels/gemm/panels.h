@@ -20,16 +20,14 @@
  * copy that dequantize.cl would make.
  */
 #if CODED
-#define WEIGHT_ARGUMENTS                                                                           \
-    global const uchar *w, global const uchar *scale, global const float *whole, int axis,         \
-        int flipped
+#define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     blocks as;
     uint row, slot; /* the first of its rows, and their block */
     float whole;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k) {
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int flipped, ulong g, int n, int k) {
     const int rows = flipped ? k : n, columns = flipped ? n : k;
     const ulong across = (columns + BLOCK - 1) / BLOCK, halves = (columns + 1) / 2;
     const blocks as = {w,
@@ -49,15 +47,13 @@ static inline vec load_weight(matrix w, int row, int column, int n) {
     return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);
 }
 #else
-#define WEIGHT_ARGUMENTS                                                                           \
-    global const float *w, global const uchar *scale, global const float *whole, int axis,         \
-        int flipped
+#define WEIGHT_ARGUMENTS global const float *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     global const float *at;
     ulong stride;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, ulong g, int n, int k) {
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int flipped, ulong g, int n, int k) {
     return (matrix){w + g * n * k, k};
 }
 

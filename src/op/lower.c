@@ -150,8 +150,9 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
     const bool glu = o->kind == MOERT_OP_GLU, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     const lowered x = lower_rows(op, &op->x, &o->x, MOERT_OP_BUFFER_x);
     const lowered y = lower_rows(op, &op->y, &o->y, MOERT_OP_BUFFER_y);
-    const lowered weight = wgrad ? (lowered){.type = o->weight.type}
-                                 : lower_factor(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
+    lowered weight = {.type = o->weight.type};
+    if (!wgrad)
+        weight = lower_factor(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
     return (moert_gemm){
         .kind = kinds[o->kind],
         .groups = {b->ends, o->groups, o->rows},
@@ -200,6 +201,7 @@ bool moert_op_has_fp8_factors(const moert_op *op) {
 
 static const char *refusal(const moert_op *op) {
     const moert_gemm gemm = moert_op_lower(op, NULL);
+    /* cppcheck-suppress returnDanglingLifetime ; the words are static */
     return op->backend->supports(op->device, &gemm);
 }
 

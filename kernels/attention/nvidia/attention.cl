@@ -139,7 +139,7 @@ INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequenc
 #if PASS == FORWARD
 #define NEXT(tile) (tile + (int)get_num_groups(0))
 #else
-#define NEXT(tile) tiles /* none */
+#define NEXT(tile) args.tiles /* none */
 #endif
 
 /* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may

@@ -49,10 +49,7 @@ INLINE void arrive_if(uint barrier, bool condition) {
  * Operands %0 to %31, or %63, are the sums. The first product of a score only writes them, so that
  * nothing but wgmma touches their registers; p says whether there are sums already.
  */
-#define LIST_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
-#define LIST_64                                                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) TEN(3) TEN(4)                         \
-        TEN(5) "%60, %61, %62, %63"
+#define LIST_32     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
 #define SUMS_32(s)  SUMS_16(s, 0), SUMS_16(s, 16)
 #define SUMS_64(s)  SUMS_32(s), SUMS_16(s, 32), SUMS_16(s, 48)
 #define NEW_4(s, i) "=f"((s)[i]), "=f"((s)[i + 1]), "=f"((s)[i + 2]), "=f"((s)[i + 3])
@@ -68,7 +65,7 @@ INLINE void arrive_if(uint barrier, bool condition) {
 /* sums[64,HEAD_SIZE] += a[64,16] b[16,HEAD_SIZE], b turned. */
 #if HEAD_SIZE == 128
 #define SUMS(s) SUMS_64(s)
-#define GATHER  "128k16.f32.bf16.bf16 {" LIST_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+#define GATHER  "128k16.f32.bf16.bf16 {" SUMS_TO_63 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
 #else
 #define SUMS(s) SUMS_32(s)
 #define GATHER  "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"

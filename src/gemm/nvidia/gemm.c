@@ -190,7 +190,7 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
 }
 
 static moert_status run(const moert_gemm *gemm) {
-    const state *own = gemm->workspace != NULL ? gemm->workspace->state : NULL;
+    const state none = {0}, *own = gemm->workspace != NULL ? gemm->workspace->state : &none;
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
     if (gemm->groups.rows == 0) /* a wgrad: beta times the old values */
@@ -199,7 +199,7 @@ static moert_status run(const moert_gemm *gemm) {
                                                        gemm->groups.count * gemm->n * gemm->k *
                                                            moert_number_bits(gemm->result) / 8);
     return moert_nvidia_is_fp8(gemm) ? moert_nvidia_fp8(gemm, own->transposed)
-                                     : moert_nvidia_run(gemm, own != NULL ? own->counts : NULL);
+                                     : moert_nvidia_run(gemm, own->counts);
 }
 
 static moert_status glu(const moert_glu *what, bool backward) {

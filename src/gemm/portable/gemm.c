@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "args/gemm.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "gemm/backend.h"
@@ -133,14 +134,33 @@ static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t s
     return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
 
-/* What the kernels of forward and dgrad call skip, shared and rows. */
-#define MOERT_PART_ARGS(gemm)                                                                      \
-    MOERT_ARG((unsigned)(gemm)->part.first), MOERT_ARG(shared_groups(gemm)),                       \
-        MOERT_ARG((unsigned)moert_part_of(gemm).end_row)
-
 /* The groups that share one weight, or 0. */
 static unsigned shared_groups(const moert_gemm *gemm) {
     return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
+}
+
+/* The numbers of a GEMM and of its work-groups' share. */
+static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const share *s) {
+    return (moert_gemm_args){.ldx = gemm->ldx,
+                             .ldy = gemm->ldy,
+                             .y_column = gemm->y_column,
+                             .start = (unsigned)start,
+                             .skip = (unsigned)gemm->part.first,
+                             .shared = shared_groups(gemm),
+                             .rows = (unsigned)moert_part_of(gemm).end_row,
+                             .n = (int)gemm->n,
+                             .k = (int)gemm->k,
+                             .accumulate = gemm->accumulate,
+                             .panels = s->panels,
+                             .depth = s->depth,
+                             .split = s->split,
+                             .every = s->fetch};
+}
+
+static moert_gemm_args with_weight(moert_gemm_args args, const moert_coded *coded) {
+    args.axis = coded != NULL ? (int)coded->axis : 0;
+    args.flipped = coded != NULL && coded->flipped;
+    return args;
 }
 
 static bool has_gpu_form(const moert_device *device) {
@@ -156,16 +176,18 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
         choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
+    moert_gemm_args args = numbers_of(gemm, start, &s);
+    args.lda = forward ? gemm->ldx : gemm->ldy;
+    args.a_column = forward ? 0 : gemm->y_column;
+    args.ldc = forward ? gemm->ldy : gemm->ldx;
+    args.c_column = forward ? gemm->y_column : 0;
+    args.width = (int)width;
+    args.reduction = (int)reduction;
+    args.height = (int)moert_panel_height(gemm->packed, reduction);
     return MOERT_RUN(
-        device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
-        MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(a),
-        MOERT_ARG(forward ? gemm->ldx : gemm->ldy), MOERT_ARG(forward ? (size_t)0 : gemm->y_column),
+        device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(a),
         MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
-        MOERT_ARG(forward ? gemm->ldy : gemm->ldx), MOERT_ARG(forward ? gemm->y_column : (size_t)0),
-        MOERT_ARG((int)width), MOERT_ARG((int)reduction), MOERT_ARG((int)gemm->accumulate),
-        MOERT_ARG((int)moert_panel_height(gemm->packed, reduction)), MOERT_ARG(s.panels),
-        MOERT_ARG(s.depth), MOERT_ARG(s.split), MOERT_ARG(s.fetch),
-        moert_argument_local(s.turned_bytes));
+        moert_argument_struct(&args, sizeof args), moert_argument_local(s.turned_bytes));
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
@@ -176,15 +198,13 @@ moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
     if (gemm->packed != NULL)
         return run_packed(gemm, start, true);
     const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
-    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
+    const moert_gemm_args args = with_weight(numbers_of(gemm, start, &s), coded);
     return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
-                     MOERT_ARG(gemm->ldx), MOERT_WEIGHT_ARGS(w), MOERT_ARG(gemm->bias),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
-                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, coded),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
                      moert_argument_local(s.turned_bytes));
 }
 
@@ -196,15 +216,12 @@ moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
     if (gemm->packed != NULL)
         return run_packed(gemm, start, false);
     const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
-    const moert_weight_source w = moert_weight_source_of(gemm->weight, coded);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
+    const moert_gemm_args args = with_weight(numbers_of(gemm, start, &s), coded);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG((unsigned)start), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_WEIGHT_ARGS(w),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
-                     MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels),
-                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+                     MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, coded), MOERT_ARG(gemm->x),
+                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
                      moert_argument_local(s.turned_bytes));
 }
 
@@ -220,13 +237,11 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, NULL, &s.tile, spec);
-    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG((int)gemm->accumulate), MOERT_ARG(s.panels), MOERT_ARG(s.depth),
-                     MOERT_ARG(s.split), moert_argument_local(s.local_bytes),
+    moert_gemm_args args = numbers_of(gemm, start, &s);
+    args.rows = (unsigned)groups->rows;
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
 }
 
@@ -243,9 +258,10 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
                                                moert_term_of(device, gemm->type)); /* no effect */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy),
-                     MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias), MOERT_ARG((int)gemm->n),
-                     MOERT_ARG((int)gemm->accumulate));
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
+                     MOERT_ARGS(moert_gemm_args, .rows = (unsigned)groups->rows, .ldy = gemm->ldy,
+                                .y_column = gemm->y_column, .n = (int)gemm->n,
+                                .accumulate = (int)gemm->accumulate));
 }
 
 /* Rows of a GLU's work-group. */
@@ -269,11 +285,12 @@ static moert_status glu_forward(const moert_glu *glu) {
     char spec[MOERT_SPEC_BYTES];
     name_glu(glu, spec);
     return MOERT_RUN(device, spec, "glu_forward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
-                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
-                     MOERT_ARG((unsigned)glu->first_row), MOERT_ARG((unsigned)glu->rows),
-                     MOERT_ARG((int)glu->width), MOERT_ARG((int)glu->form.interleaved),
-                     MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha),
-                     MOERT_ARG(glu->form.offset), MOERT_ARG((unsigned)split));
+                     MOERT_ARG(glu->h),
+                     MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
+                                .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
+                                .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
+                                .limit = glu->form.limit, .alpha = glu->form.alpha,
+                                .offset = glu->form.offset, .split = (unsigned)split));
 }
 
 static moert_status glu_backward(const moert_glu *glu) {
@@ -283,12 +300,12 @@ static moert_status glu_backward(const moert_glu *glu) {
     char spec[MOERT_SPEC_BYTES];
     name_glu(glu, spec);
     return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
-                     MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
-                     MOERT_ARG(glu->dprob), MOERT_ARG((unsigned)glu->first_row),
-                     MOERT_ARG((unsigned)glu->rows), MOERT_ARG((int)glu->width),
-                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
-                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
-                     MOERT_ARG((unsigned)split));
+                     MOERT_ARG(glu->dh), MOERT_ARG(glu->dv), MOERT_ARG(glu->dprob),
+                     MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
+                                .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
+                                .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
+                                .limit = glu->form.limit, .alpha = glu->form.alpha,
+                                .offset = glu->form.offset, .split = (unsigned)split));
 }
 
 /* Finds the tile of a product with its GLU; false: it takes none. */
@@ -327,19 +344,29 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     const share s = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
-    return MOERT_RUN(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_PART_ARGS(gemm), MOERT_ARG(gemm->x),
-                     MOERT_ARG(gemm->ldx), MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_ARG((int)!gemm->drop_v),
-                     MOERT_ARG(glu->prob), MOERT_ARG(glu->prob_stride), MOERT_ARG(glu->h),
-                     MOERT_ARG((int)(glu->type != MOERT_NUMBER_F32)),
-                     MOERT_ARG((int)glu->form.interleaved), MOERT_ARG(glu->form.limit),
-                     MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset),
-                     MOERT_ARG((int)glu->width), MOERT_ARG((int)gemm->k), MOERT_ARG(s.panels),
-                     MOERT_ARG(s.depth), MOERT_ARG(s.split), moert_argument_local(s.turned_bytes),
-                     packed ? MOERT_ARG((int)moert_panel_height(gemm->packed, gemm->k))
-                            : moert_argument_local(s.local_bytes),
-                     MOERT_ARG(s.fetch));
+    moert_gemm_args args = numbers_of(gemm, 0, &s);
+    args.prob_stride = glu->prob_stride;
+    args.width = (int)glu->width;
+    args.height = packed ? (int)moert_panel_height(gemm->packed, gemm->k) : 0;
+    args.keep = !gemm->drop_v;
+    args.coded = glu->type != MOERT_NUMBER_F32;
+    args.interleaved = glu->form.interleaved;
+    args.limit = glu->form.limit;
+    args.alpha = glu->form.alpha;
+    args.offset = glu->form.offset;
+    const moert_argument all[] = {MOERT_ARG(gemm->groups.ends),
+                                  MOERT_ARG(gemm->x),
+                                  MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
+                                  MOERT_ARG(gemm->bias),
+                                  MOERT_ARG(gemm->y),
+                                  MOERT_ARG(glu->prob),
+                                  MOERT_ARG(glu->h),
+                                  moert_argument_struct(&args, sizeof args),
+                                  moert_argument_local(s.turned_bytes),
+                                  moert_argument_local(s.local_bytes)};
+    const size_t count = sizeof all / sizeof all[0]; /* packed panels take no local memory */
+    return moert_launch(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid, all,
+                        packed ? count - 1 : count);
 }
 
 moert_status moert_portable_glu(const moert_glu *glu, bool backward) {

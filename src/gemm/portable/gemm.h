@@ -34,23 +34,11 @@ moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 /* src/gemm/portable/packed.c */
 extern const moert_packing moert_portable_packing;
 
-/* WEIGHT_ARGUMENTS of kernels/gemm/gemm.h. */
-typedef struct moert_weight_source {
-    const moert_buffer *values, *scale, *global;
-    moert_axis axis;
-    bool flipped;
-} moert_weight_source;
-#define MOERT_WEIGHT_ARGS(w)                                                                       \
-    MOERT_ARG((w).values), MOERT_ARG((w).scale), MOERT_ARG((w).global), MOERT_ARG((int)(w).axis),  \
-        MOERT_ARG((int)(w).flipped)
-
-static inline moert_weight_source moert_weight_source_of(const moert_buffer *weight,
-                                                         const moert_coded *coded) {
-    if (coded == NULL)
-        return (moert_weight_source){.values = weight};
-    return (moert_weight_source){coded->q, coded->scale, coded->global, coded->axis,
-                                 coded->flipped};
-}
+/* WEIGHT_ARGUMENTS of kernels/gemm/panels.h: a weight, or its codes unless they are NULL. */
+#define MOERT_WEIGHT_ARGS(weight, coded)                                                           \
+    MOERT_ARG((coded) != NULL ? (coded)->q : (weight)),                                            \
+        MOERT_ARG((coded) != NULL ? (coded)->scale : NULL),                                        \
+        MOERT_ARG((coded) != NULL ? (coded)->global : NULL)
 
 /* The program of the products of a type by a tile, by weights in panels or, if `packed` is NULL,
  * native ones, coded ones unless NULL. */

@@ -2,6 +2,7 @@
  * here shows in the bits. */
 #include <stdio.h>
 
+#include "args/gemm.h"
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
@@ -60,26 +61,35 @@ static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) 
     return tiles;
 }
 
+static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const row_tiles *tiles) {
+    return (moert_gemm_args){.ldx = gemm->ldx,
+                             .ldy = gemm->ldy,
+                             .y_column = gemm->y_column,
+                             .start = (unsigned)start,
+                             .skip = tiles->skip,
+                             .groups = tiles->groups,
+                             .shared = tiles->shared,
+                             .rows = (unsigned)moert_part_of(gemm).end_row,
+                             .n = (int)gemm->n,
+                             .k = (int)gemm->k,
+                             .accumulate = gemm->accumulate};
+}
+
 moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start) {
     const row_tiles tiles = choose_rows(gemm, gemm->n, DEPTH);
+    const moert_gemm_args args = numbers_of(gemm, start, &tiles);
     return MOERT_RUN(moert_buffer_device(gemm->y), tiles.spec, "gemm_forward", tiles.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
-                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->x),
-                     MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->bias),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k));
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
+                     moert_argument_struct(&args, sizeof args));
 }
 
 moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start) {
     const row_tiles tiles = choose_rows(gemm, gemm->k, DGRAD_DEPTH);
+    const moert_gemm_args args = numbers_of(gemm, start, &tiles);
     return MOERT_RUN(moert_buffer_device(gemm->x), tiles.spec, "gemm_dgrad", tiles.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG((unsigned)start),
-                     MOERT_ARG(tiles.skip), MOERT_ARG(tiles.groups), MOERT_ARG(tiles.shared),
-                     MOERT_ARG((unsigned)moert_part_of(gemm).end_row), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->weight),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG((int)gemm->n),
-                     MOERT_ARG((int)gemm->k), MOERT_ARG((int)gemm->accumulate));
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->weight),
+                     MOERT_ARG(gemm->x), moert_argument_struct(&args, sizeof args));
 }
 
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
@@ -90,12 +100,12 @@ moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
                              moert_ceil_div(gemm->k, COLUMNS), groups->count};
     char spec[MOERT_SPEC_BYTES];
     name_program(gemm->type, lines, DEPTH, spec);
-    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG((unsigned)start), MOERT_ARG((unsigned)groups->rows),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->ldx), MOERT_ARG(gemm->weight),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->k),
-                     MOERT_ARG((int)gemm->accumulate));
+    return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                     MOERT_ARGS(moert_gemm_args, .ldx = gemm->ldx, .ldy = gemm->ldy,
+                                .y_column = gemm->y_column, .start = (unsigned)start,
+                                .rows = (unsigned)groups->rows, .n = (int)gemm->n,
+                                .k = (int)gemm->k, .accumulate = gemm->accumulate));
 }
 
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
@@ -104,7 +114,8 @@ moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
     char spec[MOERT_SPEC_BYTES];
     name_program(gemm->type, MOST_LINES, DEPTH, spec);
     return MOERT_RUN(moert_buffer_device(gemm->bias), spec, "gemm_bias_grad", grid,
-                     MOERT_ARG(groups->ends), MOERT_ARG((unsigned)groups->rows), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->ldy), MOERT_ARG(gemm->y_column), MOERT_ARG(gemm->bias),
-                     MOERT_ARG((int)gemm->n), MOERT_ARG((int)gemm->accumulate));
+                     MOERT_ARG(groups->ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
+                     MOERT_ARGS(moert_gemm_args, .rows = (unsigned)groups->rows, .ldy = gemm->ldy,
+                                .y_column = gemm->y_column, .n = (int)gemm->n,
+                                .accumulate = (int)gemm->accumulate));
 }

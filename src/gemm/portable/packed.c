@@ -2,6 +2,7 @@
  * CPUs in CPU form: caches take the place of the local copies that others make in every product. */
 #include <stdio.h>
 
+#include "args/gemm.h"
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
@@ -82,12 +83,14 @@ static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
                              shape->groups, 1};
     const moert_packed_for layout = layout_of(packed);
     const size_t n = layout == MOERT_PACKED_GATED ? shape->n / 2 : shape->n;
-    const moert_weight_source w = moert_weight_source_of(weight, coded);
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, shape->type, packed, coded, &packed->tile, spec);
-    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(w),
-                     MOERT_ARG(packed->panels), MOERT_ARG((int)n), MOERT_ARG((int)shape->k),
-                     MOERT_ARG((int)height_of(packed)), MOERT_ARG((int)PANELS));
+    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, coded),
+                     MOERT_ARG(packed->panels),
+                     MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
+                                .axis = coded != NULL ? (int)coded->axis : 0,
+                                .flipped = coded != NULL && coded->flipped,
+                                .height = (int)height_of(packed), .panels = PANELS));
 }
 
 const moert_packing moert_portable_packing = {.plan = plan, .fill = fill, .pays_at = 2};
