@@ -128,8 +128,12 @@ static moert_status prepare_push(bench *b) {
     const size_t bytes = plan->rows * moert_window_stride(b->window) * sizeof(float);
     MOERT_TRY(moert_window_create(b->exchange, 1, &b->cells));
     MOERT_TRY(moert_window_reserve_slots(b->window, b->plan));
-    MOERT_TRY(moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window,
-                                      b->weight, b->cells));
+    const moert_transfer there = {.plan = b->plan,
+                                  .window = b->window,
+                                  .slots = b->cells,
+                                  .source = b->source,
+                                  .slot_source = b->weight};
+    MOERT_TRY(moert_exchange_dispatch(b->exchange, &there, MOERT_OK));
     moert_status status = moert_buffer_create(b->device, bytes, &b->made);
     if (status == MOERT_OK)
         status = moert_buffer_copy(moert_window_rows(b->window), 0, b->made, 0, bytes);
@@ -224,19 +228,22 @@ static void release(bench *b) {
 static moert_status dispatch(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_dispatch(b->alltoall, side == PACKED_STREAMED, b->host);
-    return moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->source, b->window, NULL,
-                                   NULL);
+    return moert_exchange_dispatch(
+        b->exchange, &(moert_transfer){.plan = b->plan, .window = b->window, .source = b->source},
+        MOERT_OK);
 }
 
 static moert_status combine(bench *b, enum side side) {
     if (side != OURS)
         return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
+    moert_transfer back = {.plan = b->plan,
+                           .window = b->window,
+                           .weight = weighted ? b->weight : NULL,
+                           .target = b->target,
+                           .cells = b->cells};
     const moert_status pushed =
-        b->made != NULL
-            ? moert_exchange_push_rows(b->exchange, b->plan, b->window, b->cells, b->made)
-            : MOERT_OK;
-    return moert_exchange_combine(b->exchange, b->plan, pushed, b->window,
-                                  weighted ? b->weight : NULL, b->target, NULL, NULL);
+        b->made != NULL ? moert_exchange_push_rows(b->exchange, &back, b->made) : MOERT_OK;
+    return moert_exchange_combine(b->exchange, &back, pushed);
 }
 
 static const struct operation {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args/exchange.h"
 #include "base/memory.h"
 #include "device/device.h"
 
@@ -13,7 +14,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { TOKENS = 16, LINE_BYTES = 64 }; /* TOKENS: of kernels/exchange/exchange.cl on CPUs */
+enum { LINE_BYTES = 64 };
 
 struct bench_alltoall {
     moert_device *device;
@@ -220,20 +221,20 @@ moert_status bench_alltoall_dispatch(bench_alltoall *a, bool streamed, const voi
 moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moert_buffer *weight,
                                     moert_buffer *target) {
     const int *sent = a->counts, *received = sent + 2 * a->plan->ranks;
-    const unsigned tokens = (unsigned)a->plan->tokens, topk = (unsigned)a->plan->topk;
-    const unsigned stride = (unsigned)(a->row_bytes / sizeof(float));
-    const unsigned width = a->codes ? 2 * stride : stride;
+    const size_t tokens = a->plan->tokens, stride = a->row_bytes / sizeof(float);
+    const size_t width = a->codes ? 2 * stride : stride;
     move_rows(a, (move){.target = a->received,
                         .source = a->rows,
                         .from = a->place,
                         .rows = a->plan->rows,
                         .streamed = streamed});
     MOERT_TRY(exchange(a, a->received, received, a->sent, sent));
-    MOERT_TRY(MOERT_RUN(a->device, MOERT_PROGRAM(a->device, "exchange/exchange -DREMOTE=0", width),
-                        a->codes ? "combine_codes" : "combine_rows",
-                        ((moert_grid){moert_ceil_div(tokens, TOKENS), 1, 1}),
-                        MOERT_ARG(a->returned), MOERT_ARG(a->destination), MOERT_ARG(weight),
-                        MOERT_ARG(target), MOERT_ARG(tokens), MOERT_ARG(topk), MOERT_ARG(width),
-                        MOERT_ARG(stride)));
+    MOERT_TRY(MOERT_RUN(
+        a->device, MOERT_PROGRAM(a->device, "exchange/exchange -DREMOTE=0", width),
+        a->codes ? "combine_codes" : "combine_rows",
+        ((moert_grid){moert_ceil_div(tokens, MOERT_EXCHANGE_TOKENS), 1, 1}), MOERT_ARG(a->returned),
+        MOERT_ARG(a->destination), MOERT_ARG(weight), MOERT_ARG(target),
+        MOERT_ARGS(moert_exchange_args, .tokens = (uint32_t)tokens, .topk = (uint32_t)a->plan->topk,
+                   .width = (uint32_t)width, .stride = (uint32_t)stride, .chain = 1)));
     return moert_device_finish(a->device);
 }

@@ -74,7 +74,8 @@ double bench_exchange_bytes(const bench_sizes *s) {
 }
 
 moert_status bench_dispatch_run(const bench_memory *b) {
-    return moert_exchange_dispatch(b->exchange, b->plan, MOERT_OK, b->in[0], b->window, NULL, NULL);
+    const moert_transfer there = {.plan = b->plan, .window = b->window, .source = b->in[0]};
+    return moert_exchange_dispatch(b->exchange, &there, MOERT_OK);
 }
 
 moert_status bench_dispatch_check(const bench_memory *b, double chosen, double *got, double *want) {
@@ -85,8 +86,9 @@ moert_status bench_dispatch_check(const bench_memory *b, double chosen, double *
 }
 
 moert_status bench_combine_run(const bench_memory *b) {
-    return moert_exchange_combine(b->exchange, b->plan, MOERT_OK, b->window, b->in[2], b->out[0],
-                                  NULL, NULL);
+    moert_transfer back = {
+        .plan = b->plan, .window = b->window, .weight = b->in[2], .target = b->out[0]};
+    return moert_exchange_combine(b->exchange, &back, MOERT_OK);
 }
 
 moert_status bench_combine_check(const bench_memory *b, double chosen, double *got, double *want) {

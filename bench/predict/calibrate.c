@@ -230,14 +230,14 @@ static moert_status open_passage(const bench_work *w, size_t tokens, unsigned en
  * receives in one. */
 static moert_status time_passage(passage *p, size_t width, double *seconds, double *bytes) {
     double took[EXCHANGES];
+    const moert_transfer there = {.plan = p->plan, .window = p->window, .source = p->rows};
+    moert_transfer back = {.plan = p->plan, .window = p->window, .target = p->rows};
     *bytes = (double)(p->plan->plan->rows * width * sizeof(float));
     for (int i = 0; i < EXCHANGES; i++) {
         MOERT_TRY(moert_comm_barrier(p->comm));
         const uint64_t start = moert_clock_ns();
-        MOERT_TRY(moert_exchange_dispatch(p->exchange, p->plan, MOERT_OK, p->rows, p->window, NULL,
-                                          NULL));
-        MOERT_TRY(moert_exchange_combine(p->exchange, p->plan, MOERT_OK, p->window, NULL, p->rows,
-                                         NULL, NULL));
+        MOERT_TRY(moert_exchange_dispatch(p->exchange, &there, MOERT_OK));
+        MOERT_TRY(moert_exchange_combine(p->exchange, &back, MOERT_OK));
         MOERT_TRY(moert_device_finish(p->device));
         took[i] = 0.5e-9 * (double)(moert_clock_ns() - start);
     }

@@ -52,6 +52,54 @@ MOERT_ARGS_STRUCT(moert_gemm_args, MOERT_GEMM_ARGS, 160)
     X(S, uint, split, 36)
 MOERT_ARGS_STRUCT(moert_plain_glu_args, MOERT_PLAIN_GLU_ARGS, 40)
 
+/* Of kernels/gemm/nvidia. */
+#define MOERT_NVIDIA_GEMM_ARGS(X, S)                                                               \
+    X(S, ulong, first_a, 0)                                                                        \
+    X(S, ulong, lda, 8)                                                                            \
+    X(S, ulong, first_b, 16)                                                                       \
+    X(S, ulong, ldb, 24)                                                                           \
+    X(S, ulong, ldg, 32)                                                                           \
+    X(S, ulong, ldc, 40)                                                                           \
+    X(S, ulong, first_column, 48)                                                                  \
+    X(S, ulong, factor_stride, 56)                                                                 \
+    X(S, ulong, ldv, 64)                                                                           \
+    X(S, uint, down, 72)                                                                           \
+    X(S, uint, first_end, 76)                                                                      \
+    X(S, uint, skip, 80)                                                                           \
+    X(S, uint, groups, 84)                                                                         \
+    X(S, uint, lines, 88)                                                                          \
+    X(S, uint, columns, 92)                                                                        \
+    X(S, uint, terms, 96)                                                                          \
+    X(S, float, limit, 100)                                                                        \
+    X(S, float, slope, 104)                                                                        \
+    X(S, float, offset, 108)
+MOERT_ARGS_STRUCT(moert_nvidia_gemm_args, MOERT_NVIDIA_GEMM_ARGS, 112)
+
+#define MOERT_SPLIT_ARGS(X, S)                                                                     \
+    X(S, ulong, ldc, 0)                                                                            \
+    X(S, ulong, first_column, 8)                                                                   \
+    X(S, ulong, rows, 16)                                                                          \
+    X(S, ulong, stride, 24)                                                                        \
+    X(S, ulong, first, 32)                                                                         \
+    X(S, uint, groups, 40)                                                                         \
+    X(S, uint, lines, 44)                                                                          \
+    X(S, uint, columns, 48)                                                                        \
+    X(S, uint, terms, 52)                                                                          \
+    X(S, uint, accumulate, 56)
+MOERT_ARGS_STRUCT(moert_split_args, MOERT_SPLIT_ARGS, 64)
+
+#define MOERT_FP8_ARGS(X, S)                                                                       \
+    X(S, ulong, ldc, 0)                                                                            \
+    X(S, uint, groups, 8)                                                                          \
+    X(S, uint, lines, 12)                                                                          \
+    X(S, uint, columns, 16)                                                                        \
+    X(S, uint, terms, 20)                                                                          \
+    X(S, uint, s_line, 24)                                                                         \
+    X(S, uint, t_group, 28)                                                                        \
+    X(S, uint, t_block, 32)                                                                        \
+    X(S, uint, t_column, 36)
+MOERT_ARGS_STRUCT(moert_fp8_args, MOERT_FP8_ARGS, 40)
+
 #define MOERT_ROWS_ARGS(X, S)                                                                      \
     X(S, ulong, stride, 0)                                                                         \
     X(S, uint, groups, 8)                                                                          \

@@ -6,7 +6,7 @@
  *              from 0 in order of k; _rows: of float32, _codes: of bf16 codes, two in the place of
  *              a float
  *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner
- *              has sent there; with `firsts`, where owners have summed, that of the first slot of
+ *              has sent there; with a chain, where owners have summed, that of the first slot of
  *              each rank alone (REMOTE = 0)
  *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
  *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot
@@ -37,19 +37,20 @@
 #if !defined(REMOTE)
 #error "REMOTE must be defined (0, 1)"
 #endif
+#include "args/exchange.h"
 #include "lib/formats.h"
 
 #if MOERT_ITEMS == 1
-#define TOKENS    16
-#define SLOTS     256
+#define TOKENS    MOERT_EXCHANGE_TOKENS
+#define SLOTS     MOERT_EXCHANGE_SLOTS
 #define FAN_TEAMS 1
 #define PIECE     0x7fffffff /* whole rows */
 #else
-#define TOKENS    1
-#define SLOTS     32
-#define PIECE     (BATCH * VEC)
-#define STRIP     VEC
-#define FAN_TEAMS 4
+#define TOKENS    MOERT_EXCHANGE_GPU_TOKENS
+#define SLOTS     MOERT_EXCHANGE_GPU_SLOTS
+#define PIECE     MOERT_EXCHANGE_GPU_PIECE
+#define STRIP     MOERT_EXCHANGE_GPU_STRIP
+#define FAN_TEAMS MOERT_EXCHANGE_GPU_TEAMS
 #endif
 #define STREAMS 8
 #define DROPPED 0xffffffffu
@@ -105,57 +106,52 @@ static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 #include "exchange/exchange.h"
 
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination,
-                          global const float *source, uint tokens, uint topk, uint width,
-                          uint stride) {
-    dispatch_team(get_group_id(0), window, destination, source, tokens, topk, width, stride, false,
-                  0);
+                          global const float *source, moert_exchange_args args) {
+    dispatch_team(get_group_id(0), window, destination, source, args, false);
 }
 
 /* The words of a token's rows. */
-INLINED void tell_rows(WINDOW window, global const uint2 *destination, uint topk, uint stride,
-                       uint capacity, uint own) {
-    for (uint k = item_index(); k < topk; k += MOERT_ITEMS) {
+INLINED void tell_rows(WINDOW window, global const uint2 *destination, moert_exchange_args args) {
+    for (uint k = item_index(); k < args.topk; k += MOERT_ITEMS) {
         const uint2 to = destination[k];
         if (to.x != DROPPED)
-            words_of(row_of(window, (uint2)(to.x, 0), stride), capacity, stride)[to.y] =
-                destination[first_slot(destination, k, own)].y;
+            words_of(row_of(window, (uint2)(to.x, 0), args.stride), args.capacity,
+                     args.stride)[to.y] = destination[first_slot(destination, k, args.rank)].y;
     }
 }
 
-/* What team `nth` does in a dispatch to other ranks than `own` once: the words, too. */
+/* What team `nth` does in a dispatch to other ranks than this once: the words, too. */
 INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *destination,
-                                global const float *source, uint tokens, uint topk, uint width,
-                                uint stride, uint capacity, uint own) {
+                                global const float *source, moert_exchange_args args) {
 #if MOERT_ITEMS == 1
-    const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
+    const uint first = nth * TOKENS, last = min(first + TOKENS, args.tokens);
 #else
-    const uint pieces = (stride + PIECE - 1) / PIECE, first = nth / pieces;
+    const uint pieces = (args.stride + PIECE - 1) / PIECE, first = nth / pieces;
     const uint last = nth % pieces == 0 ? first + 1 : first;
 #endif
     for (uint t = first; t < last; t++)
-        tell_rows(window, destination + (size_t)t * topk, topk, stride, capacity, own);
-    dispatch_team(nth, window, destination, source, tokens, topk, width, stride, true, own);
+        tell_rows(window, destination + (size_t)t * args.topk, args);
+    dispatch_team(nth, window, destination, source, args, true);
 }
 
 KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
-                          global const float *source, uint tokens, uint topk, uint width,
-                          uint stride, uint capacity, uint own) {
-    dispatch_team_once(get_group_id(0), window, destination, source, tokens, topk, width, stride,
-                       capacity, own);
+                          global const float *source, moert_exchange_args args) {
+    dispatch_team_once(get_group_id(0), window, destination, source, args);
 }
 
 /* What a team copies in fan_out. */
-INLINED void fan_out_share(uint nth, global float *rows, uint count, uint stride, uint capacity) {
+INLINED void fan_out_share(uint nth, global float *rows, moert_exchange_args args) {
+    const uint stride = args.stride, capacity = args.capacity;
     global const uint *word = words_of(rows, capacity, stride);
-    const share s = share_of(nth, count, stride);
+    const share s = share_of(nth, args.rows, stride);
     for (uint r = s.first; r < s.last; r++)
         if (word[r] != r && word[r] < capacity)
             copy_piece(rows + (size_t)word[r] * stride, rows + (size_t)r * stride, s.at, stride);
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, uint count, uint stride, uint capacity) {
-    fan_out_share(get_group_id(0) * FAN_TEAMS + team_index(), rows, count, stride, capacity);
+KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, moert_exchange_args args) {
+    fan_out_share(get_group_id(0) * FAN_TEAMS + team_index(), rows, args);
 }
 
 /* The word of slot `slot` of a token, whose first is number `token`. */
@@ -187,39 +183,37 @@ INLINED void put_slot(WINDOW window, global const uint2 *destination, global con
 }
 
 KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
-                           global const float *source, uint slots, uint topk, uint rank) {
-    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
+                           global const float *source, moert_exchange_args args) {
+    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
-        put_slot(window, destination, source, s, topk, rank);
+        put_slot(window, destination, source, s, args.topk, args.rank);
     put_end();
 }
 
 KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                         global float *target, uint tokens, uint topk, uint width, uint stride) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, FAR, false,
-                 target, tokens, topk, width, stride);
+                         global float *target, moert_exchange_args args) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
+                 false, FAR);
 }
 
 KERNEL void combine_codes(WINDOW window, global const uint2 *destination,
-                          global const float *weight, global float *target, uint tokens, uint topk,
-                          uint width, uint stride) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, FAR, false,
-                 target, tokens, topk, width, stride);
+                          global const float *weight, global float *target,
+                          moert_exchange_args args) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
+                 true, FAR);
 }
 
 #if !REMOTE
 KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                     global float *target, uint tokens, uint topk, uint width, uint stride,
-                     uint firsts) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, false, 0,
-                 firsts != 0, target, tokens, topk, width, stride);
+                     global float *target, moert_exchange_args args) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
+                 false, 0);
 }
 
 KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight,
-                      global float *target, uint tokens, uint topk, uint width, uint stride,
-                      uint firsts) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, true, 0,
-                 firsts != 0, target, tokens, topk, width, stride);
+                      global float *target, moert_exchange_args args) {
+    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
+                 true, 0);
 }
 #endif
 
@@ -229,50 +223,49 @@ INLINED float slot_of(WINDOW window, uint2 to) {
 
 /* target[slot] = the float at the start of its row, 0 when dropped. */
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target,
-                          uint slots) {
-    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, slots);
+                          moert_exchange_args args) {
+    uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.slots);
     for (uint s = first + item_index(); s < last; s += MOERT_ITEMS)
         target[s] = slot_of(window, destination[s]);
 }
 
-KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed, uint rows,
-                        uint width, uint stride) {
-    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, rows);
+KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *packed,
+                        moert_exchange_args args) {
+    const int width = (int)args.width;
+    uint first = get_group_id(0) * TOKENS, last = min(first + TOKENS, args.rows);
     for (uint n = first; n < last; n++) {
-        global const float *row = row_of(window, from[n], stride);
-        global float *out = packed + (size_t)n * width;
-        for (int i = 0; i < (int)width; i += VEC)
-            store_part(load_part(row + i, (int)width - i), out + i, (int)width - i);
+        global const float *row = row_of(window, from[n], args.stride);
+        global float *out = packed + (size_t)n * args.width;
+        for (int i = 0; i < width; i += VEC)
+            store_part(load_part(row + i, width - i), out + i, width - i);
     }
 }
 
 #if REMOTE
 /* Where the row of a cell belongs; null: nowhere. A cell of a rank whose device has not come in
  * time may be anything. */
-static inline global float *home_of(WINDOW window, uint4 told, uint stride, uint ranks,
-                                    uint capacity) {
-    return told.z < ranks && told.y < capacity ? row_of(window, told.zy, stride) : 0;
+static inline global float *home_of(WINDOW window, uint4 told, moert_exchange_args args) {
+    return told.z < args.ranks && told.y < args.capacity ? row_of(window, told.zy, args.stride) : 0;
 }
 
-KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place, uint rows,
-                        uint stride, uint ranks, uint capacity) {
-    const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, rows);
+KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place,
+                        moert_exchange_args args) {
+    const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.rows);
     for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
-        place[r] =
-            (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], stride, ranks, capacity);
+        place[r] = (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], args);
 }
 
 INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
-                        global const float *rows, uint count, uint chain, bool codes, uint stride,
-                        uint ranks, uint capacity) {
-    const share s = share_of(nth, count, stride);
+                        global const float *rows, moert_exchange_args args, bool codes) {
+    const uint stride = args.stride, chain = args.chain;
+    const share s = share_of(nth, args.rows, stride);
     for (uint r = s.first; r < s.last; r++) {
         const uint4 told = cells[(size_t)r * (CELL / 4)];
-        global float *home = home_of(window, told, stride, ranks, capacity);
+        global float *home = home_of(window, told, args);
         if (home == 0 || (chain > 1 && (told.w & LATER) != 0))
             continue;
         if (chain > 1 && told.w != 0)
-            sum_piece((chained){cells, rows, count, chain, codes}, r, home, s.at, stride);
+            sum_piece((chained){cells, rows, args.rows, chain, codes}, r, home, s.at, stride);
         else
             copy_piece(rows + (size_t)r * stride, home, s.at, stride);
     }
@@ -280,17 +273,15 @@ INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
 }
 
 KERNEL_OF(FAN_TEAMS)
-void send_rows(WINDOW window, global const uint4 *cells, global const float *rows, uint count,
-               uint chain, uint stride, uint ranks, uint capacity) {
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, false,
-               stride, ranks, capacity);
+void send_rows(WINDOW window, global const uint4 *cells, global const float *rows,
+               moert_exchange_args args) {
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, false);
 }
 
 KERNEL_OF(FAN_TEAMS)
-void send_codes(WINDOW window, global const uint4 *cells, global const float *rows, uint count,
-                uint chain, uint stride, uint ranks, uint capacity) {
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, count, chain, true,
-               stride, ranks, capacity);
+void send_codes(WINDOW window, global const uint4 *cells, global const float *rows,
+                moert_exchange_args args) {
+    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, true);
 }
 
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of
@@ -299,19 +290,19 @@ static inline float probe_value(uint round, uint ranks, uint writer, uint owner)
     return (float)((round * ranks + writer) * ranks + owner + 1);
 }
 
-KERNEL void probe_write(WINDOW window, uint ranks, uint rank, uint round) {
-    for (uint owner = item_index(); owner < ranks; owner += MOERT_ITEMS)
-        put((cell)probe_value(round, ranks, rank, owner),
-            row_of(window, (uint2)(owner, rank), CELL));
+KERNEL void probe_write(WINDOW window, moert_exchange_args args) {
+    for (uint owner = item_index(); owner < args.ranks; owner += MOERT_ITEMS)
+        put((cell)probe_value(args.round, args.ranks, args.rank, owner),
+            row_of(window, (uint2)(owner, args.rank), CELL));
     put_end();
 }
 
-KERNEL void probe_read(WINDOW window, global uint *wrong, uint ranks, uint round) {
+KERNEL void probe_read(WINDOW window, global uint *wrong, moert_exchange_args args) {
     uint count = 0;
-    for (uint owner = 0; owner < ranks; owner++)
-        for (uint writer = 0; writer < ranks; writer++) {
+    for (uint owner = 0; owner < args.ranks; owner++)
+        for (uint writer = 0; writer < args.ranks; writer++) {
             cell x = *(global const cell *)row_of(window, (uint2)(owner, writer), CELL);
-            count += any(x != (cell)probe_value(round, ranks, writer, owner));
+            count += any(x != (cell)probe_value(args.round, args.ranks, writer, owner));
         }
     if (is_first_item())
         *wrong = count;

@@ -103,13 +103,13 @@ static inline global float *row_from(WINDOW window, uint2 to, uint home, uint st
 #if MOERT_ITEMS == 1
 /* A whole row to one expert after the other: the stores stream. */
 INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x,
-                            uint topk, uint width, uint stride, bool once, uint own) {
-    const uint whole = width / VEC * VEC;
-    for (uint k = 0; k < topk; k++) {
+                            moert_exchange_args args, bool once) {
+    const uint width = args.width, whole = width / VEC * VEC;
+    for (uint k = 0; k < args.topk; k++) {
         const uint2 to = destination[k];
-        if (to.x == DROPPED || (once && first_slot(destination, k, own) != k))
+        if (to.x == DROPPED || (once && first_slot(destination, k, args.rank) != k))
             continue;
-        global float *row = row_of(window, to, stride);
+        global float *row = row_of(window, to, args.stride);
         for (uint i = 0; i < whole; i += VEC)
             put(vload16(0, x + i), row + i);
         if (whole < width)
@@ -118,12 +118,11 @@ INLINED void dispatch_token(WINDOW window, global const uint2 *destination, glob
 }
 
 INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
-                           global const float *source, uint tokens, uint topk, uint width,
-                           uint stride, bool once, uint own) {
-    const uint first = nth * TOKENS, last = min(first + TOKENS, tokens);
+                           global const float *source, moert_exchange_args args, bool once) {
+    const uint first = nth * TOKENS, last = min(first + TOKENS, args.tokens);
     for (uint t = first; t < last; t++)
-        dispatch_token(window, destination + (size_t)t * topk, source + (size_t)t * width, topk,
-                       width, stride, once, own);
+        dispatch_token(window, destination + (size_t)t * args.topk, source + (size_t)t * args.width,
+                       args, once);
     put_end();
 }
 
@@ -134,24 +133,25 @@ INLINED vec read_row(global const float *row, bool codes, int i, int n) {
     return *(global const vec *)(row + i);
 }
 
-/* Adds the rows of up to STREAMS slots from slot `first` on, read side by side, to a token's
- * sum. */
+/* Adds the rows of up to STREAMS slots from slot `from` on, read side by side, to the sum of the
+ * token whose first slot is number `token`. */
 INLINED void combine_slots_of(WINDOW window, global const uint2 *destination,
-                              global const float *weight, bool codes, uint home, bool firsts,
-                              global float *out, bool started, size_t token, uint from, uint slots,
-                              uint width, uint stride) {
+                              global const float *weight, global float *out, size_t token,
+                              uint from, moert_exchange_args args, bool codes, uint home) {
+    const uint width = args.width, end = min(from + STREAMS, args.topk);
+    const bool firsts = home != FAR && args.chain > 1;
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
-    for (uint k = from; k < from + slots; k++) {
+    for (uint k = from; k < end; k++) {
         const uint2 to = place_of(destination, token + k, home);
         if (to.x == DROPPED || (firsts && first_slot(destination + token, k, DROPPED) != k))
             continue;
-        row[streams] = row_from(window, to, home, stride);
+        row[streams] = row_from(window, to, home, args.stride);
         factor[streams++] = weight != 0 ? weight[token + k] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
-        vec sum = started ? load_part(out + i, width - i) : (vec)0.0f;
+        vec sum = from > 0 ? load_part(out + i, width - i) : (vec)0.0f;
         for (uint j = 0; j < streams; j++)
             sum = fma((vec)factor[j], read_row(row[j], codes, i, width - i), sum);
         store_part(sum, out + i, width - i);
@@ -163,17 +163,16 @@ INLINED void combine_slots_of(WINDOW window, global const uint2 *destination,
  * same bits as one long chain. weight 0 (null) means 1 for all.
  */
 INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
-                          global const float *weight, bool codes, uint home, bool firsts,
-                          global float *target, uint tokens, uint topk, uint width, uint stride) {
-    for (uint first = nth * TOKENS; first < tokens; first += teams * TOKENS)
-        for (uint t = first; t < min(first + TOKENS, tokens); t++) {
+                          global const float *weight, global float *target,
+                          moert_exchange_args args, bool codes, uint home) {
+    for (uint first = nth * TOKENS; first < args.tokens; first += teams * TOKENS)
+        for (uint t = first; t < min(first + TOKENS, args.tokens); t++) {
             uint k = 0;
             do {
-                combine_slots_of(window, destination, weight, codes, home, firsts,
-                                 target + (size_t)t * width, k > 0, (size_t)t * topk, k,
-                                 min(topk - k, (uint)STREAMS), width, stride);
+                combine_slots_of(window, destination, weight, target + (size_t)t * args.width,
+                                 (size_t)t * args.topk, k, args, codes, home);
                 k += STREAMS;
-            } while (k < topk);
+            } while (k < args.topk);
         }
 }
 #else
@@ -210,8 +209,8 @@ INLINED void keep_first(global const uint2 *destination, uint first, uint own, u
 
 /* A piece to all experts: it is read once. */
 INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
-                           global const float *source, uint tokens, uint topk, uint width,
-                           uint stride, bool once, uint own) {
+                           global const float *source, moert_exchange_args args, bool once) {
+    const uint topk = args.topk, width = args.width, stride = args.stride;
     const uint pieces = (stride + PIECE - 1) / PIECE, t = nth / pieces;
     const int i = (int)(nth % pieces * PIECE);
     vec part[BATCH];
@@ -222,7 +221,7 @@ INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destinat
         global float *row[STREAMS];
         load_slots(destination, FAR, 0, first, topk, to);
         if (once)
-            keep_first(destination, first, own, to);
+            keep_first(destination, first, args.rank, to);
         find_rows(window, to, FAR, stride, row);
         UNROLL_FOR(uint k = 0; k < STREAMS; k++)
             if (row[k] != 0)
@@ -255,16 +254,17 @@ INLINED void widen(uint4 x, bool codes, vec value[2]) {
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
 INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight,
-                       bool codes, uint home, bool firsts, size_t slot, uint first, uint topk,
-                       size_t offset, uint stride, vec sum[2]) {
+                       size_t slot, uint first, size_t offset, moert_exchange_args args, bool codes,
+                       uint home, vec sum[2]) {
+    const uint topk = args.topk;
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
     uint4 part[STREAMS];
     load_slots(destination, home, slot, first, topk, to);
-    if (firsts)
+    if (home != FAR && args.chain > 1)
         keep_first(destination + slot, first, DROPPED, to);
-    find_rows(window, to, home, stride, row);
+    find_rows(window, to, home, args.stride, row);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
@@ -278,11 +278,10 @@ INLINED void add_slots(WINDOW window, global const uint2 *destination, global co
 }
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
-INLINED void combine_strip(WINDOW window, global const uint2 *destination,
-                           global const float *weight, bool codes, uint home, bool firsts,
-                           global float *target, uint nth, uint strips, uint topk, uint width,
-                           uint stride) {
-    const uint t = nth / strips;
+INLINED void combine_strip(uint nth, uint strips, WINDOW window, global const uint2 *destination,
+                           global const float *weight, global float *target,
+                           moert_exchange_args args, bool codes, uint home) {
+    const uint topk = args.topk, width = args.width, t = nth / strips;
     /* an item's codes begin twice as far from the strip's start as its floats would */
     const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0),
               n = (int)width - i;
@@ -291,8 +290,8 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination,
     if (n <= part_start())
         return;
     for (uint first = 0; first < topk; first += STREAMS)
-        add_slots(window, destination, weight, codes, home, firsts, (size_t)t * topk, first, topk,
-                  (size_t)(i + part_start()) / (codes ? 2 : 1), stride, sum);
+        add_slots(window, destination, weight, (size_t)t * topk, first,
+                  (size_t)(i + part_start()) / (codes ? 2 : 1), args, codes, home, sum);
     store_part(sum[0], out, n);
     if (codes)
         store_part(sum[1], out + PART, n - PART);
@@ -300,11 +299,10 @@ INLINED void combine_strip(WINDOW window, global const uint2 *destination,
 
 /* weight 0 (null) means 1 for all. */
 INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
-                          global const float *weight, bool codes, uint home, bool firsts,
-                          global float *target, uint tokens, uint topk, uint width, uint stride) {
-    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (width + numbers - 1) / numbers;
-    for (; nth < tokens * strips; nth += teams)
-        combine_strip(window, destination, weight, codes, home, firsts, target, nth, strips, topk,
-                      width, stride);
+                          global const float *weight, global float *target,
+                          moert_exchange_args args, bool codes, uint home) {
+    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (args.width + numbers - 1) / numbers;
+    for (; nth < args.tokens * strips; nth += teams)
+        combine_strip(nth, strips, window, destination, weight, target, args, codes, home);
 }
 #endif

@@ -1,5 +1,5 @@
 /*
- * Included by kernels/exchange/exchange.cl: a move of few rows in one kernel, with the ranks'
+ * Included by kernels/exchange/exchange.cl: a transfer of few rows in one kernel, with the ranks'
  * meeting (kernels/exchange/meet.h) inside.
  *
  *   dispatch_meeting   as dispatch and, with `slots`, dispatch_slots, by the first `storing`
@@ -18,11 +18,6 @@
  * what they do is.
  */
 #include "exchange/meet.h"
-
-/* What the kernels are told of a move, as src/exchange/kernels.c has it; `rows` are this rank's. */
-typedef struct sizes {
-    uint tokens, topk, slots, width, stride, capacity, rows, storing, chain, once, codes;
-} sizes;
 
 /*
  * The meeting, behind what a work-group stores: the last of `storing` to come here raises the
@@ -61,66 +56,63 @@ INLINED standing find_standing(uint storing) {
 
 KERNEL_OF(FAN_TEAMS)
 void dispatch_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
-                      global const float *source, global const float *slot_source, sizes s,
-                      MEETING) {
+                      global const float *source, global const float *slot_source,
+                      moert_exchange_args args, MEETING) {
     local uint last;
-    const standing p = find_standing(s.storing);
+    const standing p = find_standing(args.storing);
     if (p.stores && slots != 0)
-        for (uint i = p.nth * MOERT_ITEMS + item_index(); i < s.slots; i += p.teams * MOERT_ITEMS)
-            put_slot(slots, destination, slot_source, i, s.topk, m.rank);
-    if (p.stores && p.nth < shares_of(s.tokens, s.stride)) {
-        if (s.once)
-            dispatch_team_once(p.nth, window, destination, source, s.tokens, s.topk, s.width,
-                               s.stride, s.capacity, m.rank);
+        for (uint i = p.nth * MOERT_ITEMS + item_index(); i < args.slots;
+             i += p.teams * MOERT_ITEMS)
+            put_slot(slots, destination, slot_source, i, args.topk, m.rank);
+    if (p.stores && p.nth < shares_of(args.tokens, args.stride)) {
+        if (args.once)
+            dispatch_team_once(p.nth, window, destination, source, args);
         else
-            dispatch_team(p.nth, window, destination, source, s.tokens, s.topk, s.width, s.stride,
-                          false, 0);
+            dispatch_team(p.nth, window, destination, source, args, false);
     }
-    meet_inside(s.storing, &last, segments, verdict, m);
-    for (uint i = p.nth; !p.stores && s.once && i < shares_of(s.rows, s.stride); i += p.teams)
-        fan_out_share(i, row_of(window, (uint2)(m.rank, 0), s.stride), s.rows, s.stride,
-                      s.capacity);
+    meet_inside(args.storing, &last, segments, verdict, m);
+    for (uint i = p.nth; !p.stores && args.once && i < shares_of(args.rows, args.stride);
+         i += p.teams)
+        fan_out_share(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
 }
 
 /* What a team does in a combine. */
 INLINED void combine_standing(standing p, WINDOW window, WINDOW slots,
                               global const uint2 *destination, global const float *weight,
-                              uint home, global float *target, global float *slot_target, sizes s) {
-    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < s.slots;
+                              uint home, global float *target, global float *slot_target,
+                              moert_exchange_args args) {
+    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < args.slots;
          i += p.teams * MOERT_ITEMS)
         slot_target[i] = slot_of(slots, destination[i]);
-    if (s.codes)
-        combine_team(p.nth, p.teams, window, destination, weight, true, home,
-                     home != FAR && s.chain > 1, target, s.tokens, s.topk, s.width, s.stride);
+    if (args.codes)
+        combine_team(p.nth, p.teams, window, destination, weight, target, args, true, home);
     else
-        combine_team(p.nth, p.teams, window, destination, weight, false, home,
-                     home != FAR && s.chain > 1, target, s.tokens, s.topk, s.width, s.stride);
+        combine_team(p.nth, p.teams, window, destination, weight, target, args, false, home);
 }
 
 KERNEL_OF(FAN_TEAMS)
 void combine_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
                      global const float *weight, global float *target, global float *slot_target,
-                     sizes s, MEETING) {
+                     moert_exchange_args args, MEETING) {
     local uint last;
     meet_inside(0, &last, segments, verdict, m);
     combine_standing(find_standing(0), window, slots, destination, weight, FAR, target, slot_target,
-                     s);
+                     args);
 }
 
 KERNEL_OF(FAN_TEAMS)
 void sum_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
                  global const float *weight, global float *target, global float *slot_target,
-                 global const uint4 *cells, global const float *rows, sizes s, MEETING) {
+                 global const uint4 *cells, global const float *rows, moert_exchange_args args,
+                 MEETING) {
     local uint last;
-    const standing p = find_standing(s.storing);
-    for (uint i = p.nth; p.stores && i < shares_of(s.rows, s.stride); i += p.teams)
-        if (s.codes)
-            send_share(i, window, cells, rows, s.rows, s.chain, true, s.stride, m.ranks,
-                       s.capacity);
+    const standing p = find_standing(args.storing);
+    for (uint i = p.nth; p.stores && i < shares_of(args.rows, args.stride); i += p.teams)
+        if (args.codes)
+            send_share(i, window, cells, rows, args, true);
         else
-            send_share(i, window, cells, rows, s.rows, s.chain, false, s.stride, m.ranks,
-                       s.capacity);
-    meet_inside(s.storing, &last, segments, verdict, m);
+            send_share(i, window, cells, rows, args, false);
+    meet_inside(args.storing, &last, segments, verdict, m);
     if (!p.stores)
-        combine_standing(p, window, slots, destination, weight, m.rank, target, slot_target, s);
+        combine_standing(p, window, slots, destination, weight, m.rank, target, slot_target, args);
 }

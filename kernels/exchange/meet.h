@@ -10,6 +10,8 @@
  * The clock is the device's on NVIDIA and the system's on Linux on x86-64, where a waiting thread
  * also lets others run; elsewhere a look at a flag counts as 100 ns.
  */
+#include "args/exchange.h"
+
 #define LINE 16
 
 #if MOERT_NVIDIA
@@ -79,13 +81,7 @@ static inline global int *flag_of(global const ulong *segments, uint owner, uint
     return (global int *)(size_t)segments[owner] + writer * LINE;
 }
 
-/* What a kernel is told of a meeting, as src/exchange/internal.h has it. */
-typedef struct meeting {
-    ulong patience_ns;
-    uint ranks, rank;
-    int number, unused;
-} meeting;
-#define MEETING global const ulong *segments, volatile global uint *verdict, meeting m
+#define MEETING global const ulong *segments, volatile global uint *verdict, moert_meeting_args m
 
 /* Raises this rank's flags; a team calls. */
 INLINED void raise_all(MEETING) {

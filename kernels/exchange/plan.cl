@@ -9,7 +9,7 @@
  *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them;
  *                 and so for row E
  *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0,
- *                 position) of the slot: table[first_lane + e] = (rank, row, position, 0) of the
+ *                 position) of the slot: table[first + e] = (rank, row, position, 0) of the
  *                 first slot of expert e, and the others follow in the order of their tokens;
  *                 (DROPPED, DROPPED) for no expert
  *
@@ -18,22 +18,24 @@
  * deterministic, in whatever order bits are set. A team takes a chunk, or a row of counts. Local
  * memory: marks[E + 1], of each expert and of what is wrong.
  */
-#define CHUNK   32
+#include "args/exchange.h"
+
+#define CHUNK   MOERT_PLAN_CHUNK
 #define DROPPED 0xffffffffu
-#define WORDS   240 /* with the other arguments less than the 1024 bytes that every device takes */
 
 typedef struct words {
-    uint word[WORDS];
+    uint word[MOERT_PLAN_WORDS];
 } words;
 
-KERNEL void store_words(words from, uint count, global uint *restrict table, uint first) {
-    for (uint i = item_index(); i < count; i += MOERT_ITEMS)
-        table[first + i] = from.word[i];
+KERNEL void store_words(words from, global uint *restrict table, moert_plan_args args) {
+    for (uint i = item_index(); i < args.count; i += MOERT_ITEMS)
+        table[args.first + i] = from.word[i];
 }
 
 /* The tokens of a chunk by expert. */
-static inline void mark_tokens(global const int *restrict index, uint first, uint tokens, uint topk,
-                               uint experts, local uint *marks) {
+static inline void mark_tokens(global const int *restrict index, uint first, moert_plan_args args,
+                               local uint *marks) {
+    const uint tokens = args.tokens, topk = args.topk, experts = args.experts;
     for (uint e = item_index(); e <= experts; e += MOERT_ITEMS)
         marks[e] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -47,16 +49,18 @@ static inline void mark_tokens(global const int *restrict index, uint first, uin
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-KERNEL void count_slots(global const int *restrict index, uint tokens, uint topk, uint experts,
-                        uint chunks, global uint *restrict counts, local uint *marks) {
+KERNEL void count_slots(global const int *restrict index, global uint *restrict counts,
+                        moert_plan_args args, local uint *marks) {
     const uint chunk = get_group_id(0);
-    mark_tokens(index, chunk * CHUNK, tokens, topk, experts, marks);
-    for (uint e = item_index(); e <= experts; e += MOERT_ITEMS)
-        counts[(ulong)e * chunks + chunk] = popcount(marks[e]);
+    mark_tokens(index, chunk * CHUNK, args, marks);
+    for (uint e = item_index(); e <= args.experts; e += MOERT_ITEMS)
+        counts[(ulong)e * args.chunks + chunk] = popcount(marks[e]);
 }
 
-KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *restrict total) {
+KERNEL void scan_chunks(global uint *restrict counts, global uint *restrict total,
+                        moert_plan_args args) {
     local uint sums[MOERT_ITEMS];
+    const uint chunks = args.chunks;
     const uint row = get_group_id(0), share = (chunks + MOERT_ITEMS - 1) / MOERT_ITEMS;
     const uint first = min(chunks, item_index() * share), end = min(chunks, first + share);
     global uint *count = counts + (ulong)row * chunks;
@@ -76,21 +80,19 @@ KERNEL void scan_chunks(global uint *restrict counts, uint chunks, global uint *
         total[row] = before;
 }
 
-KERNEL void place_slots(global const int *restrict index, uint tokens, uint topk, uint experts,
-                        uint chunks, global const uint *restrict before,
-                        global const uint4 *restrict table, uint first_lane,
-                        global uint2 *restrict destination, global uint2 *restrict packed,
-                        local uint *marks) {
+KERNEL void place_slots(global const int *restrict index, global const uint *restrict before,
+                        global const uint4 *restrict table, global uint2 *restrict destination,
+                        global uint2 *restrict packed, moert_plan_args args, local uint *marks) {
     const uint chunk = get_group_id(0), first = chunk * CHUNK;
-    mark_tokens(index, first, tokens, topk, experts, marks);
-    for (uint i = item_index(); i < CHUNK && first + i < tokens; i += MOERT_ITEMS)
-        for (uint k = 0; k < topk; k++) {
-            const ulong slot = (ulong)(first + i) * topk + k;
+    mark_tokens(index, first, args, marks);
+    for (uint i = item_index(); i < CHUNK && first + i < args.tokens; i += MOERT_ITEMS)
+        for (uint k = 0; k < args.topk; k++) {
+            const ulong slot = (ulong)(first + i) * args.topk + k;
             const int expert = index[slot];
             uint2 to = DROPPED, from = DROPPED;
             if (expert >= 0) {
-                const uint4 lane = table[first_lane + (uint)expert];
-                const uint place = before[(ulong)expert * chunks + chunk] +
+                const uint4 lane = table[args.first + (uint)expert];
+                const uint place = before[(ulong)expert * args.chunks + chunk] +
                                    popcount(marks[expert] & ((1u << i) - 1));
                 to = (uint2)(lane.x, lane.y + place);
                 from = (uint2)(0, lane.z + place);

@@ -105,8 +105,7 @@ KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARG
 
 #if WIDTH % 2 == 0
 /* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not
- * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. The
- * arguments are as many as gemm_packed_glu's. */
+ * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. */
 KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, global const float *w,
                              global const float *bias, global float *v, global const float *prob,
                              global void *h, moert_gemm_args args, local element *turned,

@@ -16,36 +16,31 @@
     X(REFERENCE, reference)                                                                        \
     X(PORTABLE, portable)                                                                          \
     X(NVIDIA, nvidia)
-#define MOERT_BACKEND_WORD(NAME, name) "|" #name
+/* X(NAME, name): the engines of src/exchange, in the order in which `auto` tries them. */
+#define MOERT_ENGINE_TABLE(X)                                                                      \
+    X(LOCAL, local)                                                                                \
+    X(WINDOW, window)                                                                              \
+    X(NODE, node)                                                                                  \
+    X(STAGED, staged)
+#define MOERT_TABLE_WORD(NAME, name) "|" #name
 
 #define MOERT_VARIABLE_TABLE(X)                                                                    \
     X(device, "MOERT_DEVICE", STRING, "auto", "",                                                  \
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
-    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_BACKEND_WORD),    \
+    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),      \
       "who computes the expert operations: auto takes the best that can, nvidia on GPUs of "       \
       "compute capability 8.0 and later, else portable; a name takes that one, or is an error "    \
       "that says why")                                                                             \
     X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
       "how the nvidia backend multiplies 16-bit numbers: auto (by wgmma on GPUs of compute "       \
       "capability 9.0, by mma.sync on others) or mma, on all")                                     \
-    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto|local|window|node|staged",                 \
+    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD),     \
       "how rows travel between ranks")                                                             \
     X(sync, "MOERT_SYNC", CHOICE, "auto", "auto|host|device",                                      \
       "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
-      "each)")                                                                                     \
-    X(overlap, "MOERT_OVERLAP", CHOICE, "auto", "auto|off|on",                                     \
-      "whether the window exchange moves rows beside products, where devices wait for each other " \
-      "(MOERT_SYNC): auto (on GPUs), off or on; the same bits")                                    \
-    X(once, "MOERT_ONCE", CHOICE, "auto", "auto|off|on",                                           \
-      "whether the window exchange dispatches a token's row once to each rank, which copies it "   \
-      "to its other experts there: auto (between GPUs, where that saves much), off or on; the "    \
-      "same bits")                                                                                 \
-    X(fuse, "MOERT_FUSE", CHOICE, "auto", "auto|off|on",                                           \
-      "whether a dispatch or combine of few rows is one kernel in which the ranks' devices meet, " \
-      "where those wait for each other (MOERT_SYNC): auto (on NVIDIA GPUs), off or on; the same "  \
-      "bits")                                                                                      \
+      "each); devices that wait also move rows beside products, and few rows by one kernel")       \
     X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on|sum",                                       \
       "whether the experts' results are sent to their tokens' ranks, in the window exchange: "     \
       "auto (by products that store them there, of bf16 on Hopper GPUs), off (the combine "        \
@@ -91,17 +86,10 @@
       "how much is logged on stderr; with trace every kernel is waited for")
 
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
-enum { MOERT_OVERLAP_AUTO, MOERT_OVERLAP_OFF, MOERT_OVERLAP_ON };
-enum { MOERT_ONCE_AUTO, MOERT_ONCE_OFF, MOERT_ONCE_ON };
-enum { MOERT_FUSE_AUTO, MOERT_FUSE_OFF, MOERT_FUSE_ON };
 enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON, MOERT_PUSH_SUM };
-enum {
-    MOERT_EXCHANGE_AUTO,
-    MOERT_EXCHANGE_LOCAL,
-    MOERT_EXCHANGE_WINDOW,
-    MOERT_EXCHANGE_NODE,
-    MOERT_EXCHANGE_STAGED
-};
+#define MOERT_EXCHANGE_CHOICE(NAME, name) MOERT_EXCHANGE_##NAME,
+enum { MOERT_EXCHANGE_AUTO, MOERT_ENGINE_TABLE(MOERT_EXCHANGE_CHOICE) MOERT_EXCHANGE_CHOICES };
+#undef MOERT_EXCHANGE_CHOICE
 enum { MOERT_NODE_SUM_EXACT, MOERT_NODE_SUM_PRESUM };
 enum { MOERT_BF16_AUTO, MOERT_BF16_WIDENED, MOERT_BF16_TILES };
 enum { MOERT_FORM_AUTO, MOERT_FORM_CPU, MOERT_FORM_GPU };

@@ -146,6 +146,9 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* The numbers of a launch, as a struct of kernels/args: MOERT_ARGS(moert_rope_args, .heads = 8, ...). */
 #define MOERT_ARGS(type, ...) moert_argument_struct(&(const type){__VA_ARGS__}, sizeof(type))
 
+/* The same of one that is there. */
+#define MOERT_STRUCT(x) moert_argument_struct(&(x), sizeof(x))
+
 /* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
  * MOERT_ARG(rows)) */
 #define MOERT_RUN(device, program, kernel, grid, ...)                                              \
@@ -158,7 +161,7 @@ moert_status moert_device_flush(moert_device *device);
 /*
  * A second queue, in order too, beside the first: for kernels that wait for other devices or move
  * rows between them. Nothing orders the two but marks (device/staging.h). From a turn aside to the
- * turn back all commands go there; where there is none (MOERT_OVERLAP, the caller's own queue, a
+ * turn back all commands go there; where there is none (a CPU without MOERT_SYNC=device, the caller's own queue, a
  * recording, a profile that nobody observes) to the first. moert_device_finish waits for both.
  */
 bool moert_device_has_aside(const moert_device *device);

@@ -9,9 +9,8 @@
 /* ---- the second queue ---- */
 
 bool moert_device_has_aside(const moert_device *device) {
-    const unsigned overlap = moert_config_get()->overlap;
-    return !device->adopted && device->recording == NULL && !device->serial &&
-           overlap != MOERT_OVERLAP_OFF && (device->info.is_gpu || overlap == MOERT_OVERLAP_ON);
+    const bool waits = device->info.is_gpu || moert_config_get()->sync == MOERT_SYNC_DEVICE;
+    return !device->adopted && device->recording == NULL && !device->serial && waits;
 }
 
 /* Whose events know their times if those of the first do. */

@@ -36,7 +36,8 @@ void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_RE
 
 void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
                           const moert_window *window) {
-    const size_t row_floats = exchange->engine->packs ? window->width : window->stride;
+    const size_t row_floats =
+        moert_exchange_can(exchange, MOERT_ENGINE_PACKS) ? window->width : window->stride;
     for (size_t r = 0; r < plan->ranks; r++)
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }

@@ -12,15 +12,9 @@
 #include "exchange/internal.h"
 
 /* By MOERT_EXCHANGE_* of base/config.h; AUTO tries the named ones in this order. */
-static const moert_engine *const engines[] = {
-    [MOERT_EXCHANGE_LOCAL] = &moert_engine_local,
-    [MOERT_EXCHANGE_WINDOW] = &moert_engine_window,
-    [MOERT_EXCHANGE_NODE] = &moert_engine_node,
-    [MOERT_EXCHANGE_STAGED] = &moert_engine_staged,
-};
+#define ENGINE(NAME, name) [MOERT_EXCHANGE_##NAME] = &moert_engine_##name,
+static const moert_engine *const engines[] = {MOERT_ENGINE_TABLE(ENGINE)};
 enum { ENGINES = sizeof engines / sizeof engines[0] };
-_Static_assert(ENGINES == MOERT_EXCHANGE_LOCAL + MOERT_EXCHANGE_ENGINES,
-               "a report for each engine");
 
 /* Opens one engine; `reason` says on all ranks alike why it does not work. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
@@ -118,7 +112,7 @@ static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *
 
 /* Waits for the device. */
 static moert_status check_moves(moert_exchange *exchange) {
-    if (exchange->engine->check == NULL)
+    if (!moert_exchange_can(exchange, MOERT_ENGINE_LATE))
         return MOERT_OK;
     MOERT_TRY(exchange->engine->fetch(exchange));
     MOERT_TRY(moert_device_finish(exchange->device));
@@ -133,10 +127,10 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
     exchange->tally = tally;
 }
 
-/* Adds a move of rows[ranks] from this rank. */
-static void add_move(const moert_move *move, const size_t *rows, uint64_t *bytes) {
-    const size_t floats = move->window->width + (move->slots != NULL ? move->slots->width : 0);
-    for (size_t r = 0; r < move->plan->plan->ranks; r++)
+/* Adds a transfer of rows[ranks] from this rank. */
+static void tally(const moert_transfer *t, const size_t *rows, uint64_t *bytes) {
+    const size_t floats = t->window->width + (t->slots != NULL ? t->slots->width : 0);
+    for (size_t r = 0; r < t->plan->plan->ranks; r++)
         bytes[r] += rows[r] * floats * sizeof(float);
 }
 
@@ -164,194 +158,168 @@ static moert_status check_buffer(const moert_buffer *buffer, const char *what, s
     return MOERT_OK;
 }
 
-static moert_status check_slots(const moert_move *move, const moert_buffer *values,
+static moert_status check_slots(const moert_transfer *t, const moert_buffer *values,
                                 const char *what) {
-    if (move->slots == NULL)
+    if (t->slots == NULL)
         return MOERT_OK;
-    if (move->slots->width != 1)
-        return MOERT_FAIL(ERROR_USAGE, "a window of slots has width 1, not %zu",
-                          move->slots->width);
-    return check_buffer(values, what, move->plan->plan->tokens * move->plan->plan->topk);
+    if (t->slots->width != 1)
+        return MOERT_FAIL(ERROR_USAGE, "a window of slots has width 1, not %zu", t->slots->width);
+    return check_buffer(values, what, t->plan->plan->tokens * t->plan->plan->topk);
 }
 
-/* Rows to combine must be there already: growing here would lose them. */
-static moert_status check_rows(const moert_move *move) {
-    size_t needed = move->plan->plan->largest_rows, there = move->window->capacity_rows;
-    if (move->slots != NULL)
-        there = moert_min(there, move->slots->capacity_rows);
-    if (there < needed)
-        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu", there,
-                          needed);
-    return MOERT_OK;
-}
+/* ---- dispatch ---- */
 
-moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
-                                           const moert_exchange_plan *plan, moert_status local,
-                                           const moert_buffer *source, moert_window *window,
-                                           const moert_buffer *slot_source, moert_window *slots) {
-    const moert_move move = {
-        .plan = plan,
-        .window = window,
-        .slots = slot_source != NULL ? slots : NULL,
-        .source = source,
-        .slot_source = slot_source,
-    };
+moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert_transfer *t,
+                                           moert_status local) {
+    const moert_plan *plan = t->plan->plan;
     moert_phase_set(MOERT_PHASE_DISPATCH);
-    MOERT_TRY(moert_window_reserve(window, plan->plan));
-    if (move.slots != NULL)
-        MOERT_TRY(moert_window_reserve(move.slots, plan->plan));
+    MOERT_TRY(moert_window_reserve(t->window, plan));
+    if (t->slots != NULL)
+        MOERT_TRY(moert_window_reserve(t->slots, plan));
     moert_status status = local;
     if (status == MOERT_OK)
         status =
-            check_buffer(source, "the source of a dispatch", plan->plan->tokens * window->width);
+            check_buffer(t->source, "the source of a dispatch", plan->tokens * t->window->width);
     if (status == MOERT_OK)
-        status = check_slots(&move, slot_source, "the slots of a dispatch");
-    MOERT_TRY(exchange->engine->dispatch(exchange, &move, status));
-    count_far_rows(exchange, plan);
+        status = check_slots(t, t->slot_source, "the slots of a dispatch");
+    MOERT_TRY(exchange->engine->dispatch(exchange, t, status));
+    count_far_rows(exchange, t->plan);
     if (exchange->tally != NULL)
-        add_move(&move, plan->plan->send_rows, exchange->tally->dispatched_bytes);
+        tally(t, plan->send_rows, exchange->tally->dispatched_bytes);
     return MOERT_OK;
 }
 
 moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave) {
     moert_phase_set(MOERT_PHASE_DISPATCH);
-    return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, wave) : MOERT_OK;
+    return moert_exchange_can(exchange, MOERT_ENGINE_WAVES) ? exchange->engine->wait(exchange, wave)
+                                                            : MOERT_OK;
 }
 
-moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     moert_status local, const moert_buffer *source,
-                                     moert_window *window, const moert_buffer *slot_source,
-                                     moert_window *slots) {
+moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *t,
+                                     moert_status local) {
     moert_status status = MOERT_OK;
-    MOERT_TRY(
-        moert_exchange_dispatch_start(exchange, plan, local, source, window, slot_source, slots));
-    if (exchange->engine->wait == NULL)
+    MOERT_TRY(moert_exchange_dispatch_start(exchange, t, local));
+    if (!moert_exchange_can(exchange, MOERT_ENGINE_WAVES))
         return MOERT_OK;
-    for (size_t w = 0; w < plan->waves; w++) {
+    for (size_t w = 0; w < t->plan->waves; w++) {
         const moert_status waited = moert_exchange_dispatch_wait(exchange, w);
         status = status != MOERT_OK ? status : waited;
     }
     return moert_comm_agree(exchange->comm, status);
 }
 
-moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                         moert_window *window, moert_window *slots, size_t wave) {
-    const moert_move move = {.plan = plan, .window = window, .slots = slots};
-    moert_phase_set(MOERT_PHASE_COMBINE);
-    MOERT_TRY(check_rows(&move));
-    return exchange->engine->send != NULL ? exchange->engine->send(exchange, &move, wave)
-                                          : MOERT_OK;
-}
-
 /* ---- rows that are sent as they are made ---- */
 
 bool moert_exchange_pushes(const moert_exchange *exchange, bool products) {
-    return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, products);
+    return moert_exchange_can(exchange, MOERT_ENGINE_PUSHES) &&
+           exchange->engine->pushes(exchange, products);
 }
 
 bool moert_exchange_sums(const moert_exchange *exchange) {
     return exchange->sums;
 }
 
-/* The next combine is of pushed rows. */
-static moert_status begin_push(moert_exchange *exchange, const moert_move *move) {
-    const moert_plan *plan = move->plan->plan;
-    if (move->window->capacity_rows < move->plan->largest_slots)
+static moert_status check_push(const moert_transfer *t) {
+    if (t->window->capacity_rows < t->plan->largest_slots)
         return MOERT_FAIL(ERROR_USAGE, "a window to push to has %zu rows, the plan %zu slots",
-                          move->window->capacity_rows, move->plan->largest_slots);
-    if (move->slots->capacity_rows < plan->rows)
+                          t->window->capacity_rows, t->plan->largest_slots);
+    if (t->cells->capacity_rows < t->plan->plan->rows)
         return MOERT_FAIL(ERROR_USAGE, "the slots of a push have %zu rows, the plan %zu",
-                          move->slots->capacity_rows, plan->rows);
-    exchange->pushed = true;
+                          t->cells->capacity_rows, t->plan->plan->rows);
     return MOERT_OK;
 }
 
-moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                 moert_window *window, moert_window *slots,
+moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer *t,
                                  const moert_buffer **places) {
-    const moert_move move = {.plan = plan, .window = window, .slots = slots};
-    const size_t bytes = moert_max(plan->plan->rows, 1) * sizeof(uint64_t);
+    const size_t bytes = moert_max(t->plan->plan->rows, 1) * sizeof(uint64_t);
     if (exchange->sums)
         return MOERT_FAIL(ERROR_USAGE, "rows that ranks sum (MOERT_PUSH=sum) have no places of "
                                        "their own; moert_exchange_push_rows sends them");
-    MOERT_TRY(begin_push(exchange, &move));
+    MOERT_TRY(check_push(t));
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->places));
     *places = exchange->places;
-    return moert_kernel_find_places(exchange, &move, exchange->places);
+    return moert_kernel_find_places(exchange, t, exchange->places);
 }
 
-moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                      moert_window *window, moert_window *slots,
+static moert_status send_unsent(moert_exchange *exchange, moert_transfer *t) {
+    const moert_status status = t->unsent != NULL ? moert_kernel_send_rows(exchange, t) : MOERT_OK;
+    t->unsent = NULL;
+    return status;
+}
+
+moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *t,
                                       const moert_buffer *rows) {
-    const moert_move move = {.plan = plan, .window = window, .slots = slots, .source = rows};
     moert_phase_set(MOERT_PHASE_COMBINE);
-    MOERT_TRY(begin_push(exchange, &move));
-    if (exchange->engine->sends == NULL || !exchange->engine->sends(exchange, &move))
-        return moert_kernel_send_rows(exchange, &move);
-    exchange->unsent = move;
+    MOERT_TRY(check_push(t));
+    t->unsent = rows;
+    return exchange->engine->sends(exchange, t) ? MOERT_OK : send_unsent(exchange, t);
+}
+
+/* ---- combine ---- */
+
+/* Rows to combine must be there already: growing here would lose them. */
+static moert_status check_rows(const moert_transfer *t) {
+    size_t needed = t->plan->plan->largest_rows, there = t->window->capacity_rows;
+    if (t->slots != NULL)
+        there = moert_min(there, t->slots->capacity_rows);
+    if (there < needed)
+        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu", there,
+                          needed);
     return MOERT_OK;
 }
 
-moert_status moert_exchange_combine_beside(moert_exchange *exchange) {
-    const moert_move unsent = exchange->unsent;
-    exchange->unsent = (moert_move){.source = NULL};
-    if (unsent.source != NULL)
-        MOERT_TRY(moert_kernel_send_rows(exchange, &unsent));
-    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange) : MOERT_OK;
+moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_transfer *t,
+                                         size_t wave) {
+    moert_phase_set(MOERT_PHASE_COMBINE);
+    MOERT_TRY(check_rows(t));
+    return moert_exchange_can(exchange, MOERT_ENGINE_WAVES)
+               ? exchange->engine->send(exchange, t, wave)
+               : MOERT_OK;
+}
+
+moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *t) {
+    MOERT_TRY(send_unsent(exchange, t));
+    return moert_exchange_can(exchange, MOERT_ENGINE_BESIDE) ? exchange->engine->beside(exchange, t)
+                                                             : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_join(moert_exchange *exchange) {
-    return exchange->engine->join != NULL ? exchange->engine->join(exchange) : MOERT_OK;
+    return moert_exchange_can(exchange, MOERT_ENGINE_BESIDE) ? exchange->engine->join(exchange)
+                                                             : MOERT_OK;
 }
 
-moert_status moert_exchange_combine_finish(moert_exchange *exchange,
-                                           const moert_exchange_plan *plan, moert_status local,
-                                           moert_window *window, const moert_buffer *weight,
-                                           moert_buffer *target, moert_window *slots,
-                                           moert_buffer *slot_target) {
-    const moert_move move = {
-        .plan = plan,
-        .window = window,
-        .slots = slot_target != NULL ? slots : NULL,
-        .source = exchange->unsent.source,
-        .cells = exchange->unsent.slots,
-        .weight = weight,
-        .target = target,
-        .slot_target = slot_target,
-        .pushed = exchange->pushed,
-    };
-    const size_t tokens = plan->plan->tokens;
-    exchange->pushed = false;
-    exchange->unsent = (moert_move){.source = NULL};
+/* The first thing wrong with a combine, after a status so far. */
+static moert_status check_combine(const moert_exchange *exchange, const moert_transfer *t) {
+    const size_t tokens = t->plan->plan->tokens;
+    MOERT_TRY(check_rows(t));
+    MOERT_TRY(check_buffer(t->target, "the target of a combine", tokens * t->window->columns));
+    if (t->weight != NULL && t->cells != NULL && exchange->sums)
+        return MOERT_FAIL(ERROR_USAGE, "rows that ranks have summed cannot be weighted any more "
+                                       "(MOERT_PUSH=sum)");
+    if (t->weight != NULL)
+        MOERT_TRY(
+            check_buffer(t->weight, "the weights of a combine", tokens * t->plan->plan->topk));
+    return check_slots(t, t->slot_target, "the slots of a combine");
+}
+
+moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert_transfer *t,
+                                           moert_status local) {
     moert_phase_set(MOERT_PHASE_COMBINE);
-    moert_status status = local != MOERT_OK ? local : check_rows(&move);
-    if (status == MOERT_OK)
-        status = check_buffer(target, "the target of a combine", tokens * window->columns);
-    if (status == MOERT_OK && weight != NULL && move.pushed && exchange->sums)
-        status = MOERT_FAIL(ERROR_USAGE, "rows that ranks have summed cannot be weighted any more "
-                                         "(MOERT_PUSH=sum)");
-    if (status == MOERT_OK && weight != NULL)
-        status = check_buffer(weight, "the weights of a combine", tokens * plan->plan->topk);
-    if (status == MOERT_OK)
-        status = check_slots(&move, slot_target, "the slots of a combine");
-    MOERT_TRY(exchange->engine->combine(exchange, &move, status));
+    const moert_status status = local != MOERT_OK ? local : check_combine(exchange, t);
+    MOERT_TRY(exchange->engine->combine(exchange, t, status));
     if (exchange->tally != NULL)
-        add_move(&move, plan->plan->receive_rows, exchange->tally->combined_bytes);
+        tally(t, t->plan->plan->receive_rows, exchange->tally->combined_bytes);
     return MOERT_OK;
 }
 
-moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_status local, moert_window *window,
-                                    const moert_buffer *weight, moert_buffer *target,
-                                    moert_window *slots, moert_buffer *slot_target) {
+moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
+                                    moert_status local) {
     moert_status status = local;
-    for (size_t w = 0; w < plan->waves; w++) {
-        const moert_status sent = moert_exchange_combine_send(
-            exchange, plan, window, slot_target != NULL ? slots : NULL, w);
+    for (size_t w = 0; w < t->plan->waves; w++) {
+        const moert_status sent = moert_exchange_combine_send(exchange, t, w);
         status = status != MOERT_OK ? status : sent;
     }
-    return moert_exchange_combine_finish(exchange, plan, status, window, weight, target, slots,
-                                         slot_target);
+    return moert_exchange_combine_finish(exchange, t, status);
 }
 
 /* ---- waves ---- */
@@ -359,7 +327,7 @@ moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchan
 enum { WAVE_BYTES = 256 << 10 }; /* that a rank sends in a wave, at least */
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves) {
-    const bool cuts = exchange->engine->wait != NULL;
+    const bool cuts = moert_exchange_can(exchange, MOERT_ENGINE_WAVES);
     plan->waves = cuts ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES)) : 1;
 }
 

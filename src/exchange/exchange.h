@@ -1,6 +1,6 @@
 /*
- * Moves rows by a plan, forth (dispatch) and back (combine), in one of four engines with the same
- * bits.
+ * Moves rows by a plan, forth (dispatch) and back (combine), in one of several engines with the
+ * same bits.
  *
  * A window is one row-major float32 matrix per rank, on the rank's device, that the peers of the
  * exchange can reach: rows of `width` floats at a stride of moert_window_stride() floats (width
@@ -43,6 +43,7 @@
 #ifndef MOERT_EXCHANGE_EXCHANGE_H
 #define MOERT_EXCHANGE_EXCHANGE_H
 
+#include "base/config.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "moert/plan.h"
@@ -60,7 +61,7 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
                                    moert_exchange **exchange);
 /* Collective. NULL is legal. Windows go first. */
 void moert_exchange_destroy(moert_exchange *exchange);
-/* "local", "window", "node" or "staged". */
+/* Its name in MOERT_ENGINE_TABLE. */
 const char *moert_exchange_engine(const moert_exchange *exchange);
 /* Bytes that this rank's dispatches have brought into windows (staged: have sent) so far, slots
  * included, rows for itself too. */
@@ -83,7 +84,7 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
  * Whether each engine works among these ranks, in the order in which AUTO tries them: opens and
  * closes each. The same on all ranks. Collective.
  */
-enum { MOERT_EXCHANGE_ENGINES = 4, MOERT_EXCHANGE_REASON_BYTES = 256 };
+enum { MOERT_EXCHANGE_ENGINES = MOERT_EXCHANGE_CHOICES - 1, MOERT_EXCHANGE_REASON_BYTES = 256 };
 typedef struct moert_exchange_report {
     const char *name;
     bool automatic;                           /* AUTO takes this one */
@@ -147,27 +148,45 @@ moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status loca
 void moert_exchange_free_plan(moert_exchange_plan *plan);
 
 /*
- * rows[t] of source[T,width] to the owners of its slots; with slot_source[T,K] (or NULL) also one
- * float per slot into `slots`, a window of width 1. Reserves the windows. What
- * this device does next finds the rows there. `local` is this rank's status so far: if it is bad on
- * any rank, all ranks get the same error. Collective.
+ * The rows of a dispatch or of a combine. It stays as it is from the first call that takes it to
+ * the last; what moert notes in it comes after the caller's own.
  */
-moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                     moert_status local, const moert_buffer *source,
-                                     moert_window *window, const moert_buffer *slot_source,
-                                     moert_window *slots);
+typedef struct moert_transfer {
+    const moert_exchange_plan *plan;
+    moert_window *window; /* to which rows go, or from which they come back */
+    moert_window *slots;  /* the same of one float per slot, of width 1; or NULL */
+
+    const moert_buffer *source;      /* dispatch: [T,width] */
+    const moert_buffer *slot_source; /* dispatch with slots: [T,K] */
+
+    const moert_buffer *weight; /* combine: [T,K], or NULL: 1 */
+    moert_buffer *target;       /* combine: [T,width], of codes [T,columns] */
+    moert_buffer *slot_target;  /* combine with slots: [T,K] */
+    const moert_window *cells;  /* combine of rows that are sent as they are made (below): the slots
+                                   of their dispatch; NULL: it fetches rows */
+
+    const moert_buffer *unsent; /* rows that the combine itself sends */
+    bool beside;                /* the combine runs beside other work */
+    bool once;                  /* the dispatch sends a row to each rank once */
+    size_t most_groups;         /* that the combine's kernel may have; 0: any */
+} moert_transfer;
+
+/*
+ * rows[t] of source[T,width] to the owners of its slots; with `slots` also one float per slot.
+ * Reserves the windows. What this device does next finds the rows there. `local` is this rank's
+ * status so far: if it is bad on any rank, all ranks get the same error. Collective.
+ */
+moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *transfer,
+                                     moert_status local);
 
 /*
  * target[T,width], of codes [T,columns], = sum over k of weight[t,k] * (row of slot k), in order of
- * k, by fma from 0;
- * weight NULL = plain sum. A token without slots gets 0. With `slots` (or NULL) also
- * slot_target[T,K] = the slots' floats (0 when dropped). Waits for this rank's compute on the
- * windows first, whose status is `local`, as above. Collective.
+ * k, by fma from 0. A token without slots gets 0. With `slots` also slot_target[T,K] = the slots'
+ * floats (0 when dropped). Waits for this rank's compute on the windows first, whose status is
+ * `local`, as above. Collective.
  */
-moert_status moert_exchange_combine(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                    moert_status local, moert_window *window,
-                                    const moert_buffer *weight, moert_buffer *target,
-                                    moert_window *slots, moert_buffer *slot_target);
+moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *transfer,
+                                    moert_status local);
 
 /* Waits for this device where the ranks wait for each other on theirs: MOERT_OK if what all ranks
  * have dispatched and combined so far is right. Else ERROR_COMM names the rank that was late.
@@ -196,35 +215,29 @@ void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *pla
 
 /* As moert_exchange_dispatch, but rows may still be on their way on return: source and slot_source
  * may be changed by work enqueued later, the windows by nothing. Collective. */
-moert_status moert_exchange_dispatch_start(moert_exchange *exchange,
-                                           const moert_exchange_plan *plan, moert_status local,
-                                           const moert_buffer *source, moert_window *window,
-                                           const moert_buffer *slot_source, moert_window *slots);
+moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert_transfer *transfer,
+                                           moert_status local);
 /* Waits for a wave's rows; an error is this rank's own. Waves come in order. Not collective. */
 moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave);
 
 /*
- * Sends a wave's rows (with `slots`, or NULL, its slots too) back to their tokens' owners, once the
- * work enqueued so far is done; does not wait. The windows have room for the plan, and stay as they
- * are until the combine is finished. An error is this rank's own. All waves in order. Not
- * collective.
+ * Sends a wave's rows (with `slots` its slots too) back to their tokens' owners, once the work
+ * enqueued so far is done; does not wait. The windows have room for the plan, and stay as they are
+ * until the combine is finished. An error is this rank's own. All waves in order. Not collective.
  */
-moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                         moert_window *window, moert_window *slots, size_t wave);
+moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_transfer *transfer,
+                                         size_t wave);
 /*
  * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
  * until moert_exchange_combine_join, and touches neither its windows nor its targets; products that
  * would fill a GPU leave some of it to the combine (moert_device_spare). An error is this rank's
  * own. Not collective.
  */
-moert_status moert_exchange_combine_beside(moert_exchange *exchange);
+moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *transfer);
 /* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`
  * may still be on its way on return, slot_target is not. Collective. */
-moert_status moert_exchange_combine_finish(moert_exchange *exchange,
-                                           const moert_exchange_plan *plan, moert_status local,
-                                           moert_window *window, const moert_buffer *weight,
-                                           moert_buffer *target, moert_window *slots,
-                                           moert_buffer *slot_target);
+moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert_transfer *transfer,
+                                           moert_status local);
 /* What this device does next finds the target of the last combine there. An error is this rank's
  * own. Not collective. */
 moert_status moert_exchange_combine_join(moert_exchange *exchange);
@@ -237,7 +250,7 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * The combine, of the same bits, then reads this rank's memory alone.
  *
  *   window_reserve_slots, dispatch with slots, push and work that stores rows to their places, or
- *   push_rows, combine
+ *   push_rows, combine: these three of one transfer, whose `cells` are the slots of that dispatch
  *
  * Every rank pushes or none. One window serves pushed rows and others in turn: a rank that stores
  * into it has met all others in the dispatch before, behind what they have read of it.
@@ -254,16 +267,13 @@ bool moert_exchange_pushes(const moert_exchange *exchange, bool products);
 bool moert_exchange_sums(const moert_exchange *exchange);
 /*
  * *places = uint64 [plan->rows], where this device finds the place of each row in the windows of
- * all ranks, 0: nowhere; until the next push. `slots`: of the dispatch. The next combine is one of
- * pushed rows. An error is this rank's own. Not collective.
+ * all ranks, 0: nowhere; until the next push. An error is this rank's own. Not collective.
  */
-moert_status moert_exchange_push(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                 moert_window *window, moert_window *slots,
+moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer *transfer,
                                  const moert_buffer **places);
-/* The same of rows[M,stride of the window], which are copied there, maybe not before the combine:
- * they and `slots` stay as they are until it, or combine_beside, returns. */
-moert_status moert_exchange_push_rows(moert_exchange *exchange, const moert_exchange_plan *plan,
-                                      moert_window *window, moert_window *slots,
+/* rows[M,stride of the window] are copied there, maybe not before the combine: they and the cells
+ * stay as they are until it, or combine_beside, returns. */
+moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *transfer,
                                       const moert_buffer *rows);
 
 #endif

@@ -1,10 +1,12 @@
-/* What the files of src/exchange share: the engines' table, windows and moves. */
+/* What the files of src/exchange share: the engines, windows and kernels. */
 #ifndef MOERT_EXCHANGE_INTERNAL_H
 #define MOERT_EXCHANGE_INTERNAL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "args/exchange.h"
+#include "base/config.h"
 #include "device/staging.h"
 #include "exchange/exchange.h"
 #include "exchange/node/relay.h"
@@ -56,25 +58,21 @@ static inline bool moert_window_has_codes(const moert_window *window) {
     return window->columns != window->width;
 }
 
-/* One dispatch or combine; `slots`, their source or target, and weight may be NULL. */
-typedef struct moert_move {
-    const moert_exchange_plan *plan;
-    moert_window *window, *slots;
-    const moert_buffer *source; /* dispatch, push_rows; combine: rows yet to be sent, or NULL */
-    const moert_window *cells;  /* ... and the slots of their dispatch */
-    const moert_buffer *slot_source; /* dispatch */
-    const moert_buffer *weight;      /* combine */
-    moert_buffer *target;            /* combine */
-    moert_buffer *slot_target;       /* combine */
-    bool once;                       /* dispatch: a row goes to each rank once */
-    bool pushed;        /* combine: of rows that ranks send to the windows of their slots */
-    size_t most_groups; /* combine beside other work: work-groups that it may have; 0: any */
-} moert_move;
+/* What an engine can do beyond a dispatch and a combine: it has the entries named here. */
+enum {
+    MOERT_ENGINE_PACKS = 1,   /* none; plans carry `packed` */
+    MOERT_ENGINE_WAVES = 2,   /* wait, send */
+    MOERT_ENGINE_BESIDE = 4,  /* beside, join */
+    MOERT_ENGINE_LATE = 8,    /* fetch, check */
+    MOERT_ENGINE_PUSHES = 16, /* pushes, sends */
+    MOERT_ENGINE_GATHERS = 32 /* gather */
+};
 
 /*
- * An engine. open: collective; leaves `reason` empty on all ranks, or the same reason why it cannot
- * work on all ranks. dispatch and combine are given this rank's status so far, take part in all
- * communication whatever it is, and return the same failure on all ranks.
+ * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open: collective; leaves
+ * `reason` empty on all ranks, or the same reason why it cannot work on all ranks. dispatch and
+ * combine are given this rank's status so far, take part in all communication whatever it is, and
+ * return the same failure on all ranks.
  *
  * An engine with waves returns from dispatch with rows still on their way, and has two more
  * entries, whose failures are this rank's own: `wait` until a wave's rows are in the windows, and
@@ -83,35 +81,36 @@ typedef struct moert_move {
  */
 typedef struct moert_engine {
     const char *name;
-    bool packs; /* plans carry `packed` */
+    unsigned can; /* MOERT_ENGINE_* */
     void (*open)(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
     void (*close)(moert_exchange *exchange);
     /* storage for so many rows; may leave a part of it made on failure. Collective. */
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
-    moert_status (*dispatch)(moert_exchange *exchange, const moert_move *move, moert_status status);
-    moert_status (*combine)(moert_exchange *exchange, const moert_move *move, moert_status status);
-    moert_status (*wait)(moert_exchange *exchange, size_t wave); /* or NULL */
-    moert_status (*send)(moert_exchange *exchange, const moert_move *move,
-                         size_t wave); /* or NULL */
-    /* An engine whose combines can run beside other work: from here on, until `join`; or NULL. */
-    moert_status (*beside)(moert_exchange *exchange);
+    moert_status (*dispatch)(moert_exchange *exchange, const moert_transfer *transfer,
+                             moert_status status);
+    moert_status (*combine)(moert_exchange *exchange, const moert_transfer *transfer,
+                            moert_status status);
+    moert_status (*wait)(moert_exchange *exchange, size_t wave);
+    moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t wave);
+    /* From here on, until `join`, other work may be enqueued beside this combine. */
+    moert_status (*beside)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
     /* What dispatches and combines that returned MOERT_OK have found wrong since: fetch enqueues
-     * that the device tells, check reads that once it has. This rank's own status. NULL, both: they
-     * find all before they return. */
+     * that the device tells, check reads that once it has. This rank's own status. */
     moert_status (*fetch)(moert_exchange *exchange);
     moert_status (*check)(moert_exchange *exchange);
     /* Whether rows can be sent to their slots' ranks as they are made: by products, or however. The
-     * same on all ranks. NULL: they cannot. */
+     * same on all ranks. */
     bool (*pushes)(const moert_exchange *exchange, bool products);
-    /* Whether the combine of rows to be pushed sends them itself; or NULL. */
-    bool (*sends)(const moert_exchange *exchange, const moert_move *move);
-    /* all[ranks][bytes] = what every rank brings, faster than by messages; or NULL. Collective. */
+    /* Whether the combine of rows to be pushed sends them itself. */
+    bool (*sends)(const moert_exchange *exchange, const moert_transfer *transfer);
+    /* all[ranks][bytes] = what every rank brings, faster than by messages. Collective. */
     moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
 
-extern const moert_engine moert_engine_local, moert_engine_window, moert_engine_node,
-    moert_engine_staged;
+#define MOERT_ENGINE_DECLARATION(NAME, name) extern const moert_engine moert_engine_##name;
+MOERT_ENGINE_TABLE(MOERT_ENGINE_DECLARATION)
+#undef MOERT_ENGINE_DECLARATION
 
 struct moert_exchange {
     moert_device *device;
@@ -125,13 +124,15 @@ struct moert_exchange {
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
     size_t widest;            /* largest stride of all windows so far */
     moert_buffer *places;     /* of the last push; NULL before the first */
-    bool pushed;              /* the next combine is of pushed rows */
-    moert_move unsent;        /* that combine sends its `source` to the slots of `slots`, if any */
     bool sums;                /* the engine's: ranks sum the rows of a token that they push */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
+
+static inline bool moert_exchange_can(const moert_exchange *exchange, unsigned what) {
+    return (exchange->engine->can & what) != 0;
+}
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
@@ -161,46 +162,38 @@ void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_RE
 /* ---- kernels (kernels.c); `reach` is a window's rows (remote = false) or addresses
  * ---- */
 
-moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_move *move, bool remote);
+moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote);
 /* Of a window with words behind its rows: a row to each rank once, and then, when all ranks have
  * done so, from this rank's rows to the others of the same tokens. */
-moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_move *move);
-moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_move *move);
-/* Where a dispatch with `slots` says that the rows of this rank belong: places, uint64 [rows], the
+moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_transfer *t);
+moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t);
+/* Where the cells say that the rows of this rank belong: places, uint64 [rows], the
  * addresses of their slots' rows in the windows of all ranks. */
-moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_move *move,
+moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_transfer *t,
                                       moert_buffer *places);
-/* `source` goes there or, if the exchange sums, the sums of its rows of each token. */
-moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_move *move);
+/* The unsent rows go there or, if the exchange sums, the sums of those of each token. */
+moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t);
 /* A combine of rows that have come so. */
-moert_status moert_kernel_sum(moert_exchange *exchange, const moert_move *move);
-moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_move *move,
+moert_status moert_kernel_sum(moert_exchange *exchange, const moert_transfer *t);
+moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote, const moert_buffer *reach,
                                        const moert_buffer *destination);
-moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_move *move,
+moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_transfer *t,
                                         bool remote);
 
-/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h); of no ranks:
- * nobody waits. */
+/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h). */
 typedef struct moert_meeting {
     const moert_buffer *segments, *verdict;
-    struct {
-        uint64_t patience_ns;
-        uint32_t ranks, rank;
-        int32_t number, unused;
-    } terms;
+    moert_meeting_args args;
 } moert_meeting;
-#define MOERT_MEETING_ARGS(meeting)                                                                \
-    MOERT_ARG((meeting)->segments), MOERT_ARG((meeting)->verdict),                                 \
-        moert_argument_struct(&(meeting)->terms, sizeof(meeting)->terms)
 
 /*
- * Moves of few rows as one kernel with a meeting inside, before which a dispatch stores rows, words
- * and slots, or a combine sends `source`, and after which a dispatch fans out, or a combine fetches
+ * Transfers of few rows as one kernel with a meeting inside, before which a dispatch stores rows,
+ * words and slots, or a combine sends rows, and after which a dispatch fans out, or a combine fetches
  * rows, or sums pushed ones, and slots. In a meeting of no ranks nothing is moved.
  */
-bool moert_kernel_is_small(const moert_move *move, bool combines);
-moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_move *move,
+bool moert_kernel_is_small(const moert_transfer *t, bool combines);
+moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
                                        bool combines, const moert_meeting *meeting);
 
 /*

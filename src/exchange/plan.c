@@ -11,9 +11,8 @@
 #include "base/phase.h"
 #include "exchange/internal.h"
 
-enum { CHUNK = 32 }; /* tokens, as in kernels/exchange/plan.cl */
-enum { LANE = 4 };   /* words of lane[e] there */
-enum { WORDS = 240 };
+enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
+enum { LANE = 4 }; /* words of a lane in kernels/exchange/plan.cl */
 
 /* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
  * slots on each node, as words of 64 bits. */
@@ -130,7 +129,7 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
                                    &planner->spare->ends));
     MOERT_TRY(
         moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
-    if (exchange->engine->packs)
+    if (moert_exchange_can(exchange, MOERT_ENGINE_PACKS))
         MOERT_TRY(
             moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->packed));
     MOERT_TRY(moert_buffer_reserve(device, rows * chunks_of(choice) * sizeof(uint32_t),
@@ -140,21 +139,27 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
 
 /* ---- counts ---- */
 
+static moert_plan_args args_of(const moert_choice *choice) {
+    return (moert_plan_args){.tokens = (uint32_t)choice->tokens,
+                             .topk = (uint32_t)choice->topk,
+                             .experts = (uint32_t)choice->experts,
+                             .chunks = (uint32_t)chunks_of(choice)};
+}
+
 /* Enqueues that the device counts, and tells the host. */
 static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     const moert_choice *choice = &planner->choice;
-    const size_t experts = choice->experts, chunks = chunks_of(choice);
-    const moert_grid grid = {chunks, 1, 1}, rows = {experts + 1, 1, 1};
+    const size_t experts = choice->experts;
+    const moert_plan_args args = args_of(choice);
+    const moert_grid grid = {args.chunks, 1, 1}, rows = {experts + 1, 1, 1};
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "count_slots", grid,
-                        MOERT_ARG(choice->index), MOERT_ARG((unsigned)choice->tokens),
-                        MOERT_ARG((unsigned)choice->topk), MOERT_ARG((unsigned)experts),
-                        MOERT_ARG((unsigned)chunks), MOERT_ARG(planner->chunks),
+                        MOERT_ARG(choice->index), MOERT_ARG(planner->chunks), MOERT_STRUCT(args),
                         moert_argument_local((experts + 1) * sizeof(uint32_t))));
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "scan_chunks", rows,
-                        MOERT_ARG(planner->chunks), MOERT_ARG((unsigned)chunks),
-                        MOERT_ARG(moert_staging_buffer(planner->totals))));
+                        MOERT_ARG(planner->chunks),
+                        MOERT_ARG(moert_staging_buffer(planner->totals)), MOERT_STRUCT(args)));
     MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
-    if (exchange->engine->fetch != NULL)
+    if (moert_exchange_can(exchange, MOERT_ENGINE_LATE))
         MOERT_TRY(exchange->engine->fetch(exchange));
     return moert_mark_set(exchange->device, &planner->counted);
 }
@@ -186,7 +191,8 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
         planner->mine[HEADER_WORDS + e] = totals[e];
     if (totals[experts] != 0 || exchange->rails != NULL)
         MOERT_TRY(look_at_slots(exchange, planner, index));
-    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
+    return moert_exchange_can(exchange, MOERT_ENGINE_LATE) ? exchange->engine->check(exchange)
+                                                           : MOERT_OK;
 }
 
 /* ---- what all ranks tell ---- */
@@ -200,7 +206,7 @@ static moert_status share_counts(moert_exchange *exchange, const moert_planner *
     planner->mine[STATUS] = local;
     planner->mine[TOKENS] = planner->choice.tokens;
     planner->mine[TOPK] = planner->choice.topk;
-    MOERT_TRY(exchange->engine->gather != NULL
+    MOERT_TRY(moert_exchange_can(exchange, MOERT_ENGINE_GATHERS)
                   ? exchange->engine->gather(exchange, planner->mine, bytes, planner->all)
                   : moert_comm_allgather(comm, planner->mine, bytes, planner->all));
     for (size_t r = 0; r < moert_comm_size(comm); r++)
@@ -268,9 +274,10 @@ static moert_status tell_device(moert_device *device, const uint32_t *words, siz
         uint32_t part[WORDS] = {0};
         const size_t length = moert_min(count - first, WORDS);
         memcpy(part, words + first, length * sizeof *words);
-        MOERT_TRY(MOERT_RUN(device, "exchange/plan", "store_words", ((moert_grid){1, 1, 1}),
-                            moert_argument_struct(part, sizeof part), MOERT_ARG((unsigned)length),
-                            MOERT_ARG(table), MOERT_ARG((unsigned)first)));
+        MOERT_TRY(MOERT_RUN(
+            device, "exchange/plan", "store_words", ((moert_grid){1, 1, 1}), MOERT_STRUCT(part),
+            MOERT_ARG(table),
+            MOERT_ARGS(moert_plan_args, .first = (uint32_t)first, .count = (uint32_t)length)));
     }
     return MOERT_OK;
 }
@@ -279,18 +286,17 @@ static moert_status place(moert_exchange *exchange, const moert_planner *planner
                           const moert_exchange_plan *made) {
     const moert_choice *choice = &planner->choice;
     const moert_plan *plan = made->plan;
-    const size_t experts = choice->experts, chunks = chunks_of(choice);
-    const size_t first = first_lane(plan->local_experts);
+    const size_t experts = choice->experts, first = first_lane(plan->local_experts);
+    moert_plan_args args = args_of(choice);
+    args.first = (uint32_t)first;
     memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
     find_lanes(plan, planner->table + first);
     MOERT_TRY(
         tell_device(exchange->device, planner->table[0], LANE * (first + experts), made->ends));
-    return MOERT_RUN(exchange->device, "exchange/plan", "place_slots", ((moert_grid){chunks, 1, 1}),
-                     MOERT_ARG(choice->index), MOERT_ARG((unsigned)choice->tokens),
-                     MOERT_ARG((unsigned)choice->topk), MOERT_ARG((unsigned)experts),
-                     MOERT_ARG((unsigned)chunks), MOERT_ARG(planner->chunks), MOERT_ARG(made->ends),
-                     MOERT_ARG((unsigned)first), MOERT_ARG(made->destination),
-                     MOERT_ARG(made->packed),
+    return MOERT_RUN(exchange->device, "exchange/plan", "place_slots",
+                     ((moert_grid){args.chunks, 1, 1}), MOERT_ARG(choice->index),
+                     MOERT_ARG(planner->chunks), MOERT_ARG(made->ends),
+                     MOERT_ARG(made->destination), MOERT_ARG(made->packed), MOERT_STRUCT(args),
                      moert_argument_local((experts + 1) * sizeof(uint32_t)));
 }
 

@@ -58,17 +58,17 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                              .dprob = moert_window_rows(dprob)});
 }
 
-/* Gradients of a wave's rows that the experts received, into `out`. */
-static moert_status differentiate_rows(moert_layer *layer, moert_window *out,
+/* Gradients of a wave's rows that the experts received, to go back. */
+static moert_status differentiate_rows(moert_layer *layer, moert_transfer *back,
                                        const moert_part *part) {
     moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
                                      layer->options.hidden);
     in.kind = MOERT_GEMM_DGRAD;
     in.part = *part;
     in.y = layer->dv;
-    MOERT_TRY(moert_wire_results(layer, out, false, &in));
+    MOERT_TRY(moert_wire_results(layer, back, false, &in));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
-    return moert_wire_return(layer, out, &in);
+    return moert_wire_return(layer, back, &in);
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
@@ -114,33 +114,31 @@ static moert_status compute_wgrad(moert_layer *layer) {
     return compute_wgrad_out(layer);
 }
 
-static moert_status differentiate_wave(moert_layer *layer, moert_window *out, moert_window *dprob,
+static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back,
                                        const moert_part *part) {
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
-    MOERT_TRY(differentiate_glu(layer, dprob, part));
-    return differentiate_rows(layer, out, part);
+    MOERT_TRY(differentiate_glu(layer, back->slots, part));
+    return differentiate_rows(layer, back, part);
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
  * weights' gradients while dx travels. A rank that fails sends all the same. */
-static moert_status differentiate_experts(moert_layer *layer, moert_window *out,
-                                          moert_window *dprob) {
+static moert_status differentiate_experts(moert_layer *layer, moert_transfer *back) {
     moert_status status = MOERT_OK;
     for (size_t w = 0; w < layer->plan->waves; w++) {
         const moert_part part = moert_layer_part(layer, w);
         const moert_status come = moert_exchange_dispatch_wait(layer->mesh->exchange, w);
         status = status != MOERT_OK ? status : come;
         if (status == MOERT_OK && part.end > part.first)
-            status = differentiate_wave(layer, out, dprob, &part);
+            status = differentiate_wave(layer, back, &part);
         /* NVFP4, in one wave: before the others learn of it in the combine */
         if (w + 1 == layer->plan->waves)
             status = moert_precision_settle(layer, status);
-        const moert_status sent =
-            moert_exchange_combine_send(layer->mesh->exchange, layer->plan, out, dprob, w);
+        const moert_status sent = moert_exchange_combine_send(layer->mesh->exchange, back, w);
         status = status != MOERT_OK ? status : sent;
     }
     if (status == MOERT_OK && !layer->owns_dy)
-        status = moert_exchange_combine_beside(layer->mesh->exchange);
+        status = moert_exchange_combine_beside(layer->mesh->exchange, back);
     return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
 }
 
@@ -229,33 +227,33 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
 
 /* The received rows of dy, and room for what is made of them. All ranks of the EP group fail
  * alike. */
-static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_window **out,
-                            moert_window **dprob, moert_buffer **dweight) {
+static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
     const moert_buffer *packed = NULL;
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
                                     &layer->dy));
-    MOERT_TRY(moert_wire_out(layer, false, out));
-    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, dprob));
-    MOERT_TRY(moert_window_reserve(*dprob, layer->plan->plan));
+    MOERT_TRY(moert_wire_back(layer, false, back));
+    MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &back->slots));
+    MOERT_TRY(moert_window_reserve(back->slots, layer->plan->plan));
     moert_status status =
         moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch, layer->accumulate);
     if (status == MOERT_OK)
         status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
-                                    layer->batch.tokens * layer->options.router.topk, dweight);
+                                    layer->batch.tokens * layer->options.router.topk,
+                                    &back->slot_target);
     if (status == MOERT_OK)
         status = moert_wire_pack(layer, dy, &packed);
-    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, status, packed, layer->dy,
-                                         NULL, NULL);
+    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = packed};
+    return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 
 moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
                                   const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = {NULL, 0.0f, false};
     moert_mesh *mesh = layer->mesh;
-    moert_window *out, *dprob;
-    moert_buffer *dweight, *dlogits = NULL;
+    moert_transfer back;
+    moert_buffer *dlogits = NULL;
     if (layer->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
     if (losses == NULL)
@@ -263,15 +261,15 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     layer->accumulate = losses->accumulate;
     layer->stage = STAGE_NOTHING;
     moert_precision_begin(layer);
-    moert_status status = deliver(layer, dy, &out, &dprob, &dweight);
+    moert_status status = deliver(layer, dy, &back);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
     /* the ranks agree on it in the combine */
-    status = differentiate_experts(layer, out, dprob);
-    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, layer->plan, status, out, NULL, dx,
-                                            dprob, dweight));
+    status = differentiate_experts(layer, &back);
+    back.target = dx;
+    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     layer->stage = STAGE_BACKWARD;
-    status = differentiate_router(layer, losses, dweight, &dlogits);
+    status = differentiate_router(layer, losses, back.slot_target, &dlogits);
     const moert_status joined = moert_exchange_combine_join(mesh->exchange);
     MOERT_TRY(status != MOERT_OK ? status : joined);
     MOERT_TRY(add_router(layer, dlogits, dx));

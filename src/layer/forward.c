@@ -54,7 +54,7 @@ static moert_status prepare_experts(moert_layer *layer) {
 }
 
 /* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). */
-static moert_status compute_wave(moert_layer *layer, moert_window *out, const moert_part *part) {
+static moert_status compute_wave(moert_layer *layer, moert_transfer *back, const moert_part *part) {
     const moert_layer_options *o = &layer->options;
     const size_t prob_stride = moert_window_stride(layer->prob);
     moert_phase_set(MOERT_PHASE_EXPERTS);
@@ -77,7 +77,7 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
     second.part = *part;
     second.x = layer->h;
     second.bias = NULL;
-    MOERT_TRY(moert_wire_results(layer, out, true, &second));
+    MOERT_TRY(moert_wire_results(layer, back, true, &second));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
     if (o->expert_biases)
         MOERT_TRY(moert_scaled_bias_forward(
@@ -89,15 +89,14 @@ static moert_status compute_wave(moert_layer *layer, moert_window *out, const mo
                                  .prob_stride = prob_stride,
                                  .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
                                  .y = second.y}));
-    return moert_wire_return(layer, out, &second);
+    return moert_wire_return(layer, back, &second);
 }
 
 /* The experts wave by wave, whose results travel while the next are computed, or in one wave while
  * they are. A rank that fails sends all the same. */
-static moert_status compute_experts(moert_layer *layer, moert_window *out) {
+static moert_status compute_experts(moert_layer *layer, moert_transfer *back) {
     moert_exchange *exchange = layer->mesh->exchange;
     moert_status status = MOERT_OK;
-    layer->pushed = moert_wire_pushes(layer);
     for (size_t w = 0; w < layer->plan->waves; w++) {
         const moert_part part = moert_layer_part(layer, w);
         const moert_status come = moert_exchange_dispatch_wait(exchange, w);
@@ -105,14 +104,13 @@ static moert_status compute_experts(moert_layer *layer, moert_window *out) {
         if (status == MOERT_OK && w == 0)
             status = prepare_experts(layer);
         if (status == MOERT_OK && part.end > part.first)
-            status = compute_wave(layer, out, &part);
+            status = compute_wave(layer, back, &part);
         /* NVFP4, in one wave: before the others learn of it in the combine */
         if (w + 1 == layer->plan->waves)
             status = moert_precision_settle(layer, status);
-        const moert_status sent = moert_exchange_combine_send(exchange, layer->plan, out, NULL, w);
+        const moert_status sent = moert_exchange_combine_send(exchange, back, w);
         status = status != MOERT_OK ? status : sent;
     }
-    layer->pushed = false;
     return status;
 }
 
@@ -158,7 +156,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
 /* From a status so far to rows on their way, and room for their results. All ranks of the EP group
  * fail alike. */
 static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
-                            moert_window **out) {
+                            moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
     const moert_buffer *packed = NULL;
@@ -167,20 +165,24 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     if (status == MOERT_OK) /* while the host makes the plan */
         status = moert_wire_pack(layer, x, &packed);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
-    MOERT_TRY(moert_wire_out(layer, true, out));
+    MOERT_TRY(moert_wire_back(layer, true, back));
     if (moert_wire_takes_waves(&layer->options))
         moert_exchange_cut(mesh->exchange, layer->plan,
                            moert_exchange_choose_waves(
                                layer->plan, moert_wire_width(&layer->options) * sizeof(float)));
-    return moert_exchange_dispatch_start(mesh->exchange, layer->plan, MOERT_OK, packed, layer->x,
-                                         layer->routing.weight, layer->prob);
+    const moert_transfer there = {.plan = layer->plan,
+                                  .window = layer->x,
+                                  .slots = layer->prob,
+                                  .source = packed,
+                                  .slot_source = layer->routing.weight};
+    return moert_exchange_dispatch_start(mesh->exchange, &there, MOERT_OK);
 }
 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     moert_mesh *mesh = layer->mesh;
     const bool shared = layer->options.shared_intermediate > 0;
-    moert_window *out;
+    moert_transfer back;
     moert_buffer *result = NULL; /* of the shared expert, computed while rows travel */
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
@@ -191,16 +193,16 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     moert_precision_begin(layer);
     if (status == MOERT_OK)
         status = route(layer, x);
-    status = deliver(layer, status, x, &out);
+    status = deliver(layer, status, x, &back);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
     if (shared)
         status = compute_shared_expert(layer, x, &result);
-    const moert_status computed = compute_experts(layer, out);
+    const moert_status computed = compute_experts(layer, &back);
     status = status != MOERT_OK ? status : computed;
+    back.target = y;
     /* the ranks agree on it in the combine */
-    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, layer->plan, status, out, NULL, y, NULL,
-                                            NULL));
+    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     layer->stage = batch->forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     return shared ? moert_add(batch->tokens * layer->options.hidden, result, y) : MOERT_OK;
 }

@@ -39,7 +39,6 @@ struct moert_layer {
     moert_window *x, *prob;            /* received rows, as they travel, and their weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_factor_between), [T,I] as factors */
-    bool pushed;                       /* the experts' results of this forward pass are */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 

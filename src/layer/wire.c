@@ -110,76 +110,75 @@ static bool has_rounded_results(const moert_layer_options *options) {
             options->precision == MOERT_PRECISION_MXFP8);
 }
 
-/* Not where tokens are so uneven that room for the slots of the rank with most would be far more
- * than for the rows of the fullest. The same on all ranks. */
-bool moert_wire_pushes(const moert_layer *layer) {
+/* Whether the experts' results are sent. Not where tokens are so uneven that room for the slots of
+ * the rank with most would be far more than for the rows of the fullest. The same on all ranks. */
+static bool pushes(const moert_layer *layer) {
     const moert_exchange_plan *plan = layer->plan;
     return moert_exchange_pushes(layer->mesh->exchange,
                                  has_rounded_results(&layer->options) &&
                                      plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
-moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out) {
+moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back) {
     const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
+    *back = (moert_transfer){.plan = layer->plan,
+                             .cells = forward && pushes(layer) ? layer->prob : NULL};
     MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_CODES : MOERT_WINDOW_OUT,
-                                layer->options.hidden, out));
-    return forward && moert_wire_pushes(layer) ? moert_window_reserve_slots(*out, layer->plan)
-                                               : moert_window_reserve(*out, layer->plan->plan);
+                                layer->options.hidden, &back->window));
+    return back->cells != NULL ? moert_window_reserve_slots(back->window, layer->plan)
+                               : moert_window_reserve(back->window, layer->plan->plan);
 }
 
 /* A product that rounds has its result where it is read, in a window or in the windows of all
  * ranks, or where it is sent from. */
-static moert_status round_results(moert_layer *layer, moert_window *out, bool scatters,
+static moert_status round_results(moert_layer *layer, const moert_transfer *back, bool scatters,
                                   moert_gemm *product, moert_buffer **rows) {
     const moert_plan *plan = layer->plan->plan;
-    moert_mesh *mesh = layer->mesh;
     product->result = MOERT_NUMBER_BF16;
     if (scatters) {
         product->scatter.runs = plan->ranks;
-        return moert_exchange_push(mesh->exchange, layer->plan, out, layer->prob,
-                                   &product->scatter.places);
+        return moert_exchange_push(layer->mesh->exchange, back, &product->scatter.places);
     }
-    return layer->pushed ? moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                              plan->rows * moert_window_stride(out), rows)
-                         : MOERT_OK;
+    return back->cells != NULL
+               ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
+                                    plan->rows * moert_window_stride(back->window), rows)
+               : MOERT_OK;
 }
 
-moert_status moert_wire_results(moert_layer *layer, moert_window *out, bool forward,
+moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
                                 moert_gemm *product) {
     moert_buffer **rows = forward ? &product->y : &product->x;
     size_t *stride = forward ? &product->ldy : &product->ldx;
-    *rows = moert_window_rows(out);
-    *stride = moert_window_stride(out);
-    const bool codes = layer->options.combine == MOERT_COMBINE_BF16;
-    if (!codes && !layer->pushed)
+    *rows = moert_window_rows(back->window);
+    *stride = moert_window_stride(back->window);
+    const bool codes = layer->options.combine == MOERT_COMBINE_BF16, sent = back->cells != NULL;
+    if (!codes && !sent)
         return MOERT_OK;
     *stride *= codes ? CODES : 1;
     const bool biased = forward && layer->options.expert_biases; /* added to the results */
     const bool plain = codes && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
-    const bool scatters =
-        plain && layer->pushed && !sums && moert_precision_scatters(layer, product);
+    const bool scatters = plain && sent && !sums && moert_precision_scatters(layer, product);
     if (scatters || (plain && moert_precision_rounds(layer, product)))
-        return round_results(layer, out, scatters, product, rows);
+        return round_results(layer, back, scatters, product, rows);
     return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
                               rows);
 }
 
-moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product) {
-    const size_t floats = layer->plan->plan->rows * moert_window_stride(out);
-    const bool rounded = product->result == MOERT_NUMBER_BF16;
+moert_status moert_wire_return(moert_layer *layer, moert_transfer *back,
+                               const moert_gemm *product) {
+    const size_t floats = layer->plan->plan->rows * moert_window_stride(back->window);
+    const bool rounded = product->result == MOERT_NUMBER_BF16, sent = back->cells != NULL;
     moert_mesh *mesh = layer->mesh;
     moert_buffer *rows = rounded ? product->y : mesh->scratch[MOERT_SCRATCH_DENSE];
-    moert_buffer *codes = moert_window_rows(out);
+    moert_buffer *codes = moert_window_rows(back->window);
     if (product->scatter.places != NULL)
         return MOERT_OK;
     if (layer->options.combine == MOERT_COMBINE_BF16 && !rounded) {
-        if (layer->pushed)
+        if (sent)
             MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &codes));
         MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
                                                MOERT_NUMBER_BF16, floats * CODES, rows, codes}));
         rows = codes;
     }
-    return layer->pushed
-               ? moert_exchange_push_rows(mesh->exchange, layer->plan, out, layer->prob, rows)
-               : MOERT_OK;
+    return sent ? moert_exchange_push_rows(mesh->exchange, back, rows) : MOERT_OK;
 }

@@ -26,20 +26,19 @@ bool moert_wire_takes_waves(const moert_layer_options *options);
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
 
-/* Whether the experts' results are sent to their tokens' ranks, rather than fetched. */
-bool moert_wire_pushes(const moert_layer *layer);
-/* The window by which the experts' results go back, with room for those of layer->plan, of forward
- * or not. Collective when it is new or grows. */
-moert_status moert_wire_out(moert_layer *layer, bool forward, moert_window **out);
+/* How the experts' results go back, of forward or not: the window, with room for those of
+ * layer->plan, and the cells if they are sent to their tokens' ranks. Collective when the window is
+ * new or grows. */
+moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back);
 /*
  * Where a product is to make its results [M,H]: y of a forward one, else x. In that window, if need
  * be rounded; or, where products do not round, in a scratch buffer until the next unpack, with the
- * window's gaps. If layer->pushed: at their places or, where products do not scatter or ranks sum
+ * window's gaps. If they are sent: at their places or, where products do not scatter or ranks sum
  * them first, in a scratch buffer.
  */
-moert_status moert_wire_results(moert_layer *layer, moert_window *out, bool forward,
+moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
                                 moert_gemm *product);
 /* They are made: brings them into the window, or sends them, if they are elsewhere. */
-moert_status moert_wire_return(moert_layer *layer, moert_window *out, const moert_gemm *product);
+moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *product);
 
 #endif

@@ -113,8 +113,12 @@ static void close_trip(trip *t) {
 static void check_permute(trip *t) {
     const size_t width = t->r->width, slot_stride = moert_window_stride(t->slot_window);
     float *got = test_alloc(t->used * t->stride * sizeof *got);
-    ASSERT_OK(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->window,
-                                      t->weights, t->slot_window));
+    const moert_transfer there = {.plan = t->plan,
+                                  .window = t->window,
+                                  .slots = t->slot_window,
+                                  .source = t->source,
+                                  .slot_source = t->weights};
+    ASSERT_OK(moert_exchange_dispatch(t->exchange, &there, MOERT_OK));
     ASSERT_OK(
         moert_buffer_read(moert_window_rows(t->window), 0, got, t->used * t->stride * sizeof *got));
     for (size_t i = 0; i < t->used * width; i++) {
@@ -148,9 +152,13 @@ static void write_results(const trip *t) {
  * sends back. */
 static void check_unpermute(trip *t, bool weighted) {
     const size_t width = t->r->width, topk = t->r->topk;
-    ASSERT_OK(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->window,
-                                     weighted ? t->weights : NULL, t->target, t->slot_window,
-                                     t->slot_target));
+    moert_transfer back = {.plan = t->plan,
+                           .window = t->window,
+                           .slots = t->slot_window,
+                           .weight = weighted ? t->weights : NULL,
+                           .target = t->target,
+                           .slot_target = t->slot_target};
+    ASSERT_OK(moert_exchange_combine(t->exchange, &back, MOERT_OK));
     float *got = download(t->target, t->r->tokens * width * sizeof *got);
     for (size_t i = 0; i < t->r->tokens * width; i++) {
         float sum = 0.0f;

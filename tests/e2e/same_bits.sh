@@ -60,11 +60,11 @@ losses_near() { # NAME NAME: every step's losses within 1e-5
 }
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
-MOERT_SYNC=device MOERT_OVERLAP=on MOERT_FUSE=on MOERT_ONCE=on part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
+MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
 part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
-MOERT_ONCE=on MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
+MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do
@@ -75,7 +75,7 @@ for precision in f32 bf16; do
         --dense bf16 --dispatch bf16 --precision $precision
 done
 part invariant mxfp8-dispatch 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --dispatch mxfp8
-MOERT_SYNC=device MOERT_OVERLAP=on MOERT_PUSH=on MOERT_FUSE=on part invariant bf16-pushed 4 "1 local" "2 window" "3 window" -- --batch 6 --hidden 72 \
+MOERT_SYNC=device MOERT_PUSH=on part invariant bf16-pushed 4 "1 local" "2 window" "3 window" -- --batch 6 --hidden 72 \
     --micro-batches 2 --precision bf16 --dispatch bf16 --combine bf16
 part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --precision bf16 --dispatch bf16 --combine bf16
 

@@ -37,6 +37,7 @@
 #define KEEPS_V                                                                                    \
     0 /* v is stored from there between finish_gates and finish_glu, which else does it */
 #endif
+#include "args/gemm.h"
 #include "gemm/glu.h"
 
 enum { IS_F32, IS_F16, IS_BF16 };
@@ -51,6 +52,20 @@ typedef struct epilogue {
     ulong ldv;
     glu_form form;
 } epilogue;
+
+static inline epilogue epilogue_of(global const float *alpha, global const float *beta,
+                                   global const float *factor, global const uchar *bias,
+                                   global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
+    return (epilogue){alpha,
+                      beta,
+                      factor,
+                      args.factor_stride,
+                      bias,
+                      amax,
+                      v,
+                      args.ldv,
+                      {0, args.limit, args.slope, args.offset}};
+}
 
 /* What a thread knows of its two lines. */
 typedef struct lines {

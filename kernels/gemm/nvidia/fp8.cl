@@ -40,6 +40,7 @@
 #error "WGRAD, SCALED, E5M2, F32, STAGES, OUTS and GROUP must be defined"
 #endif
 #define F16 0
+#include "args/gemm.h"
 #include "lib/nvidia.h"
 
 #if E5M2
@@ -263,13 +264,12 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
 }
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
-    tensor_map a, tensor_map b, global result *c, ulong ldc, global const uint *group_ends,
-    uint groups, uint lines, uint columns, uint terms, global const float *s, uint s_line,
-    global const float *t, uint t_group, uint t_block, uint t_column, global const float *alpha) {
+    tensor_map a, tensor_map b, global result *c, global const uint *group_ends,
+    global const float *s, global const float *t, global const float *alpha, moert_fp8_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const shape size = {groups, lines, columns, terms};
-    const scales of = {s, t, s_line, t_group, t_block, t_column};
+    const shape size = {args.groups, args.lines, args.columns, args.terms};
+    const scales of = {s, t, args.s_line, args.t_group, args.t_block, args.t_column};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -278,7 +278,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
         }
         fence_barriers();
     }
-    for (uint g = thread; g < groups; g += 384)
+    for (uint g = thread; g < args.groups; g += 384)
         ends[g] = group_ends[g];
     barrier(CLK_LOCAL_MEM_FENCE);
     if (thread < 128) {
@@ -287,6 +287,6 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
             produce(size, &of, MAP_ADDRESS(nvidia_fp8, 0), MAP_ADDRESS(nvidia_fp8, 1), base, arena);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(size, alpha, base, arena, c, ldc);
+        consume(size, alpha, base, arena, c, args.ldc);
     }
 }

@@ -260,30 +260,30 @@ static inline uint places_of_b(void) {
 }
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
-    global const uchar *a, ulong first_a, ulong lda, global const uchar *b, ulong first_b,
-    ulong ldb, ulong ldg, uint down, global uchar *c, ulong ldc, ulong first_column,
-    global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns,
-    uint terms, global const float *alpha, global const float *beta, global const float *factors,
-    ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v, ulong ldv,
-    float limit, float slope, float offset) {
+    global const uchar *a, global const uchar *b, global uchar *c, global const uint *group_ends,
+    global const float *alpha, global const float *beta, global const float *factors,
+    global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
     local __attribute__((aligned(1024))) uchar ring[STAGES * STAGE_BYTES];
-    const epilogue e = {
-        alpha, beta, factors, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
+    const epilogue e = epilogue_of(alpha, beta, factors, bias, amax, v, args);
+    const uint lines = args.lines, columns = args.columns;
     tile t;
     uint first;
-    if (!find_tile((shape){skip, groups, down, lines, columns, terms}, group_ends + first_end, &t,
-                   &first))
+    if (!find_tile((shape){args.skip, args.groups, args.down, lines, columns, args.terms},
+                   group_ends + args.first_end, &t, &first))
         return;
     const uint base = local_address(ring), at_a = base + places_of_a(), at_b = base + places_of_b();
     const uint gate = t.column + ROW_OF(false), place = GLU ? place_of(gate, columns, false) : gate;
-    const ulong up = GLU ? (long)(int)(place_of(gate, columns, true) - place) * (long)ldb * 2 : 0;
-    factor from_a = begin_factor(a + first_a * 2, lda * 2, TURNED_A, TURNED_A ? first : t.line,
-                                 TURNED_A ? t.line - t.group * lines : 0, t.end - t.line, t.terms);
-    factor from_b = begin_factor(b + (first_b + t.group * ldg) * 2, ldb * 2, TURNED_B,
-                                 ORIENTATION == FORWARD ? place - ROW_OF(false)
-                                 : TURNED_A             ? first
-                                                        : 0,
-                                 TURNED_B ? t.column : 0, columns - t.column, t.terms);
+    const ulong up =
+        GLU ? (long)(int)(place_of(gate, columns, true) - place) * (long)args.ldb * 2 : 0;
+    factor from_a =
+        begin_factor(a + args.first_a * 2, args.lda * 2, TURNED_A, TURNED_A ? first : t.line,
+                     TURNED_A ? t.line - t.group * lines : 0, t.end - t.line, t.terms);
+    factor from_b =
+        begin_factor(b + (args.first_b + t.group * args.ldg) * 2, args.ldb * 2, TURNED_B,
+                     ORIENTATION == FORWARD ? place - ROW_OF(false)
+                     : TURNED_A             ? first
+                                            : 0,
+                     TURNED_B ? t.column : 0, columns - t.column, t.terms);
     for (uint i = 0; i < STAGES; i++)
         fetch(base + i * STAGE_BYTES, &from_a, &from_b, up);
     await_block();
@@ -301,5 +301,5 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
         fetch(base + stage, &from_a, &from_b, up);
         multiply(sum, &odd);
     }
-    finish_tile(sum, t, columns, e, c + first_column * (RESULT == IS_F32 ? 4 : 2), ldc);
+    finish_tile(sum, t, columns, e, c + args.first_column * (RESULT == IS_F32 ? 4 : 2), args.ldc);
 }

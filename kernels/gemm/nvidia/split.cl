@@ -42,6 +42,7 @@
 #error "COLUMNS must be 64 or 128"
 #endif
 #define F16 0
+#include "args/gemm.h"
 #include "lib/nvidia.h"
 
 #define INLINE                                                                                     \
@@ -355,15 +356,15 @@ INLINE void consume(const shape *s, global const uint *ends, uint base, local uc
 }
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm_split(
-    tensor_map a, tensor_map b, global float *c, ulong ldc, ulong first_column,
-    global const uint *ends, uint groups, uint lines, uint columns, uint terms,
-    global const float *bias, uint accumulate, global const float *lines_at,
+    tensor_map a, tensor_map b, global float *c, global const uint *ends, global const float *bias,
+    moert_split_args args, global const float *lines_at,
     global const ushort *parts_at) /* the tensors', to be kept until the end */
 {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const shape s = {ORIENTATION == WGRAD ? groups : 1,
-                     ORIENTATION == WGRAD ? lines : ends[groups - 1], columns, terms, accumulate};
+    const shape s = {ORIENTATION == WGRAD ? args.groups : 1,
+                     ORIENTATION == WGRAD ? args.lines : ends[args.groups - 1], args.columns,
+                     args.terms, args.accumulate};
     if (thread == 0) {
         for (int i = 0; i < STAGES; i++) {
             begin_barrier(base + FULL_AT + 8 * i, 1);
@@ -379,24 +380,25 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm_split(
                     base);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(&s, ends, base, arena, c + first_column, ldc, bias, accumulate);
+        consume(&s, ends, base, arena, c + args.first_column, args.ldc, bias, args.accumulate);
     }
 }
 
 /* parts[3, rows, columns rounded up to 8] of x[rows, columns], whose rows lie `stride` numbers
  * apart, from number `first` on; zeros behind the last column. Grid: {a quarter of a part's
  * numbers, by 256 work-items rounded up}. */
-kernel __attribute__((reqd_work_group_size(256, 1, 1))) void split_rows(ulong rows, uint columns,
-                                                                        global const float *x,
-                                                                        ulong stride, ulong first,
-                                                                        global uint2 *parts) {
+kernel __attribute__((reqd_work_group_size(256, 1, 1))) void split_rows(global const float *x,
+                                                                        global uint2 *parts,
+                                                                        moert_split_args args) {
+    const ulong rows = args.rows;
+    const uint columns = args.columns;
     const uint quads = (columns + 7) / 8 * 2;
     const ulong quad = get_global_id(0), row = quad / quads;
     const uint column = quad % quads * 4;
     float left[4];
     if (row >= rows)
         return;
-    x += first + row * stride;
+    x += args.first + row * args.stride;
     UNROLL_FOR(int i = 0; i < 4; i++)
         left[i] = column + i < columns ? x[column + i] : 0.0f;
     UNROLL_FOR(int p = 0; p < PARTS; p++) {

@@ -316,18 +316,16 @@ static inline __attribute__((always_inline)) void consume(shape s, uint base, lo
 }
 
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
-    tensor_map a, tensor_map b, tensor_map old, global uchar *c, ulong ldc, ulong first_column,
-    global const uint *group_ends, uint first_end, uint skip, uint groups, uint lines, uint columns,
-    uint terms, global const float *alpha, global const float *beta, global const float *factor,
-    ulong factor_stride, global const uchar *bias, global int *amax, global uchar *v, ulong ldv,
-    float limit, float slope, float offset, global const uchar *a_codes,
-    global const uchar *a_scales, global uint4 *a_numbers, global const uchar *b_codes,
-    global const uchar *b_scales, global uint4 *b_numbers, global uint *counts) {
+    tensor_map a, tensor_map b, tensor_map old, global uchar *c, global const uint *group_ends,
+    global const float *alpha, global const float *beta, global const float *factor,
+    global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args,
+    global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_numbers,
+    global const uchar *b_codes, global const uchar *b_scales, global uint4 *b_numbers,
+    global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const shape s = {skip, groups, lines, columns, terms};
-    const epilogue e = {
-        alpha, beta, factor, factor_stride, bias, amax, v, ldv, {0, limit, slope, offset}};
+    const shape s = {args.skip, args.groups, args.lines, args.columns, args.terms};
+    const epilogue e = epilogue_of(alpha, beta, factor, bias, amax, v, args);
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         *(local uint *)(arena + TOTAL_AT) = 0;
@@ -339,8 +337,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
         if (COUNTED)
             add_global(counts + 1, 1);
     }
-    for (uint g = thread; g < groups; g += 384)
-        ends[g] = group_ends[first_end + g];
+    for (uint g = thread; g < args.groups; g += 384)
+        ends[g] = group_ends[args.first_end + g];
     barrier(CLK_LOCAL_MEM_FENCE);
     const uint whole = whole_tiles(&s, ends, (local uint *)(arena + TOTAL_AT));
     if (thread < 128) {
@@ -356,8 +354,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
             leave(counts);
     } else {
         claim_registers(CONSUMER_REGISTERS);
-        consume(s, base, arena, e, SCATTER ? c : c + first_column * (RESULT == IS_F32 ? 4 : 2),
-                ldc);
+        consume(s, base, arena, e, SCATTER ? c : c + args.first_column * (RESULT == IS_F32 ? 4 : 2),
+                args.ldc);
         if (COUNTED)
             pass_barrier(BAR_DONE, 384);
     }

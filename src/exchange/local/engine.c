@@ -19,18 +19,18 @@ static moert_status allocate_local(const moert_window *window, size_t rows,
                                &storage->rows);
 }
 
-static moert_status dispatch_local(moert_exchange *exchange, const moert_move *move,
+static moert_status dispatch_local(moert_exchange *exchange, const moert_transfer *t,
                                    moert_status status) {
     MOERT_TRY(status);
-    return moert_kernel_dispatch(exchange, move, false);
+    return moert_kernel_dispatch(exchange, t, false);
 }
 
-static moert_status combine_local(moert_exchange *exchange, const moert_move *move,
+static moert_status combine_local(moert_exchange *exchange, const moert_transfer *t,
                                   moert_status status) {
     MOERT_TRY(status);
-    MOERT_TRY(moert_kernel_combine_rows(exchange, move, false, move->window->storage.rows,
-                                        move->plan->destination));
-    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, false) : MOERT_OK;
+    MOERT_TRY(moert_kernel_combine_rows(exchange, t, false, t->window->storage.rows,
+                                        t->plan->destination));
+    return t->slots != NULL ? moert_kernel_combine_slots(exchange, t, false) : MOERT_OK;
 }
 
 const moert_engine moert_engine_local = {

@@ -42,10 +42,10 @@ static moert_status sum_results(moert_exchange *exchange, const moert_relay *rel
     whole.width = whole.columns = window->stride;
     MOERT_TRY(moert_cargo_reserve(exchange->device, sums->rows_out, sums->rows_in, window->stride,
                                   cargo));
-    const moert_move sum = {.plan = &relay->summed,
-                            .window = &whole,
-                            .weight = weight,
-                            .target = moert_staging_buffer(cargo->out)};
+    const moert_transfer sum = {.plan = &relay->summed,
+                                .window = &whole,
+                                .weight = weight,
+                                .target = moert_staging_buffer(cargo->out)};
     return moert_kernel_combine_rows(exchange, &sum, true, window->storage.addresses,
                                      relay->summed.destination);
 }
@@ -61,26 +61,26 @@ static moert_status make_reach(const moert_exchange *exchange, const moert_windo
 }
 
 /* Whether results come as sums: not codes, since a sum has more digits. */
-static bool are_summed(const moert_exchange *exchange, const moert_move *move) {
-    const bool sums = exchange->rails->presum || move->weight == NULL;
-    return sums && !moert_window_has_codes(move->window);
+static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
+    const bool sums = exchange->rails->presum || t->weight == NULL;
+    return sums && !moert_window_has_codes(t->window);
 }
 
 /* Whether relays weight what they sum. */
-static bool weights_sums(const moert_exchange *exchange, const moert_move *move) {
-    return move->weight != NULL && are_summed(exchange, move);
+static bool weights_sums(const moert_exchange *exchange, const moert_transfer *t) {
+    return t->weight != NULL && are_summed(exchange, t);
 }
 
 /* *mixed = the weights of near slots, and 1 for the sums of the others. */
-static moert_status mix_weights(moert_exchange *exchange, const moert_move *move,
+static moert_status mix_weights(moert_exchange *exchange, const moert_transfer *t,
                                 const moert_buffer **mixed) {
     moert_node *node = exchange->state;
-    const moert_pairs *sums = &move->plan->relay->sums.to;
+    const moert_pairs *sums = &t->plan->relay->sums.to;
     const size_t bytes = sums->count * sizeof(float);
     float *weights;
     moert_status status;
     MOERT_TRY(MOERT_NEW_ARRAY(&weights, sums->count));
-    MOERT_TRY_OR(free_weights, moert_buffer_read(move->weight, 0, weights, bytes));
+    MOERT_TRY_OR(free_weights, moert_buffer_read(t->weight, 0, weights, bytes));
     for (size_t s = 0; s < sums->count; s++)
         if (sums->data[s][0] == exchange->rails->here)
             weights[s] = 1.0f;
@@ -93,20 +93,20 @@ free_weights:
 }
 
 /* The last kernels: sums of near and far rows, and the slots' floats. */
-static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
+static moert_status sum_all(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = move->plan->relay;
-    const moert_pairs *from = are_summed(exchange, move) ? &relay->sums.to : &relay->each;
-    moert_move sum = *move;
-    MOERT_TRY(make_reach(exchange, move->window, &node->rows));
-    if (weights_sums(exchange, move))
-        MOERT_TRY(mix_weights(exchange, move, &sum.weight));
+    const moert_relay *relay = t->plan->relay;
+    const moert_pairs *from = are_summed(exchange, t) ? &relay->sums.to : &relay->each;
+    moert_transfer sum = *t;
+    MOERT_TRY(make_reach(exchange, t->window, &node->rows));
+    if (weights_sums(exchange, t))
+        MOERT_TRY(mix_weights(exchange, t, &sum.weight));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, from->buffer));
-    if (move->slots == NULL)
+    if (t->slots == NULL)
         return MOERT_OK;
-    MOERT_TRY(make_reach(exchange, move->slots, &node->slots));
-    moert_window slots = *move->slots;
-    moert_exchange_plan plan = *move->plan;
+    MOERT_TRY(make_reach(exchange, t->slots, &node->slots));
+    moert_window slots = *t->slots;
+    moert_exchange_plan plan = *t->plan;
     slots.storage.addresses = node->slots.reach;
     plan.destination = relay->each.buffer;
     sum.slots = &slots;
@@ -115,13 +115,13 @@ static moert_status sum_all(moert_exchange *exchange, const moert_move *move) {
 }
 
 /* What the relays weight their sums by. */
-static moert_status send_weights(moert_exchange *exchange, const moert_move *move,
+static moert_status send_weights(moert_exchange *exchange, const moert_transfer *t,
                                  moert_status status) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = move->plan->relay;
-    const size_t topk = move->plan->plan->topk;
+    const moert_relay *relay = t->plan->relay;
+    const size_t topk = t->plan->plan->topk;
     if (status == MOERT_OK)
-        status = moert_cargo_pack(exchange, relay, move->weight, topk, &node->weights);
+        status = moert_cargo_pack(exchange, relay, t->weight, topk, &node->weights);
     MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
     MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_WEIGHTS, &node->weights, relay->send_rows,
                                relay->receive_rows, topk));
@@ -129,42 +129,41 @@ static moert_status send_weights(moert_exchange *exchange, const moert_move *mov
 }
 
 /* Gets ready what this rank sends and receives, once all of its node have their results. */
-static moert_status prepare_results(moert_exchange *exchange, const moert_move *move) {
+static moert_status prepare_results(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = move->plan->relay;
-    const size_t slots = moert_routes_packed_rows(move->plan->plan);
+    const moert_relay *relay = t->plan->relay;
+    const size_t slots = moert_routes_packed_rows(t->plan->plan);
     const moert_buffer *weight =
-        weights_sums(exchange, move) ? moert_staging_buffer(node->weights.in) : NULL;
-    MOERT_TRY(moert_routes_find(&node->routes, move->plan));
-    if (move->slots != NULL)
-        MOERT_TRY(
-            moert_cargo_reserve(exchange->device, 0, slots, move->slots->stride, &node->slots));
-    if (are_summed(exchange, move))
-        return sum_results(exchange, relay, move->window, weight, &node->rows);
-    return moert_cargo_reserve(exchange->device, 0, slots, move->window->stride, &node->rows);
+        weights_sums(exchange, t) ? moert_staging_buffer(node->weights.in) : NULL;
+    MOERT_TRY(moert_routes_find(&node->routes, t->plan));
+    if (t->slots != NULL)
+        MOERT_TRY(moert_cargo_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
+    if (are_summed(exchange, t))
+        return sum_results(exchange, relay, t->window, weight, &node->rows);
+    return moert_cargo_reserve(exchange->device, 0, slots, t->window->stride, &node->rows);
 }
 
-moert_status moert_node_combine(moert_exchange *exchange, const moert_move *move,
+moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *t,
                                 moert_status status) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = move->plan->relay;
-    const moert_plan *plan = move->plan->plan;
-    const bool sums = are_summed(exchange, move);
+    const moert_relay *relay = t->plan->relay;
+    const moert_plan *plan = t->plan->plan;
+    const bool sums = are_summed(exchange, t);
     if (status == MOERT_OK && !relay->known)
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
     status = moert_node_finish(exchange, status);
     if (sums)
         status = moert_node_meet(node->inside.comm, status);
-    if (weights_sums(exchange, move))
-        MOERT_TRY(send_weights(exchange, move, status));
+    if (weights_sums(exchange, t))
+        MOERT_TRY(send_weights(exchange, t, status));
     if (status == MOERT_OK)
-        status = prepare_results(exchange, move);
+        status = prepare_results(exchange, t);
     MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
-    if (move->slots != NULL)
-        MOERT_TRY(post_results(exchange, plan, MOERT_NODE_SLOTS, move->slots, &node->slots));
+    if (t->slots != NULL)
+        MOERT_TRY(post_results(exchange, plan, MOERT_NODE_SLOTS, t->slots, &node->slots));
     MOERT_TRY(sums ? moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->sums.send,
-                                      relay->sums.receive, move->window->stride)
-                   : post_results(exchange, plan, MOERT_NODE_ROWS, move->window, &node->rows));
+                                      relay->sums.receive, t->window->stride)
+                   : post_results(exchange, plan, MOERT_NODE_ROWS, t->window, &node->rows));
     MOERT_TRY(moert_node_await(exchange));
-    return sum_all(exchange, move);
+    return sum_all(exchange, t);
 }

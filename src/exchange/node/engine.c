@@ -32,32 +32,32 @@ static moert_status introduce(moert_exchange *exchange, const moert_relay *relay
 }
 
 /* Stores the rows that have arrived into this node's windows. */
-static moert_status pass_on(moert_exchange *exchange, const moert_move *move) {
+static moert_status pass_on(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
-    moert_relay *relay = move->plan->relay;
+    moert_relay *relay = t->plan->relay;
     if (!relay->known)
         MOERT_TRY(moert_relay_learn(exchange->device, exchange->rails->ranks, relay));
-    const moert_move relayed = {
+    const moert_transfer relayed = {
         .plan = &relay->relayed,
-        .window = move->window,
-        .slots = move->slots,
+        .window = t->window,
+        .slots = t->slots,
         .source = moert_staging_buffer(node->rows.in),
-        .slot_source = move->slots != NULL ? moert_staging_buffer(node->slots.in) : NULL};
+        .slot_source = t->slots != NULL ? moert_staging_buffer(node->slots.in) : NULL};
     return moert_kernel_dispatch(exchange, &relayed, true);
 }
 
-static moert_status dispatch_node(moert_exchange *exchange, const moert_move *move,
+static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer *t,
                                   moert_status status) {
     moert_node *node = exchange->state;
-    moert_relay *relay = move->plan->relay;
-    const size_t topk = move->plan->plan->topk, width = move->window->width;
-    const bool slots = move->slots != NULL;
+    moert_relay *relay = t->plan->relay;
+    const size_t topk = t->plan->plan->topk, width = t->window->width;
+    const bool slots = t->slots != NULL;
     if (status == MOERT_OK)
-        status = moert_cargo_pack(exchange, relay, move->source, width, &node->rows);
+        status = moert_cargo_pack(exchange, relay, t->source, width, &node->rows);
     if (status == MOERT_OK && slots)
-        status = moert_cargo_pack(exchange, relay, move->slot_source, topk, &node->slots);
+        status = moert_cargo_pack(exchange, relay, t->slot_source, topk, &node->slots);
     status = moert_node_finish(exchange, status);
-    moert_move direct = *move;
+    moert_transfer direct = *t;
     direct.plan = &relay->direct;
     if (status == MOERT_OK) /* goes on while messages travel */
         status = moert_kernel_dispatch(exchange, &direct, true);
@@ -69,7 +69,7 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_move *mo
     MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->send_rows,
                                relay->receive_rows, width));
     MOERT_TRY(moert_node_await(exchange));
-    status = moert_node_finish(exchange, pass_on(exchange, move));
+    status = moert_node_finish(exchange, pass_on(exchange, t));
     MOERT_TRY(moert_node_meet(exchange->comm, status));
     relay->known = true;
     return MOERT_OK;

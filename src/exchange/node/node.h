@@ -49,7 +49,7 @@ moert_status moert_node_meet(moert_comm *comm, moert_status status);
 
 /* ---- combine (combine.c), as of moert_engine ---- */
 
-moert_status moert_node_combine(moert_exchange *exchange, const moert_move *move,
+moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *t,
                                 moert_status status);
 
 #endif

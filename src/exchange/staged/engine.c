@@ -23,43 +23,44 @@
 
 /* Room for the packed rows of a window's stride, and for slots, forth and back. What comes back may
  * be wider: as wide as any window so far. */
-static moert_status reserve_packed(moert_stage *stage, const moert_move *move) {
+static moert_status reserve_packed(moert_stage *stage, const moert_transfer *t) {
     moert_device *device = stage->exchange->device;
-    const size_t rows = moert_routes_packed_rows(move->plan->plan);
+    const size_t rows = moert_routes_packed_rows(t->plan->plan);
     stage->stride = stage->exchange->widest;
-    MOERT_TRY(moert_staging_reserve(device, rows * move->window->stride * sizeof(float),
+    MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
                                     &stage->out.packed[MOERT_FLIGHT_ROWS]));
     MOERT_TRY(moert_staging_reserve(device, rows * stage->stride * sizeof(float),
                                     &stage->back.packed[MOERT_FLIGHT_ROWS]));
-    if (move->slots != NULL)
-        MOERT_TRY(moert_staging_reserve(device, rows * move->slots->stride * sizeof(float),
+    if (t->slots != NULL)
+        MOERT_TRY(moert_staging_reserve(device, rows * t->slots->stride * sizeof(float),
                                         &stage->out.packed[MOERT_FLIGHT_SLOTS]));
     return moert_staging_reserve(device, rows * MOERT_SLOT_STRIDE * sizeof(float),
                                  &stage->back.packed[MOERT_FLIGHT_SLOTS]);
 }
 
-/* The packed rows of a move as its windows, which have one rank. */
+/* The packed rows of a transfer as its windows, which have one rank. */
 typedef struct moert_packed_move {
     moert_exchange_plan plan;
     moert_window window[MOERT_FLIGHT_KINDS];
-    moert_move move;
+    moert_transfer t;
 } moert_packed_move;
 
-static void pack_move(const moert_flight *flight, const moert_move *move, moert_packed_move *made) {
-    made->plan = *move->plan;
-    made->plan.destination = move->plan->packed;
-    made->move = *move;
-    made->move.plan = &made->plan;
-    made->window[MOERT_FLIGHT_ROWS] = *move->window;
+static void pack_move(const moert_flight *flight, const moert_transfer *t,
+                      moert_packed_move *made) {
+    made->plan = *t->plan;
+    made->plan.destination = t->plan->packed;
+    made->t = *t;
+    made->t.plan = &made->plan;
+    made->window[MOERT_FLIGHT_ROWS] = *t->window;
     made->window[MOERT_FLIGHT_ROWS].storage.rows =
         moert_staging_buffer(flight->packed[MOERT_FLIGHT_ROWS]);
-    made->move.window = &made->window[MOERT_FLIGHT_ROWS];
-    if (move->slots == NULL)
+    made->t.window = &made->window[MOERT_FLIGHT_ROWS];
+    if (t->slots == NULL)
         return;
-    made->window[MOERT_FLIGHT_SLOTS] = *move->slots;
+    made->window[MOERT_FLIGHT_SLOTS] = *t->slots;
     made->window[MOERT_FLIGHT_SLOTS].storage.rows =
         moert_staging_buffer(flight->packed[MOERT_FLIGHT_SLOTS]);
-    made->move.slots = &made->window[MOERT_FLIGHT_SLOTS];
+    made->t.slots = &made->window[MOERT_FLIGHT_SLOTS];
 }
 
 /* Copies a wave's rows between the device and the host. */
@@ -89,27 +90,27 @@ static moert_status copy_packed(const moert_flight *flight, moert_copy *copy) {
 }
 
 /* Enqueues the packing of rows and slots, and how they come to the host. */
-static moert_status pack(moert_stage *stage, const moert_move *move) {
+static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     moert_packed_move packed;
-    MOERT_TRY(moert_routes_find(&stage->routes, move->plan));
-    MOERT_TRY(reserve_packed(stage, move));
-    pack_move(&stage->out, move, &packed);
-    moert_flight_begin(&stage->out, move);
-    MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.move, false));
+    MOERT_TRY(moert_routes_find(&stage->routes, t->plan));
+    MOERT_TRY(reserve_packed(stage, t));
+    pack_move(&stage->out, t, &packed);
+    moert_flight_begin(&stage->out, t);
+    MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.t, false));
     return copy_packed(&stage->out, moert_staging_fetch);
 }
 
 /* All ranks fail here or go through all waves. */
-static moert_status dispatch_staged(moert_exchange *exchange, const moert_move *move,
+static moert_status dispatch_staged(moert_exchange *exchange, const moert_transfer *t,
                                     moert_status status) {
     moert_stage *stage = exchange->state;
     stage->status = MOERT_OK;
     const moert_status last =
         moert_stage_await(stage, MOERT_STAGE_ALL); /* what is packed next may still be sent */
     if (status == MOERT_OK)
-        status = last == MOERT_OK ? pack(stage, move) : last;
+        status = last == MOERT_OK ? pack(stage, t) : last;
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    for (size_t w = 0; w < move->plan->waves; w++)
+    for (size_t w = 0; w < t->plan->waves; w++)
         moert_flight_mark(stage, &stage->out);
     moert_stage_advance(stage);
     return MOERT_OK;
@@ -134,37 +135,37 @@ static moert_status wait_staged(moert_exchange *exchange, size_t wave) {
 }
 
 /* Room for rows of a window that is new since the dispatch; all ranks come here or none. */
-static moert_status widen(moert_stage *stage, const moert_move *move) {
+static moert_status widen(moert_stage *stage, const moert_transfer *t) {
     moert_exchange *exchange = stage->exchange;
     const size_t bytes =
-        moert_routes_packed_rows(move->plan->plan) * move->window->stride * sizeof(float);
+        moert_routes_packed_rows(t->plan->plan) * t->window->stride * sizeof(float);
     MOERT_TRY(moert_comm_agree(
         exchange->comm,
         moert_staging_reserve(exchange->device, bytes, &stage->back.packed[MOERT_FLIGHT_ROWS])));
-    stage->stride = move->window->stride;
+    stage->stride = t->window->stride;
     return MOERT_OK;
 }
 
-static moert_status begin_back(moert_stage *stage, const moert_move *move) {
-    if (stage->out.plan != move->plan)
+static moert_status begin_back(moert_stage *stage, const moert_transfer *t) {
+    if (stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
-    if (move->window->stride > stage->stride)
-        MOERT_TRY(widen(stage, move));
-    moert_flight_begin(&stage->back, move);
+    if (t->window->stride > stage->stride)
+        MOERT_TRY(widen(stage, t));
+    moert_flight_begin(&stage->back, t);
     return MOERT_OK;
 }
 
-static moert_status send_staged(moert_exchange *exchange, const moert_move *move, size_t wave) {
+static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t wave) {
     moert_stage *stage = exchange->state;
     if (wave == 0)
-        MOERT_TRY(begin_back(stage, move));
+        MOERT_TRY(begin_back(stage, t));
     moert_stage_note(stage, copy_wave(&stage->back, wave, moert_staging_fetch));
     moert_flight_mark(stage, &stage->back);
     moert_stage_advance(stage);
     return stage->status;
 }
 
-static moert_status combine_staged(moert_exchange *exchange, const moert_move *move,
+static moert_status combine_staged(moert_exchange *exchange, const moert_transfer *t,
                                    moert_status status) {
     moert_stage *stage = exchange->state;
     moert_packed_move packed;
@@ -173,12 +174,11 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_move *m
         status = come;
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
     MOERT_TRY(copy_packed(&stage->back, moert_staging_give));
-    pack_move(&stage->back, move, &packed);
-    MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.move, false,
+    pack_move(&stage->back, t, &packed);
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false,
                                         packed.window[MOERT_FLIGHT_ROWS].storage.rows,
                                         packed.plan.destination));
-    return move->slots != NULL ? moert_kernel_combine_slots(exchange, &packed.move, false)
-                               : MOERT_OK;
+    return t->slots != NULL ? moert_kernel_combine_slots(exchange, &packed.t, false) : MOERT_OK;
 }
 
 /* ---- the engine ---- */
@@ -223,7 +223,7 @@ static moert_status allocate_staged(const moert_window *window, size_t rows,
 
 const moert_engine moert_engine_staged = {
     .name = "staged",
-    .packs = true,
+    .can = MOERT_ENGINE_PACKS | MOERT_ENGINE_WAVES,
     .open = open_staged,
     .close = close_staged,
     .allocate = allocate_staged,

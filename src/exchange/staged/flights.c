@@ -93,7 +93,7 @@ static void tell_flight(moert_stage *stage, moert_flight *flight) {
     flight->began_ns = 0;
 }
 
-/* Posts what can be and lets messages move; `wait`: until one is done. */
+/* Posts what can be and lets messages t; `wait`: until one is done. */
 static moert_status advance(moert_stage *stage, bool wait) {
     post_marked(stage, &stage->out);
     post_marked(stage, &stage->back);
@@ -161,11 +161,11 @@ static void free_marks(moert_flight *flight) {
     }
 }
 
-void moert_flight_begin(moert_flight *flight, const moert_move *move) {
+void moert_flight_begin(moert_flight *flight, const moert_transfer *t) {
     free_marks(flight);
-    flight->plan = move->plan;
-    flight->window[MOERT_FLIGHT_ROWS] = move->window;
-    flight->window[MOERT_FLIGHT_SLOTS] = move->slots;
+    flight->plan = t->plan;
+    flight->window[MOERT_FLIGHT_ROWS] = t->window;
+    flight->window[MOERT_FLIGHT_SLOTS] = t->slots;
     flight->marked = flight->posted = 0;
     flight->began_ns = 0;
 }

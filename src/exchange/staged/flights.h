@@ -46,12 +46,12 @@ static inline void moert_stage_note(moert_stage *stage, moert_status status) {
 }
 
 /* A flight whose waves are still to be marked. */
-void moert_flight_begin(moert_flight *flight, const moert_move *move);
+void moert_flight_begin(moert_flight *flight, const moert_transfer *t);
 /* The rows that are made by what is enqueued so far are the next wave's. Failures are noted. */
 void moert_flight_mark(moert_stage *stage, moert_flight *flight);
 void moert_flight_free(moert_flight *flight);
 
-/* Posts what can be, and lets messages move. Failures are noted. */
+/* Posts what can be, and lets messages t. Failures are noted. */
 void moert_stage_advance(moert_stage *stage);
 /* Until a wave's rows have come, or ALL messages are done; the first failure noted. */
 enum { MOERT_STAGE_ALL = -1 };

@@ -87,10 +87,10 @@ moert_status moert_control_check(moert_exchange *exchange) {
 
 static moert_status probe_write(moert_exchange *exchange, unsigned ranks, unsigned round) {
     const moert_control *control = exchange->state;
-    unsigned rank = (unsigned)moert_comm_rank(exchange->comm);
     return MOERT_RUN(exchange->device, "exchange/exchange -DREMOTE=1", "probe_write",
-                     ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses), MOERT_ARG(ranks),
-                     MOERT_ARG(rank), MOERT_ARG(round));
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses),
+                     MOERT_ARGS(moert_exchange_args, .ranks = ranks,
+                                .rank = (uint32_t)moert_comm_rank(exchange->comm), .round = round));
 }
 
 static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, unsigned ranks,
@@ -99,7 +99,8 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
     uint32_t count;
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange/exchange -DREMOTE=1", "probe_read",
                         ((moert_grid){1, 1, 1}), MOERT_ARG(control->probe.addresses),
-                        MOERT_ARG(wrong), MOERT_ARG(ranks), MOERT_ARG(round)));
+                        MOERT_ARG(wrong),
+                        MOERT_ARGS(moert_exchange_args, .ranks = ranks, .round = round)));
     MOERT_TRY(moert_buffer_read(wrong, 0, &count, sizeof count));
     if (count > 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -219,34 +220,34 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* auto|off|on of all ranks: AUTO where the devices of those that say so are such that it suits. */
-static moert_status agree_on(const moert_exchange *exchange, unsigned wanted, bool suits,
-                             unsigned *choice) {
-    enum { AUTO, OFF, ON };
-    const bool on = wanted == ON;
-    bool always, sometimes;
-    MOERT_TRY(moert_exchange_everyone(exchange->comm, on, &always));
-    MOERT_TRY(moert_exchange_everyone(exchange->comm, on || (wanted == AUTO && suits), &sometimes));
-    *choice = always ? ON : sometimes ? AUTO : OFF;
-    return MOERT_OK;
-}
-
-/* Links between GPUs are taken to be slower than their memory, and only products on Hopper's tensor
- * cores push. */
-static moert_status choose_ways(moert_exchange *exchange) {
+/* How results come back: sent if all ranks say so, fetched if one says that, else what products do.
+ * Only those on Hopper's tensor cores send. */
+static moert_status agree_on_push(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
-    const unsigned nvidia = moert_device_describe(exchange->device)->nvidia;
-    const bool push =
-        nvidia == 90 && config->tensor == MOERT_TENSOR_AUTO &&
+    const bool hopper =
+        moert_device_describe(exchange->device)->nvidia == 90 &&
+        config->tensor == MOERT_TENSOR_AUTO &&
         (config->backend == MOERT_BACKEND_AUTO || config->backend == MOERT_BACKEND_NVIDIA);
-    const bool sums = config->push == MOERT_PUSH_SUM;
-    control->fuse = control->flags != NULL && (config->fuse == MOERT_FUSE_ON ||
-                                               (config->fuse == MOERT_FUSE_AUTO && nvidia > 0));
-    MOERT_TRY(agree_on(exchange, config->once, nvidia > 0, &control->once));
-    MOERT_TRY(agree_on(exchange, sums ? MOERT_PUSH_ON : config->push, push, &control->push));
-    MOERT_TRY(moert_exchange_everyone(exchange->comm, control->fuse, &control->all_fuse));
+    const bool sums = config->push == MOERT_PUSH_SUM, on = sums || config->push == MOERT_PUSH_ON;
+    bool always, sometimes;
+    MOERT_TRY(moert_exchange_everyone(exchange->comm, on, &always));
+    MOERT_TRY(moert_exchange_everyone(
+        exchange->comm, on || (config->push == MOERT_PUSH_AUTO && hopper), &sometimes));
+    control->push = always ? MOERT_PUSH_ON : sometimes ? MOERT_PUSH_AUTO : MOERT_PUSH_OFF;
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
+}
+
+/* Links between GPUs are taken to be slower than their memory; CPUs are to run the same kernels
+ * where their devices wait. */
+static moert_status choose_ways(moert_exchange *exchange) {
+    moert_control *control = exchange->state;
+    const bool cpu = moert_device_describe(exchange->device)->is_cpu;
+    control->fuse = control->flags != NULL;
+    control->once = !cpu                     ? MOERT_ONCE_IF_IT_SAVES
+                    : control->flags != NULL ? MOERT_ONCE_ALWAYS
+                                             : MOERT_ONCE_NEVER;
+    return agree_on_push(exchange);
 }
 
 /* Each step is agreed on before the next collective one. */

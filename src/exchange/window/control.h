@@ -14,15 +14,13 @@ typedef struct moert_control {
     moert_shared *words;                 /* two status words per rank, then two messages */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
-    bool besides;       /* the next combine may run beside other work; the same on all ranks */
-    bool behind;        /* the last one may have ended before that work has, on any rank */
+    bool behind;        /* the last combine may have ended before that work has, on any rank */
     moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
     moert_mark *landed; /* the end of the last one that did, or NULL */
-    unsigned once;      /* MOERT_ONCE_*: AUTO by what a dispatch saves */
-    unsigned push;      /* MOERT_PUSH_AUTO, if products do, OFF or ON */
-    bool fuse;          /* moves of few rows are one kernel; this rank's own choice */
-    bool all_fuse;      /* all ranks' */
-    unsigned compiled;  /* kernels of such moves, a bit each */
+    enum { MOERT_ONCE_NEVER, MOERT_ONCE_IF_IT_SAVES, MOERT_ONCE_ALWAYS } once;
+    unsigned push;     /* MOERT_PUSH_AUTO, if products do, OFF or ON */
+    bool fuse;         /* transfers of few rows are one kernel; each rank may do as it likes */
+    unsigned compiled; /* kernels of such transfers, a bit each */
 } moert_control;
 
 /* Makes all of it; leaves `reason` empty on all ranks, or says why it cannot work, and nothing is

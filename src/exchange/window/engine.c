@@ -3,7 +3,7 @@
  * and read by address (moert_exchange_memory). No row is copied twice, none is packed.
  *
  * A dispatch and a combine have one meeting each, of hosts or devices (exchange/window/control.h).
- * With devices that wait for each other a move of few rows is one kernel with the meeting inside
+ * With devices that wait for each other a t of few rows is one kernel with the meeting inside
  * (move_fused), as each launch and each kernel that only waits take longer than the rows do.
  */
 #include "base/config.h"
@@ -56,13 +56,12 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
     return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
 }
 
-/* The same on all ranks. */
-static bool goes_once(const moert_exchange *exchange, const moert_move *move) {
+/* On CPUs, whose devices wait in a test of that alone, always. The same on all ranks. */
+static bool goes_once(const moert_exchange *exchange, const moert_transfer *t) {
     const moert_control *control = exchange->state;
-    return control->once == MOERT_ONCE_ON ||
-           (control->once == MOERT_ONCE_AUTO &&
-            moert_window_saves(move->plan->plan, move->window->stride * sizeof(float),
-                               control->all_fuse));
+    return control->once == MOERT_ONCE_ALWAYS ||
+           (control->once == MOERT_ONCE_IF_IT_SAVES &&
+            moert_window_saves(t->plan->plan, t->window->stride * sizeof(float), control->fuse));
 }
 
 /* A combine beside other work meets before that work, which may still read the rows of the last
@@ -76,44 +75,43 @@ static moert_status catch_up(moert_exchange *exchange, moert_status status) {
 }
 
 /* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
-static bool is_fused(const moert_exchange *exchange, const moert_move *move, bool combines) {
+static bool is_fused(const moert_exchange *exchange, const moert_transfer *t, bool combines) {
     const moert_control *control = exchange->state;
-    return control->fuse && !(combines && control->besides) &&
-           moert_kernel_is_small(move, combines);
+    return control->fuse && !(combines && t->beside) && moert_kernel_is_small(t, combines);
 }
 
-static bool sends_window(const moert_exchange *exchange, const moert_move *move) {
-    return is_fused(exchange, move, true);
+static bool sends_window(const moert_exchange *exchange, const moert_transfer *t) {
+    return is_fused(exchange, t, true);
 }
 
 /* A kernel is compiled by a meeting of nobody: one that waits must not hold the cache's lock. */
-static moert_status move_fused(moert_exchange *exchange, const moert_move *move, bool combines,
+static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t, bool combines,
                                moert_status status) {
     moert_control *control = exchange->state;
     const moert_meeting nobody = moert_flags_nobody(control->flags);
-    const size_t numbers = combines ? move->window->columns : move->window->width;
-    const unsigned kernel = 1U << (2 * (combines + move->pushed) + (numbers % 4 == 0));
+    const size_t numbers = combines ? t->window->columns : t->window->width;
+    const unsigned kernel = 1U << (2 * (combines + (t->cells != NULL)) + (numbers % 4 == 0));
     if (status == MOERT_OK && (control->compiled & kernel) == 0)
-        status = moert_kernel_move_meeting(exchange, move, combines, &nobody);
+        status = moert_kernel_move_meeting(exchange, t, combines, &nobody);
     control->compiled |= status == MOERT_OK ? kernel : 0;
     MOERT_TRY(moert_control_meet(exchange, status));
     const moert_meeting next = moert_flags_next(control->flags);
-    MOERT_TRY(moert_kernel_move_meeting(exchange, move, combines, &next));
+    MOERT_TRY(moert_kernel_move_meeting(exchange, t, combines, &next));
     return moert_device_flush(exchange->device); /* the others wait for it */
 }
 
-static moert_status dispatch_window(moert_exchange *exchange, const moert_move *given,
+static moert_status dispatch_window(moert_exchange *exchange, const moert_transfer *given,
                                     moert_status status) {
-    moert_move move = *given;
-    move.once = goes_once(exchange, given);
+    moert_transfer t = *given;
+    t.once = goes_once(exchange, given);
     status = catch_up(exchange, status);
-    if (is_fused(exchange, &move, false))
-        return move_fused(exchange, &move, false, status);
+    if (is_fused(exchange, &t, false))
+        return move_fused(exchange, &t, false, status);
     if (status == MOERT_OK)
-        status = move.once ? moert_kernel_dispatch_once(exchange, &move)
-                           : moert_kernel_dispatch(exchange, &move, true);
+        status = t.once ? moert_kernel_dispatch_once(exchange, &t)
+                        : moert_kernel_dispatch(exchange, &t, true);
     MOERT_TRY(moert_control_pass(exchange, status));
-    return move.once ? moert_kernel_fan_out(exchange, &move) : MOERT_OK;
+    return t.once ? moert_kernel_fan_out(exchange, &t) : MOERT_OK;
 }
 
 static bool pushes_window(const moert_exchange *exchange, bool products) {
@@ -121,15 +119,15 @@ static bool pushes_window(const moert_exchange *exchange, bool products) {
     return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && products);
 }
 
-static moert_status combine_rows(moert_exchange *exchange, const moert_move *move) {
-    if (move->pushed)
-        return moert_kernel_sum(exchange, move);
-    return moert_kernel_combine_rows(exchange, move, true, move->window->storage.addresses,
-                                     move->plan->destination);
+static moert_status combine_rows(moert_exchange *exchange, const moert_transfer *t) {
+    if (t->cells != NULL)
+        return moert_kernel_sum(exchange, t);
+    return moert_kernel_combine_rows(exchange, t, true, t->window->storage.addresses,
+                                     t->plan->destination);
 }
 
-static moert_status combine_slots(moert_exchange *exchange, const moert_move *move) {
-    return move->slots != NULL ? moert_kernel_combine_slots(exchange, move, true) : MOERT_OK;
+static moert_status combine_slots(moert_exchange *exchange, const moert_transfer *t) {
+    return t->slots != NULL ? moert_kernel_combine_slots(exchange, t, true) : MOERT_OK;
 }
 
 static unsigned spared_units(const moert_exchange *exchange) {
@@ -138,10 +136,10 @@ static unsigned spared_units(const moert_exchange *exchange) {
 
 /* Only where no host has to wait for a device. What can fail is done here, where a rank can still
  * tell the others in time. */
-static moert_status branch_window(moert_exchange *exchange) {
+static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
-    control->besides = control->flags != NULL;
-    if (!control->besides || !moert_device_has_aside(exchange->device))
+    t->beside = control->flags != NULL;
+    if (!t->beside || !moert_device_has_aside(exchange->device))
         return MOERT_OK;
     MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_turn(exchange->device, true));
@@ -152,15 +150,15 @@ static moert_status branch_window(moert_exchange *exchange) {
 }
 
 /* The second queue from the branch on, to marks behind the slots and behind the rows. */
-static moert_status combine_aside(moert_exchange *exchange, const moert_move *move,
+static moert_status combine_aside(moert_exchange *exchange, const moert_transfer *t,
                                   moert_mark **slots) {
     moert_control *control = exchange->state;
-    moert_move rows = *move;
+    moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
     const moert_status follows = moert_mark_follow(control->branch);
     MOERT_TRY(moert_flags_meet(control->flags)); /* in any case: the others count it, too */
     MOERT_TRY(follows);
-    MOERT_TRY(combine_slots(exchange, move));
+    MOERT_TRY(combine_slots(exchange, t));
     MOERT_TRY(moert_mark_set(exchange->device, slots));
     MOERT_TRY(combine_rows(exchange, &rows));
     if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
@@ -168,10 +166,10 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_move *mo
     return moert_mark_set(exchange->device, &control->landed);
 }
 
-static moert_status combine_beside(moert_exchange *exchange, const moert_move *move) {
+static moert_status combine_beside(moert_exchange *exchange, const moert_transfer *t) {
     moert_mark *slots = NULL;
     MOERT_TRY(moert_device_turn(exchange->device, true));
-    moert_status status = combine_aside(exchange, move, &slots);
+    moert_status status = combine_aside(exchange, t, &slots);
     const moert_status back = moert_device_turn(exchange->device, false);
     status = status != MOERT_OK ? status : back;
     if (status == MOERT_OK)
@@ -182,29 +180,29 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_move *m
     return status;
 }
 
-static moert_status combine_window(moert_exchange *exchange, const moert_move *move,
+static moert_status combine_window(moert_exchange *exchange, const moert_transfer *t,
                                    moert_status status) {
     moert_control *control = exchange->state;
-    const bool besides = control->besides, branched = control->branch != NULL;
+    const bool branched = control->branch != NULL;
     control->behind = false;
-    if (is_fused(exchange, move, true))
-        return move_fused(exchange, move, true, status);
-    control->besides = false;
+    if (is_fused(exchange, t, true))
+        return move_fused(exchange, t, true, status);
     status = branched ? moert_control_meet(exchange, status) : moert_control_pass(exchange, status);
-    control->behind = status == MOERT_OK && besides;
+    control->behind = status == MOERT_OK && t->beside;
     if (status == MOERT_OK && branched)
-        status = combine_beside(exchange, move);
+        status = combine_beside(exchange, t);
     if (branched)
         moert_device_spare(exchange->device, 0);
     drop_mark(&control->branch);
     if (branched || status != MOERT_OK)
         return status;
-    MOERT_TRY(combine_slots(exchange, move));
-    return combine_rows(exchange, move);
+    MOERT_TRY(combine_slots(exchange, t));
+    return combine_rows(exchange, t);
 }
 
 const moert_engine moert_engine_window = {
     .name = "window",
+    .can = MOERT_ENGINE_BESIDE | MOERT_ENGINE_LATE | MOERT_ENGINE_PUSHES | MOERT_ENGINE_GATHERS,
     .open = moert_control_open,
     .close = moert_control_close,
     .allocate = allocate_window,

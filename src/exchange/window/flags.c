@@ -29,16 +29,17 @@ static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
     return (moert_meeting){
         .segments = flags->segment.addresses,
         .verdict = moert_staging_buffer(flags->verdict),
-        .terms = {.patience_ns = flags->patience_ns,
-                  .ranks = (uint32_t)ranks,
-                  .rank = (uint32_t)moert_comm_rank(flags->comm),
-                  .number = (int32_t)flags->number},
+        .args = {.patience_ns = flags->patience_ns,
+                 .ranks = (uint32_t)ranks,
+                 .rank = (uint32_t)moert_comm_rank(flags->comm),
+                 .number = (int32_t)flags->number},
     };
 }
 
 static moert_status launch(moert_flags *flags, const moert_meeting *meeting) {
     return MOERT_RUN(flags->device, "exchange/meet", "meet", ((moert_grid){1, 1, 1}),
-                     MOERT_MEETING_ARGS(meeting));
+                     MOERT_ARG(meeting->segments), MOERT_ARG(meeting->verdict),
+                     MOERT_STRUCT(meeting->args));
 }
 
 static moert_status begin(moert_flags *flags) {

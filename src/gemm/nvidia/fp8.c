@@ -6,6 +6,7 @@
  */
 #include <stdio.h>
 
+#include "args/gemm.h"
 #include "base/memory.h"
 #include "base/number.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -142,20 +143,22 @@ static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
 }
 
 /* Where the scales lie: strides of the kernel's s and t, see there. */
-typedef struct strides {
-    unsigned line, group, block, column;
-} strides;
+static moert_fp8_args lie(size_t s_line, size_t t_group, size_t t_block, size_t t_column) {
+    return (moert_fp8_args){.s_line = (uint32_t)s_line,
+                            .t_group = (uint32_t)t_group,
+                            .t_block = (uint32_t)t_block,
+                            .t_column = (uint32_t)t_column};
+}
 
-static strides strides_of(const moert_gemm *gemm) {
-    const unsigned across = (unsigned)moert_ceil_div(gemm->k, BLOCK); /* tiles of a weight */
-    const unsigned down = (unsigned)moert_ceil_div(gemm->n, BLOCK);
+static moert_fp8_args strides_of(const moert_gemm *gemm) {
+    const size_t across = moert_ceil_div(gemm->k, BLOCK), down = moert_ceil_div(gemm->n, BLOCK);
     if (gemm->kind == MOERT_GEMM_FORWARD)
-        return (strides){across, down * across, 1, across};
+        return lie(across, down * across, 1, across);
     if (gemm->kind == MOERT_GEMM_DGRAD)
-        return is_transposed(gemm) ? (strides){down, down * across, 1, down}
-                                   : (strides){down, down * across, across, 1};
-    const unsigned room = (unsigned)gemm->x_codes->blocks; /* of both operands */
-    return (strides){room, 0, 1, room};
+        return is_transposed(gemm) ? lie(down, down * across, 1, down)
+                                   : lie(down, down * across, across, 1);
+    const size_t room = gemm->x_codes->blocks; /* of both operands */
+    return lie(room, 0, 1, room);
 }
 
 /* Maps of both operands, the weight of a dgrad being the transposed one. */
@@ -179,7 +182,6 @@ static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) {
     const operand a = first_of(gemm), b = second_of(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const strides lie = strides_of(gemm);
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     moert_tensor_map map_a, map_b;
     char spec[SPEC_BYTES];
@@ -191,18 +193,19 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
              "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
              wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_NUMBER_E5M2,
              gemm->result == MOERT_NUMBER_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
+    moert_fp8_args args = strides_of(gemm);
+    args.ldc = result_stride(gemm);
+    args.groups = (uint32_t)gemm->groups.count;
+    args.lines = (uint32_t)(wgrad ? gemm->n : gemm->groups.rows);
+    args.columns = (uint32_t)(forward ? gemm->n : gemm->k);
+    args.terms = (uint32_t)(forward ? gemm->k : gemm->n);
     const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
-    return MOERT_RUN(device, spec, "nvidia_fp8", grid, moert_argument_struct(&map_a, sizeof map_a),
-                     moert_argument_struct(&map_b, sizeof map_b),
+    return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
                      MOERT_ARG(wgrad     ? gemm->weight
                                : forward ? gemm->y
                                          : gemm->x),
-                     MOERT_ARG(result_stride(gemm)), MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG((unsigned)gemm->groups.count),
-                     MOERT_ARG((unsigned)(wgrad ? gemm->n : gemm->groups.rows)),
-                     MOERT_ARG((unsigned)(forward ? gemm->n : gemm->k)),
-                     MOERT_ARG((unsigned)(forward ? gemm->k : gemm->n)),
-                     MOERT_ARG(a.codes != NULL ? a.codes->scale : NULL), MOERT_ARG(lie.line),
-                     MOERT_ARG(b.codes != NULL ? b.codes->scale : NULL), MOERT_ARG(lie.group),
-                     MOERT_ARG(lie.block), MOERT_ARG(lie.column), MOERT_ARG(gemm->epilogue.alpha));
+                     MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(a.codes != NULL ? a.codes->scale : NULL),
+                     MOERT_ARG(b.codes != NULL ? b.codes->scale : NULL),
+                     MOERT_ARG(gemm->epilogue.alpha), MOERT_STRUCT(args));
 }

@@ -2,6 +2,7 @@
  * columns is split into parts in scratch first. */
 #include <stdio.h>
 
+#include "args/gemm.h"
 #include "base/memory.h"
 #include "device/device.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -77,9 +78,9 @@ static moert_status split(moert_device *device, const char *spec, const matrix *
     const size_t numbers = count_numbers(m);
     const moert_grid grid = {moert_ceil_div(numbers / QUAD, ITEMS), 1, 1};
     MOERT_TRY(moert_buffer_reserve(device, PARTS * numbers * sizeof(uint16_t), parts));
-    return MOERT_RUN(device, spec, "split_rows", grid, MOERT_ARG(m->rows),
-                     MOERT_ARG((unsigned)m->columns), MOERT_ARG(m->buffer), MOERT_ARG(m->stride),
-                     MOERT_ARG(m->first), MOERT_ARG(*parts));
+    return MOERT_RUN(device, spec, "split_rows", grid, MOERT_ARG(m->buffer), MOERT_ARG(*parts),
+                     MOERT_ARGS(moert_split_args, .rows = m->rows, .stride = m->stride,
+                                .first = m->first, .columns = (uint32_t)m->columns));
 }
 
 /* Maps of the first factor, in halves of its numbers, and of the parts. */
@@ -123,10 +124,11 @@ moert_status moert_nvidia_split(const moert_gemm *gemm) {
     MOERT_TRY(split(device, spec, &p.b, gemm->split));
     MOERT_TRY(make_maps(&p, *gemm->split, columns, &map_a, &map_b));
     return MOERT_RUN(
-        device, spec, "nvidia_gemm_split", grid, moert_argument_struct(&map_a, sizeof map_a),
-        moert_argument_struct(&map_b, sizeof map_b), MOERT_ARG(p.result.buffer),
-        MOERT_ARG(p.result.stride), MOERT_ARG(p.result.first), MOERT_ARG(gemm->groups.ends),
-        MOERT_ARG((unsigned)gemm->groups.count), MOERT_ARG((unsigned)p.lines),
-        MOERT_ARG((unsigned)p.columns), MOERT_ARG((unsigned)p.terms), MOERT_ARG(p.bias),
-        MOERT_ARG((unsigned)gemm->accumulate), MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
+        device, spec, "nvidia_gemm_split", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
+        MOERT_ARG(p.result.buffer), MOERT_ARG(gemm->groups.ends), MOERT_ARG(p.bias),
+        MOERT_ARGS(moert_split_args, .ldc = p.result.stride, .first_column = p.result.first,
+                   .groups = (uint32_t)gemm->groups.count, .lines = (uint32_t)p.lines,
+                   .columns = (uint32_t)p.columns, .terms = (uint32_t)p.terms,
+                   .accumulate = gemm->accumulate),
+        MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
 }

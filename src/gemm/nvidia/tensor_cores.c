@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args/gemm.h"
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/number.h"
@@ -191,8 +192,8 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
     to->count += count;
 }
 
-/* What follows the operands. */
-static void add_rest(const moert_gemm *gemm, call *to) {
+/* What follows the operands; `args` has what is told of those, and stays until the launch. */
+static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call *to) {
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *glu = &gemm->glu;
     const rows result = result_of(gemm);
@@ -201,16 +202,22 @@ static void add_rest(const moert_gemm *gemm, call *to) {
     const unsigned end =
         gemm->part.end > 0 && !gemm->shared_weight ? (unsigned)gemm->part.end : used;
     const moert_buffer *lines = gemm->scatter.places != NULL ? gemm->scatter.places : result.buffer;
-    ADD(to, MOERT_ARG(lines), MOERT_ARG(result.stride), MOERT_ARG(result.first),
-        MOERT_ARG(gemm->groups.ends), MOERT_ARG(groups - used),
-        MOERT_ARG((unsigned)gemm->part.first), MOERT_ARG(end), MOERT_ARG((unsigned)gemm->n),
-        MOERT_ARG((unsigned)(gemm->gated ? gemm->n / 2
-                             : forward   ? gemm->n
-                                         : gemm->k)),
-        MOERT_ARG((unsigned)(forward ? gemm->k : gemm->n)), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
-        MOERT_ARG(row_factor(gemm)), MOERT_ARG(glu->prob_stride), MOERT_ARG(bias_of(gemm)),
-        MOERT_ARG(e->amax), MOERT_ARG(kept_v(gemm)), MOERT_ARG(v_stride(gemm)),
-        MOERT_ARG(glu->form.limit), MOERT_ARG(glu->form.alpha), MOERT_ARG(glu->form.offset));
+    args->ldc = result.stride;
+    args->first_column = result.first;
+    args->factor_stride = glu->prob_stride;
+    args->ldv = v_stride(gemm);
+    args->first_end = groups - used;
+    args->skip = (uint32_t)gemm->part.first;
+    args->groups = end;
+    args->lines = (uint32_t)gemm->n;
+    args->columns = (uint32_t)(gemm->gated ? gemm->n / 2 : forward ? gemm->n : gemm->k);
+    args->terms = (uint32_t)(forward ? gemm->k : gemm->n);
+    args->limit = glu->form.limit;
+    args->slope = glu->form.alpha;
+    args->offset = glu->form.offset;
+    ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+        MOERT_ARG(row_factor(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
+        MOERT_ARG(kept_v(gemm)), MOERT_STRUCT(*args));
 }
 
 /* The codes of both operands, each before the buffer of its numbers. */
@@ -231,14 +238,14 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
+    moert_nvidia_gemm_args args = {0};
     call to = {.count = 0};
     MOERT_TRY(make_map(gemm, how->a, how->box_a, &map_a));
     MOERT_TRY(make_map(gemm, how->b, gemm->gated ? BOX_GATES : how->box_b, &map_b));
     if (adds(gemm) || gemm->epilogue.beta != NULL)
         MOERT_TRY(make_old_map(gemm, &result, &old));
-    ADD(&to, moert_argument_struct(&map_a, sizeof map_a),
-        moert_argument_struct(&map_b, sizeof map_b), moert_argument_struct(&old, sizeof old));
-    add_rest(gemm, &to);
+    ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
+    add_rest(gemm, &args, &to);
     add_codes(gemm, counts, &to);
     if (is_coded(gemm))
         MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
@@ -262,12 +269,16 @@ static moert_status run_mma(const moert_gemm *gemm) {
                               : rows_used / TILE_MMA + (gemm->part.first > 0) + used;
     const size_t across = moert_ceil_div(how->number == 0 ? gemm->n : gemm->k, TILE_MMA);
     char spec[SPEC_BYTES];
+    moert_nvidia_gemm_args args = {.first_a = a.first,
+                                   .lda = a.stride,
+                                   .first_b = b.first,
+                                   .ldb = b.stride,
+                                   .ldg = wgrad ? 0 : gemm->n * gemm->k,
+                                   .down = (uint32_t)down};
     call to = {.count = 0};
     write_spec(gemm, false, false, spec);
-    ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(a.first), MOERT_ARG(a.stride), MOERT_ARG(b.buffer),
-        MOERT_ARG(b.first), MOERT_ARG(b.stride), MOERT_ARG(wgrad ? (size_t)0 : gemm->n * gemm->k),
-        MOERT_ARG((unsigned)down));
-    add_rest(gemm, &to);
+    ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(b.buffer));
+    add_rest(gemm, &args, &to);
     return moert_launch(moert_buffer_device(result_of(gemm).buffer), spec, "nvidia_mma",
                         (moert_grid){down * across, 1, 1}, to.arguments, to.count);
 }

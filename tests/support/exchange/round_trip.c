@@ -282,6 +282,39 @@ static moert_status poison(moert_window *window, trip *t) {
     return write_rows(window, t);
 }
 
+moert_transfer trip_there(const trip *t, bool slots) {
+    return (moert_transfer){.plan = t->plan,
+                            .window = t->x,
+                            .slots = slots ? t->slot_x : NULL,
+                            .source = t->source,
+                            .slot_source = slots ? t->weight : NULL};
+}
+
+moert_transfer trip_back(const trip *t, bool weighted, bool slots) {
+    return (moert_transfer){.plan = t->plan,
+                            .window = t->y,
+                            .slots = slots ? t->slot_y : NULL,
+                            .weight = weighted ? t->weight : NULL,
+                            .target = t->target,
+                            .slot_target = slots ? t->slot_target : NULL};
+}
+
+moert_transfer trip_push(const trip *t, bool weighted, bool slots) {
+    moert_transfer back = trip_back(t, weighted, slots);
+    back.cells = t->slot_x;
+    return back;
+}
+
+moert_status trip_dispatch(const trip *t, bool slots, moert_status local) {
+    const moert_transfer there = trip_there(t, slots);
+    return moert_exchange_dispatch(t->exchange, &there, local);
+}
+
+moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local) {
+    moert_transfer back = trip_back(t, weighted, slots);
+    return moert_exchange_combine(t->exchange, &back, local);
+}
+
 /* The waves are this rank's experts and rows, one after the other. */
 static moert_status check_waves(trip *t) {
     const moert_plan *plan = t->plan->plan;
@@ -301,14 +334,13 @@ static moert_status check_waves(trip *t) {
 }
 
 /* The rest of a combine beside other work: first slots, then, once joined, rows are there. */
-static moert_status combine_beside(const shape *c, trip *t) {
+static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back) {
     const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
     MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));
-    MOERT_TRY(moert_exchange_combine_beside(t->exchange));
+    MOERT_TRY(moert_exchange_combine_beside(t->exchange, back));
     for (int i = 0; i < 3; i++)
         MOERT_TRY(moert_buffer_clear(moert_window_rows(t->x), 0, x_bytes));
-    MOERT_TRY(moert_exchange_combine_finish(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target,
-                                            t->slot_y, t->slot_target));
+    MOERT_TRY(moert_exchange_combine_finish(t->exchange, back, MOERT_OK));
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(moert_exchange_combine_join(t->exchange));
     MOERT_TRY(check_target(c, t, 0));
@@ -319,8 +351,9 @@ static moert_status combine_beside(const shape *c, trip *t) {
  * a wave are made when they have come, and sent before the next are looked at. */
 static moert_status run_waves(const shape *c, trip *t) {
     const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
-    MOERT_TRY(moert_exchange_dispatch_start(t->exchange, t->plan, MOERT_OK, t->source, t->x,
-                                            t->weight, t->slot_x));
+    const moert_transfer there = trip_there(t, true);
+    moert_transfer back = trip_back(t, false, true);
+    MOERT_TRY(moert_exchange_dispatch_start(t->exchange, &there, MOERT_OK));
     visit_rows(c, t, make_row);
     float *rows = t->host;
     for (size_t w = 0; w < t->plan->waves; w++) {
@@ -331,9 +364,9 @@ static moert_status run_waves(const shape *c, trip *t) {
                                     size));
         MOERT_TRY(
             moert_buffer_write(moert_window_rows(t->y), first, rows + first / sizeof *rows, size));
-        MOERT_TRY(moert_exchange_combine_send(t->exchange, t->plan, t->y, t->slot_y, w));
+        MOERT_TRY(moert_exchange_combine_send(t->exchange, &back, w));
     }
-    return combine_beside(c, t);
+    return combine_beside(c, t, &back);
 }
 
 /* Every row of a slot is NaN, on all ranks, until somebody sends it. */
@@ -351,18 +384,16 @@ static moert_status run_pushed(const shape *c, trip *t) {
     const size_t row_bytes = moert_window_stride(t->y) * sizeof(float);
     const size_t bytes = t->plan->plan->rows * row_bytes;
     const bool sums = moert_exchange_sums(t->exchange);
+    moert_transfer back = trip_push(t, !sums, true);
     moert_buffer *rows;
     moert_status status;
     MOERT_TRY(poison_slots(c, t));
-    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
-                                      t->slot_x));
+    MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     MOERT_TRY(moert_buffer_create(t->device, bytes, &rows));
     visit_rows(c, t, make_row);
     MOERT_TRY_OR(destroy, moert_buffer_write(rows, 0, t->host, bytes));
-    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, t->plan, t->y, t->slot_x, rows));
-    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y,
-                                                 sums ? NULL : t->weight, t->target, t->slot_y,
-                                                 t->slot_target));
+    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, &back, rows));
+    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, &back, MOERT_OK));
     t->summed = sums;
     MOERT_TRY_OR(destroy, check_target(c, t, !sums));
     t->summed = false;
@@ -382,8 +413,7 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
     MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
-    MOERT_TRY(moert_exchange_dispatch(t->exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
-                                      t->slot_x));
+    MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     MOERT_TRY(check_waves(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
     MOERT_TRY(read_rows(t->x, t));
@@ -397,13 +427,11 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(write_rows(t->y, t));
     visit_rows(c, t, make_slot);
     MOERT_TRY(write_rows(t->slot_y, t));
-    MOERT_TRY(moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, t->weight, t->target,
-                                     t->slot_y, t->slot_target));
+    MOERT_TRY(trip_combine(t, true, true, MOERT_OK));
     MOERT_TRY(check_target(c, t, 1));
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(verdict(c, t, "combine"));
-    MOERT_TRY(
-        moert_exchange_combine(t->exchange, t->plan, MOERT_OK, t->y, NULL, t->target, NULL, NULL));
+    MOERT_TRY(trip_combine(t, false, false, MOERT_OK));
     MOERT_TRY(check_target(c, t, 0));
     MOERT_TRY(verdict(c, t, "plain combine"));
     if (moert_exchange_pushes(t->exchange, false))

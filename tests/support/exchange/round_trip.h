@@ -46,6 +46,14 @@ void trip_free_windows(trip *t);
 moert_status trip_make_buffers(const shape *c, trip *t);
 void trip_free_buffers(trip *t);
 
+/* The transfers of x and, with `slots`, their weights; of y back, `weighted` or not; and of rows that
+ * are pushed to it. */
+moert_transfer trip_there(const trip *t, bool slots);
+moert_transfer trip_back(const trip *t, bool weighted, bool slots);
+moert_transfer trip_push(const trip *t, bool weighted, bool slots);
+moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
+moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
+
 /* Buffers, plan, dispatch, combine with and without weights, and of rows that are pushed if the
  * exchange does that, in t->waves; the first round trip wave by wave, as a layer goes. The verdict
  * is that of all ranks. */

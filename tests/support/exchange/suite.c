@@ -32,52 +32,44 @@ const shape shapes[SHAPES] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-setup setup_local = {.engine = MOERT_EXCHANGE_LOCAL},
-      setup_window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
-      setup_devices = {.engine = MOERT_EXCHANGE_WINDOW,
-                       .sync = "device",
-                       .overlap = "on",
-                       .fuse = "off"},
-      setup_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = "on", .fuse = "off"},
-      setup_fused = {.engine = MOERT_EXCHANGE_WINDOW,
-                     .sync = "device",
-                     .once = "off",
-                     .fuse = "on"},
-      setup_fused_once = {.engine = MOERT_EXCHANGE_WINDOW,
-                          .sync = "device",
-                          .once = "on",
-                          .fuse = "on"},
-      setup_pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
-      setup_pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
-                           .sync = "device",
-                           .once = "on",
-                           .overlap = "on",
-                           .push = "on",
-                           .fuse = "on"},
-      setup_summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum", .fuse = "off"},
-      setup_summed_fused = {.engine = MOERT_EXCHANGE_WINDOW,
-                            .sync = "device",
-                            .overlap = "on",
-                            .push = "sum",
-                            .fuse = "on"},
-      setup_impatient = {.engine = MOERT_EXCHANGE_WINDOW,
+setup
+    setup_local = {.engine = MOERT_EXCHANGE_LOCAL},
+    setup_window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
+    setup_devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .aside = true, .fuse = OFF},
+    setup_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = ON, .fuse = OFF},
+    setup_fused = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = OFF, .fuse = ON},
+    setup_fused_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = ON, .fuse = ON},
+    setup_pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
+    setup_pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
                          .sync = "device",
-                         .timeout_s = "2",
-                         .fuse = "off"},
-      setup_impatient_fused = {.engine = MOERT_EXCHANGE_WINDOW,
-                               .sync = "device",
-                               .timeout_s = "2",
-                               .once = "on",
-                               .fuse = "on"},
-      setup_impatient_summed = {.engine = MOERT_EXCHANGE_WINDOW,
-                                .sync = "device",
-                                .timeout_s = "2",
-                                .push = "sum",
-                                .fuse = "on"},
-      setup_staged = {.engine = MOERT_EXCHANGE_STAGED},
-      setup_nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
-      setup_nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
-      setup_nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
+                         .aside = true,
+                         .once = ON,
+                         .push = "on",
+                         .fuse = ON},
+    setup_summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum", .fuse = OFF},
+    setup_summed_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                          .sync = "device",
+                          .aside = true,
+                          .push = "sum",
+                          .fuse = ON},
+    setup_impatient = {.engine = MOERT_EXCHANGE_WINDOW,
+                       .sync = "device",
+                       .timeout_s = "2",
+                       .fuse = OFF},
+    setup_impatient_fused = {.engine = MOERT_EXCHANGE_WINDOW,
+                             .sync = "device",
+                             .timeout_s = "2",
+                             .once = ON,
+                             .fuse = ON},
+    setup_impatient_summed = {.engine = MOERT_EXCHANGE_WINDOW,
+                              .sync = "device",
+                              .timeout_s = "2",
+                              .push = "sum",
+                              .fuse = ON},
+    setup_staged = {.engine = MOERT_EXCHANGE_STAGED},
+    setup_nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
+    setup_nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
+    setup_nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
 
 moert_comm *spread[MAX_RANKS];
 
@@ -101,24 +93,33 @@ bool has_windows(void) {
     return info->is_cpu || info->nvidia > 0;
 }
 
+/* What no user chooses. */
+static void choose_ways(const setup *tested, moert_control *control) {
+    if (tested->once != AS_IT_IS)
+        control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
+    if (tested->fuse != AS_IT_IS)
+        control->fuse = tested->fuse == ON && control->flags != NULL;
+}
+
 moert_exchange *open_exchange(void **state) {
     const setup *tested = *state;
     moert_exchange *exchange;
     const char *const ways[][2] = {
-        {"MOERT_SYNC", tested->sync}, {"MOERT_TIMEOUT_S", tested->timeout_s},
-        {"MOERT_ONCE", tested->once}, {"MOERT_PUSH", tested->push},
-        {"MOERT_FUSE", tested->fuse},
+        {"MOERT_SYNC", tested->sync},
+        {"MOERT_TIMEOUT_S", tested->timeout_s},
+        {"MOERT_PUSH", tested->push},
     };
     const size_t count = sizeof ways / sizeof ways[0];
-    set_variable("MOERT_OVERLAP", tested->overlap); /* and stays: combines look at it */
     for (size_t i = 0; i < count; i++)
         set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = tested->aside ? 1 : 0; i < count; i++) /* combines look at the first */
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
+    if (tested->engine == MOERT_EXCHANGE_WINDOW)
+        choose_ways(tested, exchange->state);
     return exchange;
 }
 

@@ -5,18 +5,20 @@
 #ifndef SUPPORT_EXCHANGE_SUITE_H
 #define SUPPORT_EXCHANGE_SUITE_H
 
-#include "exchange/window/flags.h"
+#include "exchange/window/control.h"
 #include "support/exchange/round_trip.h"
 #include "support/mpi.h"
 
 /* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
- * and (window) whether rows go to each rank once, combines run beside other work, results are
- * pushed, and moves of few rows are one kernel. */
+ * and (window) whether results are pushed, rows go to each rank once, and transfers of few rows are
+ * one kernel. */
 typedef struct setup {
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
-    const char *once, *overlap, *push, *fuse;
+    bool aside; /* with devices that wait: combines run on the second queue */
+    const char *push;
+    enum { AS_IT_IS, OFF, ON } once, fuse;
 } setup;
 
 extern setup setup_local, setup_window, setup_devices, setup_once, setup_fused, setup_fused_once,

@@ -54,19 +54,18 @@ static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     t.waves = 4;
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch_start(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    const moert_transfer there = trip_there(&t, false), back = trip_back(&t, false, false);
+    ASSERT_OK_ON_ALL(moert_exchange_dispatch_start(exchange, &there, MOERT_OK));
     moert_status local = MOERT_OK;
     for (size_t w = 0; w < t.plan->waves; w++) {
         if (local == MOERT_OK)
             local = moert_exchange_dispatch_wait(exchange, w);
         if (w == t.plan->waves / 2 && test_rank == test_ranks - 1)
             local = MOERT_FAIL(ERROR_DEVICE, "the second wave's product");
-        moert_exchange_combine_send(exchange, t.plan, t.y, NULL, w);
+        moert_exchange_combine_send(exchange, &back, w);
     }
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_combine_finish(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
-        MOERT_ERROR_DEVICE, "the second wave's product");
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
+                        "the second wave's product");
     close_usable(&c, &t, exchange);
 }
 
@@ -166,8 +165,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
     for (size_t i = 0; i < tokens * c.width; i++)
         host[i] = hostile_bits(before + i / c.width, i % c.width);
     ASSERT_OK_ON_ALL(moert_buffer_write(t.source, 0, host, tokens * c.width * 4));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.x), 0, host, rows * stride * 4));
     for (size_t i = 0; i < rows * c.width; i++)
@@ -282,19 +280,19 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     assert_null(plan);
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, MOERT_OK, last ? small : t.source,
-                                                t.x, NULL, NULL),
-                        MOERT_ERROR_USAGE, "the source of a dispatch holds 4 bytes");
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y,
-                                               last ? small : t.weight, t.target, NULL, NULL),
-                        MOERT_ERROR_USAGE, "the weights of a combine holds 4 bytes");
+    moert_transfer there = trip_there(&t, false), back = trip_back(&t, true, false);
+    there.source = last ? small : t.source;
+    back.weight = last ? small : t.weight;
+    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, &there, MOERT_OK), MOERT_ERROR_USAGE,
+                        "the source of a dispatch holds 4 bytes");
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, MOERT_OK), MOERT_ERROR_USAGE,
+                        "the weights of a combine holds 4 bytes");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(moert_exchange_dispatch(exchange, t.plan, local, t.source, t.x, NULL, NULL),
-                        MOERT_ERROR_MEMORY, "no room for the busy rank");
+    ASSERT_FAILS_ON_ALL(trip_dispatch(&t, false, local), MOERT_ERROR_MEMORY,
+                        "no room for the busy rank");
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
-        MOERT_ERROR_MEMORY, "no room for the busy rank");
+    ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, local), MOERT_ERROR_MEMORY,
+                        "no room for the busy rank");
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     trip_free_buffers(&t);
@@ -314,10 +312,8 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(keep_busy(busy));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL));
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
+    ASSERT_OK_ON_ALL(trip_combine(&t, false, false, MOERT_OK));
     expect_late(&c, &t, exchange, "in phase 'dispatch'");
     moert_flags_destroy(busy);
     close_usable(&c, &t, exchange);

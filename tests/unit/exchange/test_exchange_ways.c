@@ -62,15 +62,15 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     for (size_t i = 0; i < rows * stride; i++)
         memcpy(&t.host[i], &POISON, sizeof POISON);
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
-    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
-    moert_status status = moert_kernel_dispatch_once(exchange, &move);
+    const moert_transfer there = trip_there(&t, false);
+    moert_status status = moert_kernel_dispatch_once(exchange, &there);
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
     const size_t missing = count_poison(&t);
     ASSERT_ON_ALL(missing % stride == 0);
     const size_t stored = sum_over_ranks(rows - missing / stride);
     ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(index, tokens, c.topk, c.experts)));
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == 0);
     free(index);
     close_trip(&t, exchange);
@@ -83,7 +83,7 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
     trip t;
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    const moert_move move = {.plan = t.plan, .window = t.x, .source = t.source};
+    const moert_transfer there = trip_there(&t, false);
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
     uint32_t *words = test_alloc((rows + 1) * sizeof *words);
     for (size_t r = 0; r < rows; r++)
@@ -93,22 +93,9 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
     for (size_t i = 0; i < rows * stride; i++)
         memcpy(&t.host[i], &POISON, sizeof POISON);
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &move));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == rows * stride);
     free(words);
-    close_trip(&t, exchange);
-}
-
-/* Ranks that are told different things still agree. */
-static void test_ranks_agree_on_how_often_a_row_goes(void **state) {
-    const shape c = {"told otherwise", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 24};
-    setup mixed = *(const setup *)*state;
-    void *tested = &mixed;
-    trip t;
-    mixed.once = test_rank == test_ranks - 1 ? "off" : "on";
-    moert_exchange *exchange = open_exchange(&tested);
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
     close_trip(&t, exchange);
 }
 
@@ -137,7 +124,7 @@ static void test_ranks_may_fuse_or_not(void **state) {
     setup mixed = *(const setup *)*state;
     void *tested = &mixed;
     trip t;
-    mixed.fuse = test_rank % 2 == 0 ? "on" : "off";
+    mixed.fuse = test_rank % 2 == 0 ? ON : OFF;
     moert_exchange *exchange = open_exchange(&tested);
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     for (int i = 0; i < 10; i++) {
@@ -182,16 +169,16 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     ASSERT_OK_ON_ALL(
         moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
+    moert_transfer push = trip_push(&t, false, false);
     if (moert_exchange_sums(exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places),
-                            MOERT_ERROR_USAGE, "have no places of their own");
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, &push, &places), MOERT_ERROR_USAGE,
+                            "have no places of their own");
     } else {
-        ASSERT_OK_ON_ALL(moert_exchange_push(exchange, t.plan, t.y, t.slot_x, &places));
+        ASSERT_OK_ON_ALL(moert_exchange_push(exchange, &push, &places));
         ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
     }
-    const moert_move move = {
-        .plan = t.plan, .window = t.y, .slots = t.slot_x, .source = moert_window_rows(t.x)};
-    ASSERT_OK_ON_ALL(moert_kernel_send_rows(exchange, &move));
+    push.unsent = moert_window_rows(t.x);
+    ASSERT_OK_ON_ALL(moert_kernel_send_rows(exchange, &push));
     for (size_t r = 0; r < rows; r++)
         somewhere += found[r] != 0;
     ASSERT_ON_ALL(somewhere == 0);
@@ -207,13 +194,12 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
 /* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
 static moert_status combine_pushed(trip *t, bool beside) {
     moert_exchange *exchange = t->exchange;
-    MOERT_TRY(moert_exchange_dispatch(exchange, t->plan, MOERT_OK, t->source, t->x, t->weight,
-                                      t->slot_x));
-    moert_status local =
-        moert_exchange_push_rows(exchange, t->plan, t->y, t->slot_x, moert_window_rows(t->x));
+    moert_transfer back = trip_push(t, false, false);
+    MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
+    moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t->x));
     if (local == MOERT_OK && beside)
-        local = moert_exchange_combine_beside(exchange);
-    MOERT_TRY(moert_exchange_combine(exchange, t->plan, local, t->y, NULL, t->target, NULL, NULL));
+        local = moert_exchange_combine_beside(exchange, &back);
+    MOERT_TRY(moert_exchange_combine(exchange, &back, local));
     return moert_exchange_combine_join(exchange);
 }
 
@@ -236,21 +222,19 @@ static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     close_trip(&t, exchange);
 }
 
-/* One rank's product fails after others have sent rows: all fail, and the next combine is one of
- * rows that are fetched, until they are pushed again. */
+/* One rank's product fails after others have sent rows: all fail. */
 static void test_a_push_fails_alike_on_all_ranks(void **state) {
     const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
     const bool last = test_rank == test_ranks - 1;
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    moert_transfer back = trip_push(&t, false, false);
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     const moert_status local =
         last ? MOERT_FAIL(ERROR_DEVICE, "the product")
-             : moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL),
-        MOERT_ERROR_DEVICE, "the product");
+             : moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, local), MOERT_ERROR_DEVICE,
+                        "the product");
     close_usable(&c, &t, exchange);
 }
 
@@ -262,13 +246,11 @@ static void test_a_pushed_combine_names_a_late_device(void **state) {
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
     moert_flags *busy = make_busy();
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     ASSERT_OK_ON_ALL(keep_busy(busy));
-    const moert_status local =
-        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, local, t.y, NULL, t.target, NULL, NULL));
+    moert_transfer back = trip_push(&t, false, false);
+    const moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
+    ASSERT_OK_ON_ALL(moert_exchange_combine(exchange, &back, local));
     expect_late(&c, &t, exchange, "in phase 'combine'");
     moert_flags_destroy(busy);
     close_usable(&c, &t, exchange);
@@ -282,11 +264,13 @@ static void test_a_push_wants_room_for_slots(void **state) {
     const moert_buffer *places, *rows = moert_window_rows(t.x);
     moert_window *small;
     ASSERT_OK_ON_ALL(moert_window_create(exchange, c.width, &small));
+    moert_transfer push = trip_push(&t, false, false);
+    push.window = small;
     if (!moert_exchange_sums(exchange))
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, t.plan, small, t.slot_x, &places),
-                            MOERT_ERROR_USAGE, "a window to push to has 0 rows");
-    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, t.plan, small, t.slot_x, rows),
-                        MOERT_ERROR_USAGE, "a window to push to has 0 rows");
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, &push, &places), MOERT_ERROR_USAGE,
+                            "a window to push to has 0 rows");
+    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, &push, rows), MOERT_ERROR_USAGE,
+                        "a window to push to has 0 rows");
     moert_window_destroy(small);
     close_usable(&c, &t, exchange);
 }
@@ -317,13 +301,11 @@ static void test_summed_rows_take_no_weights(void **state) {
     const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
     trip t;
     moert_exchange *exchange = open_pushing(state, &c, &t);
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, t.weight, t.slot_x));
-    const moert_status local =
-        moert_exchange_push_rows(exchange, t.plan, t.y, t.slot_x, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, local, t.y, t.weight, t.target, NULL, NULL),
-        MOERT_ERROR_USAGE, "cannot be weighted");
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
+    moert_transfer back = trip_push(&t, true, false);
+    const moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, local), MOERT_ERROR_USAGE,
+                        "cannot be weighted");
     close_usable(&c, &t, exchange);
 }
 
@@ -360,8 +342,7 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     const size_t pairs = count_far_pairs(comm, index, tokens, c.topk, c.experts);
     const uint64_t before = moert_exchange_far_rows(exchange); /* of the trip's two dispatches */
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (tokens > 0));
-    ASSERT_OK_ON_ALL(
-        moert_exchange_dispatch(exchange, t.plan, MOERT_OK, t.source, t.x, NULL, NULL));
+    ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
     free(index);
     close_trip(&t, exchange);
@@ -430,9 +411,8 @@ static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, status, t.index, c.tokens[test_rank],
                                               c.topk, c.experts, &t.plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_combine(exchange, t.plan, MOERT_OK, t.y, NULL, t.target, NULL, NULL),
-        MOERT_ERROR_USAGE, "before the first dispatch");
+    ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
+                        "before the first dispatch");
     close_usable(&c, &t, exchange);
 }
 
@@ -455,8 +435,7 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 
 #define ONCE_TESTS(X)                                                                              \
     X(test_a_row_goes_to_each_rank_once)                                                           \
-    X(test_a_word_that_is_no_row_is_left_alone)                                                    \
-    X(test_ranks_agree_on_how_often_a_row_goes)
+    X(test_a_word_that_is_no_row_is_left_alone)
 
 #define PUSH_TESTS(X)                                                                              \
     X(test_a_row_of_no_slot_is_pushed_nowhere)                                                     \

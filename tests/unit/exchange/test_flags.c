@@ -30,17 +30,17 @@ static moert_status settle(moert_flags *flags) {
  * round's. No host waits in between. */
 static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags, unsigned round,
                                   moert_buffer **wrong) {
-    const unsigned ranks = (unsigned)test_ranks, rank = (unsigned)test_rank;
+    const moert_exchange_args args = {
+        .ranks = (uint32_t)test_ranks, .rank = (uint32_t)test_rank, .round = round};
     MOERT_TRY(moert_buffer_create(test_device, sizeof(uint32_t), wrong));
     sleep_now_and_then(2 * round);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write",
-                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(ranks),
-                        MOERT_ARG(rank), MOERT_ARG(round)));
+                        ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_STRUCT(args)));
     MOERT_TRY(moert_flags_meet(flags));
     sleep_now_and_then(2 * round + 1);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read",
                         ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(*wrong),
-                        MOERT_ARG(ranks), MOERT_ARG(round)));
+                        MOERT_STRUCT(args)));
     return moert_flags_meet(flags);
 }
 
