@@ -33,8 +33,7 @@ static void check(const char *what, const product *p, bool parts, size_t samples
 }
 
 /* moe_grouped_matmul: 36 experts, 2000 tokens, by the first token of each. */
-static void test_thirty_six_experts_of_one_to_many_tokens(void **state) {
-    (void)state;
+TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     enum { E = 36, T = 2000, N = 248, K = 520 };
     static const uint32_t first[E] = {0,    1,    2,    3,    4,    5,    6,    7,    8,
                                       9,    10,   11,   12,   13,   14,   15,   16,   17,
@@ -53,8 +52,7 @@ static void test_thirty_six_experts_of_one_to_many_tokens(void **state) {
 }
 
 /* All sums are small integers: nothing is rounded, and float64 is met exactly. */
-static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
-    (void)state;
+TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block, n, k;
         bool slow;
@@ -83,8 +81,7 @@ static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
 
 /* Sizes of the groups change from call to call ("dynamic M"): nothing is made anew, only `ends` is
  * written. */
-static void test_one_op_serves_every_size_of_the_groups(void **state) {
-    (void)state;
+TEST(test_one_op_serves_every_size_of_the_groups) {
     enum { G = 4, N = 40, K = 48, MOST = G * 832 };
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
     for (size_t b = 0; b < 2; b++) {
@@ -118,12 +115,4 @@ static void test_one_op_serves_every_size_of_the_groups(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_thirty_six_experts_of_one_to_many_tokens),
-        cmocka_unit_test(test_signs_multiply_exactly_in_groups_of_any_size),
-        cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
-    };
-    return cmocka_run_group_tests_name("suite of cuDNN and CUTLASS", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

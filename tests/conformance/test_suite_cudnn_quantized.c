@@ -130,8 +130,7 @@ static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.7
 
 /* ---- GLU ---- */
 
-static void test_glu_grid(void **state) {
-    (void)state;
+TEST(test_glu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
         const bool second = i / FORMATS % 2 == 1, bias = i / FORMATS / 2 == 1;
@@ -149,8 +148,7 @@ static void test_glu_grid(void **state) {
 }
 
 /* 128, 320 and 96 rows, padded. prob 0: c is as ever, d nothing at all. */
-static void test_rectangular_glu_and_zero_prob(void **state) {
-    (void)state;
+TEST(test_rectangular_glu_and_zero_prob) {
     static const uint32_t ends[] = {256, 768, 1024};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192);
@@ -165,8 +163,7 @@ static void test_rectangular_glu_and_zero_prob(void **state) {
 /* ---- discrete ---- */
 
 /* k- and n-major weights, stacked and discrete: all the same bits. */
-static void test_discrete_weights_of_either_major_give_the_bits_of_the_stack(void **state) {
-    (void)state;
+TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
         if (suite_skips(i % 3 == 2))
@@ -201,8 +198,7 @@ static void test_discrete_weights_of_either_major_give_the_bits_of_the_stack(voi
 
 /* ---- quant ---- */
 
-static void test_quant_grid(void **state) {
-    (void)state;
+TEST(test_quant_grid) {
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512);
         set_results(&o, formats[i % FORMATS], i / FORMATS == 0);
@@ -215,8 +211,7 @@ static void test_quant_grid(void **state) {
     }
 }
 
-static void test_quant_of_alpha_0_is_0(void **state) {
-    (void)state;
+TEST(test_quant_of_alpha_0_is_0) {
     static const uint32_t ends[] = {64, 320, 640};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i / 2], 384, 160);
@@ -243,8 +238,7 @@ static void test_quant_of_alpha_0_is_0(void **state) {
 
 /* ---- dGLU ---- */
 
-static void test_dglu_grid(void **state) {
-    (void)state;
+TEST(test_dglu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
         const moert_format format = formats[i % FORMATS];
         const size_t variant = i / FORMATS;
@@ -264,8 +258,7 @@ static void test_dglu_grid(void **state) {
 }
 
 /* No gradient of c, and one of prob. */
-static void test_dglu_of_prob_0(void **state) {
-    (void)state;
+TEST(test_dglu_of_prob_0) {
     static const uint32_t ends[] = {96, 416, 544};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_DGLU, formats[i / 2], 192, 320);
@@ -318,8 +311,7 @@ static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count
     moert_op_destroy(op);
 }
 
-static void test_one_op_serves_every_size_of_the_groups(void **state) {
-    (void)state;
+TEST(test_one_op_serves_every_size_of_the_groups) {
     static const uint32_t sizes[] = {64, 320, 576, 832, 0};
     for (size_t i = 0; i < 2; i++) {
         moert_op_options o = describe(MOERT_OP_GLU, formats[2 * i], 64, 128);
@@ -330,17 +322,4 @@ static void test_one_op_serves_every_size_of_the_groups(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_glu_grid),
-        cmocka_unit_test(test_rectangular_glu_and_zero_prob),
-        cmocka_unit_test(test_discrete_weights_of_either_major_give_the_bits_of_the_stack),
-        cmocka_unit_test(test_quant_grid),
-        cmocka_unit_test(test_quant_of_alpha_0_is_0),
-        cmocka_unit_test(test_dglu_grid),
-        cmocka_unit_test(test_dglu_of_prob_0),
-        cmocka_unit_test(test_one_op_serves_every_size_of_the_groups),
-    };
-    return cmocka_run_group_tests_name("suite of cuDNN, quantised", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

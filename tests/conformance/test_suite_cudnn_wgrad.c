@@ -37,8 +37,7 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     return data;
 }
 
-static void test_wgrad_table(void **state) {
-    (void)state;
+TEST(test_wgrad_table) {
     static const uint32_t splits[][2] = {{256, 640}, {128, 256}};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         if (suite_skips(i % 3 == 2))
@@ -71,8 +70,7 @@ static void test_wgrad_table(void **state) {
 }
 
 /* To zeros it adds up to twice the gradient; an expert without rows keeps what it has. */
-static void test_wgrad_accumulates(void **state) {
-    (void)state;
+TEST(test_wgrad_accumulates) {
     static const uint32_t ends[] = {0, 384};
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
         moert_op_options o =
@@ -103,11 +101,4 @@ static void test_wgrad_accumulates(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wgrad_table),
-        cmocka_unit_test(test_wgrad_accumulates),
-    };
-    return cmocka_run_group_tests_name("suite of cuDNN, quantised wgrad", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

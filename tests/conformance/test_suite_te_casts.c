@@ -69,8 +69,7 @@ static const shape mxfp8_shapes[] = {
     {256, 1024, false}, {16 * 8 * 4, 512, false}, {8192, 7168, true},
 };
 
-static void test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill(void **state) {
-    (void)state;
+TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
     for (size_t i = 0; i < sizeof mxfp8_shapes / sizeof *mxfp8_shapes; i++) {
         const shape *s = &mxfp8_shapes[i];
         if (suite_skips(s->slow))
@@ -136,8 +135,7 @@ static void check_gated(const size_t *s, const float *v, const float *dh, const 
     }
 }
 
-static void test_gated_results_and_gradients_become_mxfp8(void **state) {
-    (void)state;
+TEST(test_gated_results_and_gradients_become_mxfp8) {
     for (size_t i = 0; i < sizeof gated_shapes / sizeof *gated_shapes; i++) {
         const size_t *s = gated_shapes[i];
         const size_t n = s[0] * s[1];
@@ -181,8 +179,7 @@ static void check_nvfp4(const char *what, moert_number source, const matrix *m) 
     check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_TILE), m);
 }
 
-static void test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape(void **state) {
-    (void)state;
+TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
     for (size_t i = 0; i < sizeof nvfp4_shapes / sizeof *nvfp4_shapes; i++) {
         const shape *s = &nvfp4_shapes[i];
         if (suite_skips(s->slow))
@@ -199,8 +196,7 @@ static void test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape(void **state)
 }
 
 /* All zeros; one tensor at its largest; both sides of every boundary between two numbers. */
-static void test_nvfp4_is_exact_at_extrema_and_boundaries(void **state) {
-    (void)state;
+TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
     enum { M = 128, N = 128 };
     static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
     float *x = test_alloc(M * N * sizeof *x);
@@ -264,8 +260,7 @@ static void check_groups(const shape *s, const unsigned *split, const float *x, 
         check("tiles", MOERT_NUMBER_BF16, &how, &m);
 }
 
-static void test_groups_are_quantised_apart_wherever_the_empty_ones_are(void **state) {
-    (void)state;
+TEST(test_groups_are_quantised_apart_wherever_the_empty_ones_are) {
     for (size_t i = 0; i < sizeof grouped_shapes / sizeof *grouped_shapes; i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))
@@ -280,14 +275,4 @@ static void test_groups_are_quantised_apart_wherever_the_empty_ones_are(void **s
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill),
-        cmocka_unit_test(test_gated_results_and_gradients_become_mxfp8),
-        cmocka_unit_test(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape),
-        cmocka_unit_test(test_nvfp4_is_exact_at_extrema_and_boundaries),
-        cmocka_unit_test(test_groups_are_quantised_apart_wherever_the_empty_ones_are),
-    };
-    return cmocka_run_group_tests_name("suite of TransformerEngine: casts", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -40,8 +40,7 @@ typedef struct shape {
     bool slow;
 } shape;
 
-static void test_random_splits_have_the_bits_of_each_group_alone(void **state) {
-    (void)state;
+TEST(test_random_splits_have_the_bits_of_each_group_alone) {
     static const shape shapes[] = {{1, 127, 128, 512, false},
                                    {8, 15, 128, 512, false},
                                    {8, 1027, 128, 512, false},
@@ -60,8 +59,7 @@ static void test_random_splits_have_the_bits_of_each_group_alone(void **state) {
 }
 
 /* One gradient in 16 bits and its sum in 32, as wgrad accumulates. */
-static void test_weight_gradients_of_halves_accumulate_in_float32(void **state) {
-    (void)state;
+TEST(test_weight_gradients_of_halves_accumulate_in_float32) {
     static const size_t rows[] = {15, 1027};
     for (size_t i = 0; i < 4; i++) {
         uint32_t ends[8];
@@ -74,8 +72,7 @@ static void test_weight_gradients_of_halves_accumulate_in_float32(void **state) 
     }
 }
 
-static void test_grouped_tensors_take_discrete_weights_and_scaled_biases(void **state) {
-    (void)state;
+TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
     static const shape shapes[] = {{4, 256, 256, 256, false},
                                    {4, 512, 512, 256, false},
                                    {4, 512, 256, 512, false},
@@ -98,8 +95,7 @@ static void test_grouped_tensors_take_discrete_weights_and_scaled_biases(void **
 
 /* Equal sizes, one that differs among the groups, odd ones, nothing at all. Where sizes of weights
  * differ there, each is a problem of its own here. */
-static void test_groups_of_equal_of_different_and_of_no_rows(void **state) {
-    (void)state;
+TEST(test_groups_of_equal_of_different_and_of_no_rows) {
     static const struct {
         size_t groups, n, k, rows[3];
     } cases[] = {
@@ -121,13 +117,4 @@ static void test_groups_of_equal_of_different_and_of_no_rows(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_splits_have_the_bits_of_each_group_alone),
-        cmocka_unit_test(test_weight_gradients_of_halves_accumulate_in_float32),
-        cmocka_unit_test(test_grouped_tensors_take_discrete_weights_and_scaled_biases),
-        cmocka_unit_test(test_groups_of_equal_of_different_and_of_no_rows),
-    };
-    return cmocka_run_group_tests_name("suite of TransformerEngine: GEMM", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -158,8 +158,7 @@ static void check(const mlp *m, const ops_data *steps) {
         free(arrays[i]);
 }
 
-static void test_grouped_mlps_agree_with_float64(void **state) {
-    (void)state;
+TEST(test_grouped_mlps_agree_with_float64) {
     /* a limit that no bfloat16 number lies on: there the differences are half the derivative */
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 1.26f, 1.5f, 0.5f}};
@@ -189,10 +188,4 @@ static void test_grouped_mlps_agree_with_float64(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_grouped_mlps_agree_with_float64),
-    };
-    return cmocka_run_group_tests_name("suite of TransformerEngine: MLP", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

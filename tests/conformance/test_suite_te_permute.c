@@ -180,8 +180,7 @@ static void check_unpermute(trip *t, bool weighted) {
     free(got);
 }
 
-static void test_tokens_go_to_their_experts_and_back(void **state) {
-    (void)state;
+TEST(test_tokens_go_to_their_experts_and_back) {
     moert_exchange *exchange;
     ASSERT_OK(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_LOCAL, &exchange));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -198,12 +197,4 @@ static void test_tokens_go_to_their_experts_and_back(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tokens_go_to_their_experts_and_back),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("suite of TransformerEngine: permutation",
-                                                     tests, open_test_device, close_test_device));
-}
+MPI_TESTS(open_test_device, close_test_device)

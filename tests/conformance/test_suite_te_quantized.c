@@ -46,8 +46,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     }
 }
 
-static void test_nvfp4_gemms(void **state) {
-    (void)state;
+TEST(test_nvfp4_gemms) {
     static const shape shapes[] = {{1, 128, 128, 128, false},  {1, 256, 256, 256, true},
                                    {1, 112, 128, 96, false},   {1, 304, 640, 304, false},
                                    {1, 256, 64, 256, false},   {1, 128, 128, 112, false},
@@ -65,8 +64,7 @@ static void test_nvfp4_gemms(void **state) {
 }
 
 /* Random splits, weights in one buffer or many. */
-static void test_grouped_products_of_every_layout(void **state) {
-    (void)state;
+TEST(test_grouped_products_of_every_layout) {
     static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
     static const shape shapes[] = {{1, 128, 128, 512, false},  {8, 1024, 128, 512, false},
                                    {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
@@ -83,8 +81,7 @@ static void test_grouped_products_of_every_layout(void **state) {
 }
 
 /* What has no rows stays as it is, except that a gradient that is not added to is 0. */
-static void test_no_work_is_done_where_there_is_none(void **state) {
-    (void)state;
+TEST(test_no_work_is_done_where_there_is_none) {
     static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
     static const uint32_t none[4] = {0};
     for (size_t c = 0; c < (size_t)KINDS * 2 * 2 * 2 * 2; c++) {
@@ -106,12 +103,4 @@ static void test_no_work_is_done_where_there_is_none(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nvfp4_gemms),
-        cmocka_unit_test(test_grouped_products_of_every_layout),
-        cmocka_unit_test(test_no_work_is_done_where_there_is_none),
-    };
-    return cmocka_run_group_tests_name("suite of TransformerEngine, quantised", tests,
-                                       open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -131,8 +131,7 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
 }
 
 /* Softmax before the choice, with and without a sum of 1, or after it. */
-static void test_softmax_routers_of_the_table(void **state) {
-    (void)state;
+TEST(test_softmax_routers_of_the_table) {
     for (size_t i = 0; i < ROWS; i++)
         for (size_t c = 0; c < 6 && !suite_skips(rows[i].slow); c++)
             check(&rows[i], c % 3 == 2 ? MOERT_SCORE_SOFTMAX_TOPK : MOERT_SCORE_SOFTMAX, c % 3 == 1,
@@ -146,13 +145,11 @@ static void check_table(moert_score score) {
                   c % 2 == 1 ? 1.2f : 1.0f, c >= 2);
 }
 
-static void test_sigmoid_routers_of_the_table(void **state) {
-    (void)state;
+TEST(test_sigmoid_routers_of_the_table) {
     check_table(MOERT_SCORE_SIGMOID);
 }
 
-static void test_sqrt_softplus_routers_of_the_table(void **state) {
-    (void)state;
+TEST(test_sqrt_softplus_routers_of_the_table) {
     check_table(MOERT_SCORE_SQRT_SOFTPLUS);
 }
 
@@ -234,8 +231,7 @@ static void check_aux(const row *r, moert_score score) {
     free_data(&d);
 }
 
-static void test_the_balancing_loss_and_its_gradient(void **state) {
-    (void)state;
+TEST(test_the_balancing_loss_and_its_gradient) {
     static const moert_score scores[] = {MOERT_SCORE_SOFTMAX, MOERT_SCORE_SIGMOID,
                                          MOERT_SCORE_SQRT_SOFTPLUS};
     for (size_t i = 0; i < ROWS; i++)
@@ -243,13 +239,4 @@ static void test_the_balancing_loss_and_its_gradient(void **state) {
             check_aux(&rows[i], scores[s]);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_softmax_routers_of_the_table),
-        cmocka_unit_test(test_sigmoid_routers_of_the_table),
-        cmocka_unit_test(test_sqrt_softplus_routers_of_the_table),
-        cmocka_unit_test(test_the_balancing_loss_and_its_gradient),
-    };
-    return cmocka_run_group_tests_name("suite of TransformerEngine: router", tests,
-                                       open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -65,8 +65,7 @@ static moert_quantizer how_of(size_t format) {
     return HOW(.format = formats[format].format, .nvfp4_rule = formats[format].rule);
 }
 
-static void test_a_matrix_keeps_its_signal_in_every_format(void **state) {
-    (void)state;
+TEST(test_a_matrix_keeps_its_signal_in_every_format) {
     static const size_t shapes[][2] = {{2, 32}, {32, 64}, {33, 96}, {128, 256}, {1, 1024}};
     for (size_t i = 0; i < FORMATS * 2 * 2; i++)
         for (size_t s = 0; s < 5; s++) {
@@ -85,8 +84,7 @@ static void test_a_matrix_keeps_its_signal_in_every_format(void **state) {
 }
 
 /* A NaN takes its block along and leaves the next alone; an infinity becomes the largest number. */
-static void test_special_values_stay_in_their_block(void **state) {
-    (void)state;
+TEST(test_special_values_stay_in_their_block) {
     float x[3 * 32];
     for (size_t i = 0; i < 96; i++)
         x[i] = 1.0f;
@@ -210,8 +208,7 @@ static const row rows[] = {
     {8, 4096, 2048, 2048, {0}, true},
 };
 
-static void test_the_products_of_training_keep_their_signal(void **state) {
-    (void)state;
+TEST(test_the_products_of_training_keep_their_signal) {
     set_variable("MOERT_BACKEND", "portable");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const row *r = &rows[i];
@@ -235,12 +232,4 @@ static void test_the_products_of_training_keep_their_signal(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_matrix_keeps_its_signal_in_every_format),
-        cmocka_unit_test(test_special_values_stay_in_their_block),
-        cmocka_unit_test(test_the_products_of_training_keep_their_signal),
-    };
-    return cmocka_run_group_tests_name("suite of torchao", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

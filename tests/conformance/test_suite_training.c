@@ -152,8 +152,7 @@ static void check_linear(const layer *l, const double *limits) {
     free(dy);
 }
 
-static void test_a_grouped_linear_layer_keeps_its_signal(void **state) {
-    (void)state;
+TEST(test_a_grouped_linear_layer_keeps_its_signal) {
     static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
     static const double limits[][3] = {{27.0, 25.0, 24.0}, {16.0, 14.0, 12.0}};
     static const uint32_t unaligned[] = {64, 256};
@@ -305,8 +304,7 @@ static void check_mlp(const mlp *m, double limit) {
     }
 }
 
-static void test_a_grouped_mlp_keeps_its_signal(void **state) {
-    (void)state;
+TEST(test_a_grouped_mlp_keeps_its_signal) {
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 1.26f, 1.5f, 0.5f}};
     static const uint32_t ends[][GROUPS] = {
@@ -339,11 +337,4 @@ static void test_a_grouped_mlp_keeps_its_signal(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_grouped_linear_layer_keeps_its_signal),
-        cmocka_unit_test(test_a_grouped_mlp_keeps_its_signal),
-    };
-    return cmocka_run_group_tests_name("suite of quantised training", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

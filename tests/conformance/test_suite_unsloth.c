@@ -75,8 +75,7 @@ static void check_model(const model *m, moert_number type, size_t kinds_used) {
     free(r.gather);
 }
 
-static void test_small_models_in_every_legal_permutation(void **state) {
-    (void)state;
+TEST(test_small_models_in_every_legal_permutation) {
     static const size_t sizes[] = {32, 128, 512}, experts[] = {4, 16}, topk[] = {1, 4},
                         tokens[] = {128, 1024};
     for (size_t i = 0; i < 3 * 2 * 2 * 2; i++) {
@@ -87,8 +86,7 @@ static void test_small_models_in_every_legal_permutation(void **state) {
     }
 }
 
-static void test_small_models_in_the_other_types(void **state) {
-    (void)state;
+TEST(test_small_models_in_the_other_types) {
     static const moert_number types[] = {MOERT_NUMBER_F16, MOERT_NUMBER_F32};
     for (size_t i = 0; i < 8; i++) {
         const size_t size = i / 4 ? 128 : 32;
@@ -98,8 +96,7 @@ static void test_small_models_in_the_other_types(void **state) {
 }
 
 /* The first row has an eighth of Qwen3's widths; Llama 4's backward is smaller there too. */
-static void test_qwen3_and_llama4(void **state) {
-    (void)state;
+TEST(test_qwen3_and_llama4) {
     static const struct {
         model m;
         size_t kinds;
@@ -114,12 +111,4 @@ static void test_qwen3_and_llama4(void **state) {
             check_model(&rows[i].m, MOERT_NUMBER_BF16, rows[i].kinds);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_models_in_every_legal_permutation),
-        cmocka_unit_test(test_small_models_in_the_other_types),
-        cmocka_unit_test(test_qwen3_and_llama4),
-    };
-    return cmocka_run_group_tests_name("suite of Unsloth", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

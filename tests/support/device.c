@@ -46,11 +46,13 @@ bool has_tensor_cores(const char *otherwise) {
     return says(moert_device_describe(test_device)->nvidia >= 80, "NVIDIA's", otherwise);
 }
 
-bool choose_mma(void) {
-    if (!had_hopper || moert_config_get()->tensor == MOERT_TENSOR_MMA)
-        return false;
-    set_variable("MOERT_TENSOR", "mma");
-    return true;
+int run_tensor_forms(const char *file) {
+    int failed = run_file(file, open_test_device, close_test_device);
+    if (had_hopper && moert_config_get()->tensor != MOERT_TENSOR_MMA) {
+        set_variable("MOERT_TENSOR", "mma");
+        failed += run_file(file, open_test_device, close_test_device);
+    }
+    return failed;
 }
 
 moert_buffer *upload(const void *source, size_t bytes) {

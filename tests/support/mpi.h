@@ -13,13 +13,13 @@
 extern moert_comm *test_comm;
 extern size_t test_rank, test_ranks;
 
-/*
- *     if (!mpi_tests_begin(count, arguments))
- *         return 1;
- *     return mpi_tests_end(cmocka_run_group_tests_name("comm", tests, NULL, NULL));
- *
- * Rank 0 prints the results; the others only their failures, on stderr.
- */
+/* main() of tests on several ranks. Rank 0 prints the results; the others only their failures, on
+ * stderr. */
+#define MPI_TESTS(begin, end)                                                                      \
+    int main(int count, char **arguments) {                                                        \
+        return mpi_tests_begin(count, arguments) ? mpi_tests_end(run_file(__FILE__, begin, end))   \
+                                                 : 1;                                              \
+    }
 bool mpi_tests_begin(int count, char **arguments);
 int mpi_tests_end(int failed);
 

@@ -20,6 +20,31 @@ bool failed_with(moert_status got, moert_status wanted, const char *text) {
     return false;
 }
 
+/* The rows of TEST, put together by the linker, of programs that have some. */
+extern const test_row *const __start_test_rows[] __attribute__((weak));
+extern const test_row *const __stop_test_rows[] __attribute__((weak));
+
+static int by_line(const void *a, const void *b) {
+    const test_row *const *first = a, *const *second = b;
+    return (*first)->line - (*second)->line;
+}
+
+int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
+    const size_t count = (size_t)(__stop_test_rows - __start_test_rows);
+    const char *slash = strrchr(file, '/');
+    const test_row **rows = test_alloc(count * sizeof *rows);
+    struct CMUnitTest *tests = test_alloc(count * sizeof *tests);
+    memcpy(rows, __start_test_rows, count * sizeof *rows);
+    qsort(rows, count, sizeof *rows, by_line);
+    for (size_t i = 0; i < count; i++)
+        tests[i] = rows[i]->test;
+    const int failed =
+        _cmocka_run_group_tests(slash != NULL ? slash + 1 : file, tests, count, begin, end);
+    free(tests);
+    free(rows);
+    return failed;
+}
+
 void set_variable(const char *name, const char *value) {
     if (value != NULL)
         assert_int_equal(setenv(name, value, 1), 0);

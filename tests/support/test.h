@@ -35,6 +35,34 @@
 /* True if `got` is `wanted` and the last error has `text` in it; says what differs. */
 bool failed_with(moert_status got, moert_status wanted, const char *text);
 
+/* ---- tests ---- */
+
+/*
+ * TEST(name) { ... } is one of its program's tests, which run in the order of their lines.
+ * TEST_WITH has a fixture of its own, either half of which may be NULL; *state is what it left.
+ */
+#define TEST(name) TEST_WITH(name, NULL, NULL)
+#define TEST_WITH(name, begin, end)                                                                \
+    static void name(void **state);                                                                \
+    static const test_row name##_row = {{#name, name, begin, end, NULL}, __LINE__};                \
+    __attribute__((section("test_rows"), used)) static const test_row *const name##_at =           \
+        &name##_row;                                                                               \
+    static void name(__attribute__((unused)) void **state)
+
+typedef struct test_row {
+    struct CMUnitTest test;
+    int line;
+} test_row;
+
+/* main(): they run inside this group fixture. */
+#define TESTS(begin, end)                                                                          \
+    int main(void) {                                                                               \
+        return run_file(__FILE__, begin, end);                                                     \
+    }
+int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end);
+/* The same on the device, on a Hopper GPU once more with products by mma.sync. */
+int run_tensor_forms(const char *file);
+
 /* ---- settings ---- */
 
 /* Sets a variable of the environment (NULL: unsets it) for what reads the configuration next. */
@@ -55,12 +83,6 @@ bool has_tensor_cores(const char *otherwise);
 
 /* A kernel for buffers to go through: x[n] += x[n]. */
 moert_status run_twice(moert_buffer *x, size_t n);
-
-/* Runs tests on the device, on a Hopper GPU once more with products by mma.sync. */
-#define RUN_TENSOR_FORMS(tests)                                                                    \
-    (cmocka_run_group_tests(tests, open_test_device, close_test_device) +                          \
-     (choose_mma() ? cmocka_run_group_tests(tests, open_test_device, close_test_device) : 0))
-bool choose_mma(void);
 
 /* A buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);

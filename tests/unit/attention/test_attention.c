@@ -162,8 +162,7 @@ static void results_destroy(results *got) {
         free(got->value[r]);
 }
 
-static void test_attention_forward_agrees_with_float64(void **state) {
-    (void)state;
+TEST(test_attention_forward_agrees_with_float64) {
     for (size_t i = 0; i < CASES; i++) {
         oracle o = oracle_create(cases[i]);
         results got = device_attention(&o, 0, cases[i].sequences, false);
@@ -176,8 +175,7 @@ static void test_attention_forward_agrees_with_float64(void **state) {
     }
 }
 
-static void test_attention_backward_agrees_with_central_differences(void **state) {
-    (void)state;
+TEST(test_attention_backward_agrees_with_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const shape s = cases[i];
         oracle o = oracle_create(s);
@@ -198,8 +196,7 @@ static void test_attention_backward_agrees_with_central_differences(void **state
 }
 
 /* The float32 results, which the tests before this one judge, stand for float64. */
-static void test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere(void **state) {
-    (void)state;
+TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
     const shape shapes[] = {{2, 1, 1, 1, 64},    {1, 63, 2, 1, 64},  {2, 65, 4, 2, 128},
                             {1, 129, 4, 4, 128}, {3, 200, 8, 2, 64}, {1, 700, 3, 1, 128},
                             {1, 70, 2, 1, 96}};
@@ -240,8 +237,7 @@ static void assert_same_bits_alone(moert_number type, shape s) {
     oracle_destroy(&o);
 }
 
-static void test_attention_has_the_same_bits_alone_and_in_a_batch(void **state) {
-    (void)state;
+TEST(test_attention_has_the_same_bits_alone_and_in_a_batch) {
     assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 45, 4, 2, 20});
     assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 70, 2, 1, 64});
     assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 33, 2, 2, 128});
@@ -249,8 +245,7 @@ static void test_attention_has_the_same_bits_alone_and_in_a_batch(void **state) 
     assert_same_bits_alone(MOERT_NUMBER_BF16, (shape){3, 333, 4, 1, 128});
 }
 
-static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
-    (void)state;
+TEST(test_attention_takes_4096_tokens_and_large_scores) {
     const shape s = {1, 4096, 1, 1, 20};
     oracle o = oracle_create(s);
     double *score = test_alloc(s.length * sizeof *score);
@@ -270,8 +265,7 @@ static void test_attention_takes_4096_tokens_and_large_scores(void **state) {
     oracle_destroy(&o);
 }
 
-static void test_attention_refuses_what_it_cannot_do(void **state) {
-    (void)state;
+TEST(test_attention_refuses_what_it_cannot_do) {
     moert_buffer *x = unset_floats(64);
     moert_attention a = {.sequences = 1, .length = 1, .heads = 3, .kv_heads = 2, .head_size = 4};
     a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
@@ -291,14 +285,4 @@ static void test_attention_refuses_what_it_cannot_do(void **state) {
     moert_buffer_destroy(x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention_forward_agrees_with_float64),
-        cmocka_unit_test(test_attention_backward_agrees_with_central_differences),
-        cmocka_unit_test(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere),
-        cmocka_unit_test(test_attention_has_the_same_bits_alone_and_in_a_batch),
-        cmocka_unit_test(test_attention_takes_4096_tokens_and_large_scores),
-        cmocka_unit_test(test_attention_refuses_what_it_cannot_do),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -36,8 +36,7 @@ static moert_buffer *filled(size_t bytes) {
     return buffer;
 }
 
-static void test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns(void **state) {
-    (void)state;
+TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     const size_t rows = S * L, stride = STRIDE, column = COLUMN, bytes = rows * stride * 2;
     const int columns = COLUMNS;
     const float factor = 0.17f;
@@ -57,8 +56,7 @@ static void test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns(void 
     moert_buffer_destroy(to);
 }
 
-static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state) {
-    (void)state;
+TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     const size_t rows = S * L, blocks = 2, length = L, stride = STRIDE, column = COLUMN;
     const size_t from = rows * stride / 2, stats = S * HEADS * blocks * 128;
     const int heads = HEADS;
@@ -96,10 +94,4 @@ static void test_stats_are_lse_and_delta_of_rounded_dout_in_blocks(void **state)
     moert_buffer_destroy(to);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns),
-        cmocka_unit_test(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -33,8 +33,7 @@ done:
     return status;
 }
 
-static void test_a_failure_keeps_its_message_on_the_way_up(void **state) {
-    (void)state;
+TEST(test_a_failure_keeps_its_message_on_the_way_up) {
     int cleaned = 0;
     assert_int_equal(pass_on(), MOERT_ERROR_IO);
     assert_string_equal(moert_last_error(), "file x is 7 bytes short");
@@ -46,8 +45,7 @@ static void test_a_failure_keeps_its_message_on_the_way_up(void **state) {
     assert_string_equal(moert_last_error(), "while reading: file x is 7 bytes short");
 }
 
-static void test_a_long_message_is_cut(void **state) {
-    (void)state;
+TEST(test_a_long_message_is_cut) {
     char text[4000];
     memset(text, 'x', sizeof text);
     text[sizeof text - 1] = '\0';
@@ -62,8 +60,7 @@ static void *fail_on_thread(void *argument) {
     return NULL;
 }
 
-static void test_each_thread_has_its_own_last_error(void **state) {
-    (void)state;
+TEST(test_each_thread_has_its_own_last_error) {
     pthread_t thread;
     bool empty = false;
     MOERT_FAIL(ERROR_USAGE, "of this thread");
@@ -73,8 +70,7 @@ static void test_each_thread_has_its_own_last_error(void **state) {
     assert_string_equal(moert_last_error(), "of this thread");
 }
 
-static void test_every_status_has_a_name_and_a_text_of_its_own(void **state) {
-    (void)state;
+TEST(test_every_status_has_a_name_and_a_text_of_its_own) {
     assert_string_equal(moert_status_name(MOERT_OK), "MOERT_OK");
     assert_string_equal(moert_status_name(MOERT_ERROR_TIMEOUT), "MOERT_ERROR_TIMEOUT");
     for (int a = MOERT_OK; a <= MOERT_ERROR_INTERNAL; a++)
@@ -89,8 +85,7 @@ static void test_every_status_has_a_name_and_a_text_of_its_own(void **state) {
 
 /* ---- texts ---- */
 
-static void test_distance_counts_edits(void **state) {
-    (void)state;
+TEST(test_distance_counts_edits) {
     char a[200], b[200];
     assert_int_equal(moert_text_distance("", ""), 0);
     assert_int_equal(moert_text_distance("", "abc"), 3);
@@ -104,8 +99,7 @@ static void test_distance_counts_edits(void **state) {
     moert_text_distance(a, b);
 }
 
-static void test_format_makes_a_text_of_any_length(void **state) {
-    (void)state;
+TEST(test_format_makes_a_text_of_any_length) {
     char *text = moert_text_format("%s-%03d", "layer", 7);
     assert_string_equal(text, "layer-007");
     free(text);
@@ -114,8 +108,7 @@ static void test_format_makes_a_text_of_any_length(void **state) {
     free(text);
 }
 
-static void test_ends_with_compares_the_tail(void **state) {
-    (void)state;
+TEST(test_ends_with_compares_the_tail) {
     assert_true(moert_text_ends_with("topology.xml", ".xml"));
     assert_true(moert_text_ends_with(".xml", ".xml"));
     assert_true(moert_text_ends_with("any", ""));
@@ -125,8 +118,7 @@ static void test_ends_with_compares_the_tail(void **state) {
 
 /* ---- memory ---- */
 
-static void test_memory_is_zeroed_and_never_null(void **state) {
-    (void)state;
+TEST(test_memory_is_zeroed_and_never_null) {
     uint64_t *values = NULL;
     ASSERT_OK(MOERT_NEW_ARRAY(&values, 1000));
     for (size_t i = 0; i < 1000; i++)
@@ -137,8 +129,7 @@ static void test_memory_is_zeroed_and_never_null(void **state) {
     free(values);
 }
 
-static void test_memory_that_overflows_is_refused(void **state) {
-    (void)state;
+TEST(test_memory_that_overflows_is_refused) {
     char *memory = (char *)1;
     volatile size_t most = SIZE_MAX; /* the compiler would warn of such a constant */
     ASSERT_FAILS(moert_alloc(&memory, most / 2, 16), MOERT_ERROR_MEMORY, "16 bytes do not fit");
@@ -146,8 +137,7 @@ static void test_memory_that_overflows_is_refused(void **state) {
     assert_ptr_equal(memory, (char *)1);
 }
 
-static void test_narrowing_is_checked(void **state) {
-    (void)state;
+TEST(test_narrowing_is_checked) {
     int value = -5;
     ASSERT_OK(moert_to_int(0, "rows", &value));
     assert_int_equal(value, 0);
@@ -165,8 +155,7 @@ static void test_narrowing_is_checked(void **state) {
 /* ---- random numbers ---- */
 
 /* Known answers of Random123 (kat_vectors, philox4x32 with 10 rounds). */
-static void test_philox_gives_the_known_answers(void **state) {
-    (void)state;
+TEST(test_philox_gives_the_known_answers) {
     static const struct {
         uint64_t key, high, low;
         uint32_t word[4];
@@ -185,8 +174,7 @@ static void test_philox_gives_the_known_answers(void **state) {
     }
 }
 
-static void test_uniforms_fill_the_unit_interval(void **state) {
-    (void)state;
+TEST(test_uniforms_fill_the_unit_interval) {
     enum { N = 100000, BINS = 10 };
     double sum = 0.0;
     size_t bins[BINS] = {0};
@@ -201,8 +189,7 @@ static void test_uniforms_fill_the_unit_interval(void **state) {
         assert_within((double)bins[b], N / BINS, 5.0 * sqrt(N / BINS));
 }
 
-static void test_normals_have_mean_zero_and_variance_one(void **state) {
-    (void)state;
+TEST(test_normals_have_mean_zero_and_variance_one) {
     enum { N = 100000 };
     double sum = 0.0, squares = 0.0, fourth = 0.0;
     for (size_t i = 0; i < N; i++) {
@@ -217,8 +204,7 @@ static void test_normals_have_mean_zero_and_variance_one(void **state) {
     assert_within(fourth / N, 3.0, 5.0 * sqrt(96.0 / N));
 }
 
-static void test_streams_differ_and_repeat(void **state) {
-    (void)state;
+TEST(test_streams_differ_and_repeat) {
     const uint64_t a = moert_rng_stream("model.embed"), b = moert_rng_stream("model.norm");
     assert_true(moert_rng_stream("") == 0xcbf29ce484222325); /* FNV-1a */
     assert_true(moert_rng_stream("a") == 0xaf63dc4c8601ec8c);
@@ -234,8 +220,7 @@ static void count_visits(void *context, size_t first, size_t end) {
         visits[i]++;
 }
 
-static void test_parallel_loops_take_every_number_once(void **state) {
-    (void)state;
+TEST(test_parallel_loops_take_every_number_once) {
     static const size_t counts[] = {0, 1, 2, 63, 64, 65, 1000};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         for (size_t least = 0; least < 3; least++) {
@@ -246,8 +231,7 @@ static void test_parallel_loops_take_every_number_once(void **state) {
         }
 }
 
-static void test_normals_made_together_are_those_made_one_by_one(void **state) {
-    (void)state;
+TEST(test_normals_made_together_are_those_made_one_by_one) {
     enum { N = 100000, FIRST = 12345 };
     float *values = test_alloc(N * sizeof *values);
     moert_rng_normals(5, 6, FIRST, 0.02, values, N);
@@ -256,24 +240,4 @@ static void test_normals_made_together_are_those_made_one_by_one(void **state) {
     free(values);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_failure_keeps_its_message_on_the_way_up),
-        cmocka_unit_test(test_a_long_message_is_cut),
-        cmocka_unit_test(test_each_thread_has_its_own_last_error),
-        cmocka_unit_test(test_every_status_has_a_name_and_a_text_of_its_own),
-        cmocka_unit_test(test_distance_counts_edits),
-        cmocka_unit_test(test_format_makes_a_text_of_any_length),
-        cmocka_unit_test(test_ends_with_compares_the_tail),
-        cmocka_unit_test(test_memory_is_zeroed_and_never_null),
-        cmocka_unit_test(test_memory_that_overflows_is_refused),
-        cmocka_unit_test(test_narrowing_is_checked),
-        cmocka_unit_test(test_philox_gives_the_known_answers),
-        cmocka_unit_test(test_uniforms_fill_the_unit_interval),
-        cmocka_unit_test(test_normals_have_mean_zero_and_variance_one),
-        cmocka_unit_test(test_streams_differ_and_repeat),
-        cmocka_unit_test(test_parallel_loops_take_every_number_once),
-        cmocka_unit_test(test_normals_made_together_are_those_made_one_by_one),
-    };
-    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -17,8 +17,7 @@ static int unset_variables(void **state) {
     return 0;
 }
 
-static void test_defaults_hold_where_nothing_is_set(void **state) {
-    (void)state;
+TEST_WITH(test_defaults_hold_where_nothing_is_set, unset_variables, NULL) {
     const moert_config *config = moert_config_get();
     assert_string_equal(config->device, "auto");
     assert_int_equal(config->backend, MOERT_BACKEND_AUTO);
@@ -30,8 +29,7 @@ static void test_defaults_hold_where_nothing_is_set(void **state) {
     ASSERT_OK(moert_config_check());
 }
 
-static void test_the_table_tells_what_is_set(void **state) {
-    (void)state;
+TEST_WITH(test_the_table_tells_what_is_set, unset_variables, NULL) {
     moert_variable variable;
     size_t count = 0;
     set_variable("MOERT_THREADS", "3");
@@ -46,8 +44,7 @@ static void test_the_table_tells_what_is_set(void **state) {
     assert_true(count > 5);
 }
 
-static void test_values_are_read_by_their_type(void **state) {
-    (void)state;
+TEST_WITH(test_values_are_read_by_their_type, unset_variables, NULL) {
     set_variable("MOERT_DEVICE", "0:1");
     set_variable("MOERT_EXCHANGE", "staged");
     set_variable("MOERT_TIMEOUT_S", "86400");
@@ -62,8 +59,7 @@ static void test_values_are_read_by_their_type(void **state) {
     ASSERT_OK(moert_config_check());
 }
 
-static void test_a_choice_has_the_words_of_its_list(void **state) {
-    (void)state;
+TEST(test_a_choice_has_the_words_of_its_list) {
     assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_AUTO), "auto");
     assert_string_equal(moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_STAGED), "staged");
     assert_string_equal(moert_config_choice("MOERT_BACKEND", MOERT_BACKEND_PORTABLE), "portable");
@@ -71,8 +67,7 @@ static void test_a_choice_has_the_words_of_its_list(void **state) {
     assert_string_equal(moert_config_choice("MOERT_NOTHING", 0), "?");
 }
 
-static void test_illegal_values_are_named_and_leave_the_default(void **state) {
-    (void)state;
+TEST(test_illegal_values_are_named_and_leave_the_default) {
     static const struct {
         const char *name, *value, *expected;
     } rows[] = {
@@ -122,8 +117,7 @@ static const char *stderr_of(moert_status (*call)(void)) {
     return text;
 }
 
-static void test_unknown_variables_warn_with_the_nearest_name(void **state) {
-    (void)state;
+TEST_WITH(test_unknown_variables_warn_with_the_nearest_name, unset_variables, NULL) {
     set_variable("MOERT_EXCHANG", "staged");
     const char *text = stderr_of(moert_config_check);
     set_variable("MOERT_EXCHANG", NULL);
@@ -131,14 +125,4 @@ static void test_unknown_variables_warn_with_the_nearest_name(void **state) {
     assert_non_null(strstr(text, "did you mean MOERT_EXCHANGE?"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_defaults_hold_where_nothing_is_set, unset_variables),
-        cmocka_unit_test_setup(test_the_table_tells_what_is_set, unset_variables),
-        cmocka_unit_test_setup(test_values_are_read_by_their_type, unset_variables),
-        cmocka_unit_test(test_a_choice_has_the_words_of_its_list),
-        cmocka_unit_test(test_illegal_values_are_named_and_leave_the_default),
-        cmocka_unit_test_setup(test_unknown_variables_warn_with_the_nearest_name, unset_variables),
-    };
-    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

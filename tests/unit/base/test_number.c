@@ -31,8 +31,7 @@ static uint32_t last_code(moert_number type) {
     return code;
 }
 
-static void test_codes_stand_for_the_values_of_the_standards(void **state) {
-    (void)state;
+TEST(test_codes_stand_for_the_values_of_the_standards) {
     const float e2m1[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
     for (uint32_t code = 0; code < 8; code++) {
         assert_true(moert_number_decode(MOERT_NUMBER_E2M1, code) == e2m1[code]);
@@ -62,8 +61,7 @@ static void test_codes_stand_for_the_values_of_the_standards(void **state) {
         assert_true(isnan(moert_number_decode(MOERT_NUMBER_E5M2, code)));
 }
 
-static void test_every_code_round_trips_and_codes_ascend(void **state) {
-    (void)state;
+TEST(test_every_code_round_trips_and_codes_ascend) {
     for (size_t t = 0; t < TYPES; t++) {
         const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
         for (uint32_t code = 0; code <= last; code++) {
@@ -75,8 +73,7 @@ static void test_every_code_round_trips_and_codes_ascend(void **state) {
     }
 }
 
-static void test_midpoints_go_to_even_and_their_neighbours_to_the_nearest(void **state) {
-    (void)state;
+TEST(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest) {
     for (size_t t = 0; t < TYPES; t++) {
         const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
         for (uint32_t code = 0; code < last; code++) {
@@ -94,8 +91,7 @@ static void test_midpoints_go_to_even_and_their_neighbours_to_the_nearest(void *
     }
 }
 
-static void test_large_values_saturate_or_overflow(void **state) {
-    (void)state;
+TEST(test_large_values_saturate_or_overflow) {
     const float large[] = {464.0f, 465.0f, 1e9f, FLT_MAX, INFINITY};
     for (size_t i = 0; i < 5; i++) {
         check_code(MOERT_NUMBER_E4M3, large[i], 0x7E);
@@ -113,8 +109,7 @@ static void test_large_values_saturate_or_overflow(void **state) {
     check_code(MOERT_NUMBER_BF16, -FLT_MAX, 0xFF80);
 }
 
-static void test_nans_have_one_code_and_zeros_keep_their_sign(void **state) {
-    (void)state;
+TEST(test_nans_have_one_code_and_zeros_keep_their_sign) {
     const uint32_t codes[] = {0x7E00, 0x7FC0, 0x7F, 0x7F, 0x7};
     const float nans[] = {NAN, -NAN, moert_number_of_bits(0x7F800001),
                           moert_number_of_bits(0xFFFFFFFF)};
@@ -130,8 +125,7 @@ static void test_nans_have_one_code_and_zeros_keep_their_sign(void **state) {
                      0x7FC00000);
 }
 
-static void test_the_bridge_rounds_half_steps_down(void **state) {
-    (void)state;
+TEST(test_the_bridge_rounds_half_steps_down) {
     for (uint32_t i = 0; i <= 0x40E00000 - 0x3E000000; i += 997) { /* 0.125 to 7 */
         const float x = moert_number_of_bits(0x3E000000 + i);
         const bool lower =
@@ -148,8 +142,7 @@ static void test_the_bridge_rounds_half_steps_down(void **state) {
     assert_int_equal(moert_number_encode_bridge(NAN), 7);
 }
 
-static void test_stochastic_rounding_is_unbiased_over_all_random_bits(void **state) {
-    (void)state;
+TEST(test_stochastic_rounding_is_unbiased_over_all_random_bits) {
     for (int i = -1536; i <= 1536; i++) { /* -6 to 6 in steps that 8 random bits resolve */
         const float x = (float)i / 256.0f;
         double sum = 0;
@@ -167,8 +160,7 @@ static void test_stochastic_rounding_is_unbiased_over_all_random_bits(void **sta
     assert_int_equal(moert_number_encode_stochastic(NAN, 0), 7);
 }
 
-static void test_powers_of_two_round_up_or_down_from_every_neighbour(void **state) {
-    (void)state;
+TEST(test_powers_of_two_round_up_or_down_from_every_neighbour) {
     for (unsigned b = 0; b < 255; b++) {
         const float power = moert_e8m0_decode((uint8_t)b);
         const float above = nextafterf(power, INFINITY), below = nextafterf(power, 0);
@@ -193,16 +185,4 @@ static void test_powers_of_two_round_up_or_down_from_every_neighbour(void **stat
     assert_int_equal(moert_e8m0_floor(NAN, 8), 255);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes_stand_for_the_values_of_the_standards),
-        cmocka_unit_test(test_every_code_round_trips_and_codes_ascend),
-        cmocka_unit_test(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest),
-        cmocka_unit_test(test_large_values_saturate_or_overflow),
-        cmocka_unit_test(test_nans_have_one_code_and_zeros_keep_their_sign),
-        cmocka_unit_test(test_the_bridge_rounds_half_steps_down),
-        cmocka_unit_test(test_stochastic_rounding_is_unbiased_over_all_random_bits),
-        cmocka_unit_test(test_powers_of_two_round_up_or_down_from_every_neighbour),
-    };
-    return cmocka_run_group_tests_name("number", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

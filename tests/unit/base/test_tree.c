@@ -69,8 +69,7 @@ static void check_nodes(moert_span span) {
     assert_true(span.count > 0 || count == 0);
 }
 
-static void test_nodes_cover_a_span_from_left_to_right(void **state) {
-    (void)state;
+TEST(test_nodes_cover_a_span_from_left_to_right) {
     for (size_t total = 1; total <= MOST_LEAVES; total++)
         for (size_t first = 0; first <= total; first++)
             for (size_t count = 0; first + count <= total; count++)
@@ -90,15 +89,13 @@ static void check_partition(size_t total, size_t cut) {
     assert_memory_equal(sum, expected, sizeof sum);
 }
 
-static void test_every_partition_in_two_gives_the_bits_of_the_full_tree(void **state) {
-    (void)state;
+TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
     for (size_t total = 1; total <= MOST_LEAVES; total++)
         for (size_t cut = 0; cut <= total; cut++)
             check_partition(total, cut);
 }
 
-static void test_single_leaves_join_to_the_bits_of_the_full_tree(void **state) {
-    (void)state;
+TEST(test_single_leaves_join_to_the_bits_of_the_full_tree) {
     for (size_t total = 1; total <= MOST_LEAVES; total++) {
         float leaves[MOST_LEAVES * N], expected[N], *rows[MOST_LEAVES];
         moert_tree_node nodes[MOST_LEAVES];
@@ -113,19 +110,10 @@ static void test_single_leaves_join_to_the_bits_of_the_full_tree(void **state) {
     }
 }
 
-static void test_a_tree_without_leaves_sums_to_zero(void **state) {
-    (void)state;
+TEST(test_a_tree_without_leaves_sums_to_zero) {
     float sum[N] = {1, 2, 3}, zero[N] = {0};
     moert_tree_join(0, NULL, NULL, 0, sum, N);
     assert_memory_equal(sum, zero, sizeof sum);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nodes_cover_a_span_from_left_to_right),
-        cmocka_unit_test(test_every_partition_in_two_gives_the_bits_of_the_full_tree),
-        cmocka_unit_test(test_single_leaves_join_to_the_bits_of_the_full_tree),
-        cmocka_unit_test(test_a_tree_without_leaves_sums_to_zero),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

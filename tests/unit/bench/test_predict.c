@@ -19,8 +19,7 @@ static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size
     return spread;
 }
 
-static void test_distinct_ranks_and_nodes_are_counted_exactly(void **state) {
-    (void)state;
+TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
     /* 2 of 4 experts on 4 ranks, 2 nodes: always 2 ranks; 2 of the 6 pairs lie on one node */
     const bench_spread a = spread_of(BENCH_BALANCED, 2, 4, 4, 2);
     assert_within(a.pairs_rank, 2.0, 1e-12);
@@ -62,7 +61,7 @@ static void draw(bench_skew skew, size_t topk, size_t experts, size_t ep, bench_
     free(index);
 }
 
-static void test_expected_spreads_are_those_of_draws(void **state) {
+TEST(test_expected_spreads_are_those_of_draws) {
     static const struct {
         bench_skew skew;
         size_t topk, experts, ep;
@@ -83,7 +82,7 @@ static void test_expected_spreads_are_those_of_draws(void **state) {
     }
 }
 
-static void test_largest_of_normal_numbers(void **state) {
+TEST(test_largest_of_normal_numbers) {
     (void)state; /* tables of order statistics */
     assert_within(bench_largest_normal(1), 0.0, 0.0);
     assert_within(bench_largest_normal(2), 0.5642, 0.05);
@@ -147,7 +146,7 @@ static bench_prediction predicted(const bench_work *work) {
 
 #define ROW_BYTES 2048.0
 
-static void test_a_product_takes_its_rate_between_measured_rows(void **state) {
+TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, close_machine) {
     double seconds;
     (void)state;
     /* 128 rows a group are halfway from 64 to 256 in the logarithm: 150 GFLOP/s */
@@ -165,7 +164,7 @@ static void test_a_product_takes_its_rate_between_measured_rows(void **state) {
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
 }
 
-static void test_windows_of_one_node_by_hand(void **state) {
+TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {
     (void)state; /* 512 rows of 2 KiB each way at 10 GB/s; 12 launches of 1 us */
     const bench_work w = even_work(2, BENCH_WINDOW);
     const bench_prediction p = predicted(&w);
@@ -178,7 +177,7 @@ static void test_windows_of_one_node_by_hand(void **state) {
     assert_int_equal(p.bound, BENCH_PRODUCTS);
 }
 
-static void test_staged_and_node_engines_by_hand(void **state) {
+TEST_WITH(test_staged_and_node_engines_by_hand, open_machine, close_machine) {
     (void)state; /* 4 ranks on 2 nodes: half of a rank's 512 rows go to the other node */
     const bench_work staged = even_work(4, BENCH_STAGED), node = even_work(4, BENCH_NODE);
     const bench_prediction s = predicted(&staged), n = predicted(&node);
@@ -218,8 +217,7 @@ static bench_prediction of_links(size_t ranks, const char *type, double result_b
     return predicted(&w);
 }
 
-static void test_linked_devices_by_hand(void **state) {
-    (void)state;
+TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
     /* Two ranks, f32: of 512 rows half stay; of the others, 2 a token, one crosses and one is
      * copied. All results of the other rank cross, in backward beside the weights' gradients. */
@@ -241,8 +239,7 @@ static void test_linked_devices_by_hand(void **state) {
     assert_within(one.hidden, 0.0, 0.0);
 }
 
-static void test_parts_add_up_to_the_whole(void **state) {
-    (void)state;
+TEST_WITH(test_parts_add_up_to_the_whole, open_machine, close_machine) {
     for (size_t waves = 1; waves <= 4; waves *= 2) {
         bench_work w = even_work(4, BENCH_NODE);
         w.waves = waves;
@@ -257,8 +254,8 @@ static void test_parts_add_up_to_the_whole(void **state) {
     }
 }
 
-static void test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores(void **state) {
-    (void)state;
+TEST_WITH(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores, open_machine,
+          close_machine) {
     bench_work w = even_work(4, BENCH_STAGED), whole = w;
     bench_machine shared = machine;
     bench_prediction p, q;
@@ -276,8 +273,7 @@ static void test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores(void 
     assert_true(q.hidden / q.seconds < p.hidden / p.seconds);
 }
 
-static void test_more_of_anything_takes_no_less(void **state) {
-    (void)state;
+TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_NODE);
     w.experts = 16; /* now it matters where they are */
     const double base = predicted(&w).seconds;
@@ -301,8 +297,7 @@ static void test_more_of_anything_takes_no_less(void **state) {
     assert_true(predicted(&more).part[BENCH_BETWEEN] > predicted(&w).part[BENCH_BETWEEN]);
 }
 
-static void test_shared_cores_and_crowds(void **state) {
-    (void)state;
+TEST_WITH(test_shared_cores_and_crowds, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_STAGED);
     const bench_prediction own = predicted(&w);
     machine.shared_cores = 2.0; /* two ranks a core */
@@ -316,8 +311,7 @@ static void test_shared_cores_and_crowds(void **state) {
                   2.0 * 512 * ROW_BYTES * (0.2 + 0.75 / 0.5) / 1e9, 1e-12);
 }
 
-static void test_gradients_of_replicas_are_summed(void **state) {
-    (void)state;
+TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
     set_rates("f32");
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
@@ -329,7 +323,7 @@ static void test_gradients_of_replicas_are_summed(void **state) {
     assert_true(p.part[BENCH_SUMS] > alone);
 }
 
-static void test_what_does_not_fit_is_refused(void **state) {
+TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
     bench_prediction p;
     (void)state;
     bench_work w = even_work(4, BENCH_WINDOW);
@@ -348,7 +342,7 @@ static void test_what_does_not_fit_is_refused(void **state) {
 
 /* bench/results/h200-train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
  * H200, batches of 4 x 2048 tokens. */
-static void test_a_step_on_one_h200_is_near_the_measured_one(void **state) {
+TEST(test_a_step_on_one_h200_is_near_the_measured_one) {
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
     bench_work w = {.ranks = 1,
                     .ep = 1,
@@ -380,7 +374,7 @@ static void test_a_step_on_one_h200_is_near_the_measured_one(void **state) {
 /* ms of forward and of forward + backward, T 8192 a rank, all in bf16:
  * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. Nothing of the model was fitted to
  * them. */
-static void test_layers_on_h200s_are_near_the_measured_ones(void **state) {
+TEST(test_layers_on_h200s_are_near_the_measured_ones) {
     static const struct {
         size_t ranks, model;
         double forward, both;
@@ -410,7 +404,7 @@ static void test_layers_on_h200s_are_near_the_measured_ones(void **state) {
 
 /* ---- files ---- */
 
-static void test_a_machine_is_read_as_it_was_written(void **state) {
+TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine) {
     bench_machine again;
     (void)state;
     machine.pipelined = machine.linked = true;
@@ -433,7 +427,7 @@ static void assert_refused(const char *text, const char *message) {
     bench_machine_free(&bad);
 }
 
-static void test_malformed_machines_name_the_field(void **state) {
+TEST_WITH(test_malformed_machines_name_the_field, open_machine, close_machine) {
     bench_machine bad;
     (void)state;
     ASSERT_FAILS(bench_machine_read(in_folder("none.json"), &bad), MOERT_ERROR_IO, "none.json");
@@ -444,26 +438,4 @@ static void test_malformed_machines_name_the_field(void **state) {
                    "'ranks_per_node' must be positive");
 }
 
-int main(void) {
-#define ON_MACHINE(test) cmocka_unit_test_setup_teardown(test, open_machine, close_machine)
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_distinct_ranks_and_nodes_are_counted_exactly),
-        cmocka_unit_test(test_expected_spreads_are_those_of_draws),
-        cmocka_unit_test(test_largest_of_normal_numbers),
-        ON_MACHINE(test_a_product_takes_its_rate_between_measured_rows),
-        ON_MACHINE(test_windows_of_one_node_by_hand),
-        ON_MACHINE(test_staged_and_node_engines_by_hand),
-        ON_MACHINE(test_linked_devices_by_hand),
-        ON_MACHINE(test_parts_add_up_to_the_whole),
-        ON_MACHINE(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores),
-        ON_MACHINE(test_more_of_anything_takes_no_less),
-        ON_MACHINE(test_shared_cores_and_crowds),
-        ON_MACHINE(test_gradients_of_replicas_are_summed),
-        ON_MACHINE(test_what_does_not_fit_is_refused),
-        cmocka_unit_test(test_a_step_on_one_h200_is_near_the_measured_one),
-        cmocka_unit_test(test_layers_on_h200s_are_near_the_measured_ones),
-        ON_MACHINE(test_a_machine_is_read_as_it_was_written),
-        ON_MACHINE(test_malformed_machines_name_the_field),
-    };
-    return cmocka_run_group_tests_name("predict", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

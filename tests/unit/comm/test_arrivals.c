@@ -29,8 +29,7 @@ static bool charges(const double *waited_ns, size_t late) {
     return right && (test_rank == late || waited_ns[late] > LEAST_NS);
 }
 
-static void test_the_last_rank_is_charged_with_the_others_waiting(void **state) {
-    (void)state;
+TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
     double waited_ns[MOST_RANKS];
     for (size_t late = 0; late < test_ranks; late++) {
         wait_for(test_comm, late, waited_ns);
@@ -40,8 +39,7 @@ static void test_the_last_rank_is_charged_with_the_others_waiting(void **state) 
 }
 
 /* In a part of the ranks, in reverse order of the parts, the rank of the whole is named. */
-static void test_parts_name_ranks_of_the_whole(void **state) {
-    (void)state;
+TEST(test_parts_name_ranks_of_the_whole) {
     double waited_ns[MOST_RANKS];
     moert_comm *half;
     const size_t late = test_ranks - 1, color = test_rank == 0 ? 1 : 0;
@@ -54,8 +52,7 @@ static void test_parts_name_ranks_of_the_whole(void **state) {
     moert_comm_destroy(half);
 }
 
-static void test_calls_that_only_some_ranks_make_do_not_count(void **state) {
-    (void)state;
+TEST(test_calls_that_only_some_ranks_make_do_not_count) {
     double waited_ns[MOST_RANKS] = {0.0};
     ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
     moert_arrivals_begin();
@@ -70,8 +67,7 @@ static void test_calls_that_only_some_ranks_make_do_not_count(void **state) {
         ASSERT_ON_ALL(waited_ns[r] == 0.0);
 }
 
-static void test_calls_outside_of_a_span_do_not_count(void **state) {
-    (void)state;
+TEST(test_calls_outside_of_a_span_do_not_count) {
     double waited_ns[MOST_RANKS];
     wait_for(test_comm, 0, waited_ns);
     ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
@@ -92,14 +88,4 @@ static int enable(void **state) {
     return moert_arrivals_enable(test_comm) == MOERT_OK ? 0 : -1;
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_last_rank_is_charged_with_the_others_waiting),
-        cmocka_unit_test(test_parts_name_ranks_of_the_whole),
-        cmocka_unit_test(test_calls_that_only_some_ranks_make_do_not_count),
-        cmocka_unit_test(test_calls_outside_of_a_span_do_not_count),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("arrivals", tests, enable, NULL));
-}
+MPI_TESTS(enable, NULL)

@@ -73,8 +73,7 @@ static void hear_host_1(size_t at, int times) {
     }
 }
 
-static void test_a_letter_reaches_all_others(void **state) {
-    (void)state;
+TEST_WITH(test_a_letter_reaches_all_others, open_all, close_all) {
     size_t host;
     char letter[LETTER_BYTES];
     send_letter(2, "hello");
@@ -87,8 +86,7 @@ static void test_a_letter_reaches_all_others(void **state) {
     assert_false(receive(2, &host, letter));
 }
 
-static void test_letters_of_other_jobs_and_sizes_are_dropped(void **state) {
-    (void)state;
+TEST_WITH(test_letters_of_other_jobs_and_sizes_are_dropped, open_all, close_all) {
     size_t host;
     char letter[LETTER_BYTES] = "short";
     moert_beacon_place others[HOSTS];
@@ -103,8 +101,7 @@ static void test_letters_of_other_jobs_and_sizes_are_dropped(void **state) {
     assert_string_equal(letter, "mine");
 }
 
-static void test_an_answer_goes_where_the_letter_came_from(void **state) {
-    (void)state;
+TEST_WITH(test_an_answer_goes_where_the_letter_came_from, open_all, close_all) {
     size_t host;
     char letter[LETTER_BYTES];
     moert_beacon_place unknown[HOSTS];
@@ -118,8 +115,7 @@ static void test_an_answer_goes_where_the_letter_came_from(void **state) {
     assert_string_equal(letter, "answer");
 }
 
-static void test_a_beacon_that_is_closed_refuses(void **state) {
-    (void)state;
+TEST_WITH(test_a_beacon_that_is_closed_refuses, open_all, close_all) {
     size_t host;
     hear_host_1(0, 5);
     assert_false(moert_beacon_refused(beacons[0], &host));
@@ -130,8 +126,7 @@ static void test_a_beacon_that_is_closed_refuses(void **state) {
 }
 
 /* Host 1 speaks, but what is sent to it is refused: another port is where it is heard from. */
-static void test_a_firewall_is_no_end(void **state) {
-    (void)state;
+TEST_WITH(test_a_firewall_is_no_end, open_all, close_all) {
     size_t host;
     hear_host_1(0, 1);
     moert_beacon_place closed[HOSTS];
@@ -146,15 +141,4 @@ static void test_a_firewall_is_no_end(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_letter_reaches_all_others, open_all, close_all),
-        cmocka_unit_test_setup_teardown(test_letters_of_other_jobs_and_sizes_are_dropped, open_all,
-                                        close_all),
-        cmocka_unit_test_setup_teardown(test_an_answer_goes_where_the_letter_came_from, open_all,
-                                        close_all),
-        cmocka_unit_test_setup_teardown(test_a_beacon_that_is_closed_refuses, open_all, close_all),
-        cmocka_unit_test_setup_teardown(test_a_firewall_is_no_end, open_all, close_all),
-    };
-    return cmocka_run_group_tests_name("beacon", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

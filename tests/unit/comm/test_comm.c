@@ -10,8 +10,7 @@
 #include "comm/tree_sum.h"
 #include "support/mpi.h"
 
-static void test_broadcast_reaches_every_rank_from_every_root(void **state) {
-    (void)state;
+TEST(test_broadcast_reaches_every_rank_from_every_root) {
     bool right = true;
     for (size_t root = 0; root < test_ranks; root++) {
         uint64_t data[5] = {0};
@@ -43,8 +42,7 @@ static bool gather_uneven(bool in_place) {
     return right;
 }
 
-static void test_allgatherv_takes_empty_pieces_and_pieces_in_place(void **state) {
-    (void)state;
+TEST(test_allgatherv_takes_empty_pieces_and_pieces_in_place) {
     bool right = gather_uneven(false);
     right = gather_uneven(true) && right;
     ASSERT_ON_ALL(right);
@@ -76,13 +74,11 @@ static bool exchange_uneven(void) {
     return right;
 }
 
-static void test_alltoallv_takes_uneven_and_empty_pieces(void **state) {
-    (void)state;
+TEST(test_alltoallv_takes_uneven_and_empty_pieces) {
     ASSERT_ON_ALL(exchange_uneven());
 }
 
-static void test_pieces_above_the_limit_travel_in_several_messages(void **state) {
-    (void)state;
+TEST(test_pieces_above_the_limit_travel_in_several_messages) {
     size_t limit = moert_comm_piece_bytes;
     moert_comm_piece_bytes = 7;
     uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
@@ -95,8 +91,7 @@ static void test_pieces_above_the_limit_travel_in_several_messages(void **state)
     ASSERT_ON_ALL(right);
 }
 
-static void test_agreement_gives_all_ranks_the_lowest_failure(void **state) {
-    (void)state;
+TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
     bool right = moert_comm_agree(test_comm, MOERT_OK) == MOERT_OK;
     for (size_t bad = 0; bad < test_ranks; bad++) {
         moert_status mine = MOERT_OK;
@@ -121,8 +116,7 @@ static void test_agreement_gives_all_ranks_the_lowest_failure(void **state) {
     ASSERT_ON_ALL(right);
 }
 
-static void test_split_keeps_the_order_and_names_ranks_of_the_whole(void **state) {
-    (void)state;
+TEST(test_split_keeps_the_order_and_names_ranks_of_the_whole) {
     moert_comm *part = NULL;
     bool right = moert_comm_split(test_comm, test_rank % 2, &part) == MOERT_OK;
     size_t count = (test_ranks + 1 - test_rank % 2) / 2, ranks[256];
@@ -143,8 +137,7 @@ static void test_split_keeps_the_order_and_names_ranks_of_the_whole(void **state
     ASSERT_ON_ALL(right);
 }
 
-static void test_ranks_of_one_host_are_counted(void **state) {
-    (void)state;
+TEST(test_ranks_of_one_host_are_counted) {
     bool right =
         moert_comm_node_count(test_comm) == 1 && moert_comm_node_size(test_comm) == test_ranks;
     right = right && moert_comm_node_rank(test_comm) == test_rank &&
@@ -154,8 +147,7 @@ static void test_ranks_of_one_host_are_counted(void **state) {
 }
 
 /* Every three ranks as a host, also in parts of them all. */
-static void test_ranks_of_one_host_may_count_as_several(void **state) {
-    (void)state;
+TEST(test_ranks_of_one_host_may_count_as_several) {
     moert_comm *whole = NULL, *odd = NULL;
     set_variable("MOERT_NODE_RANKS", "3");
     bool right = moert_comm_split(test_comm, 0, &whole) == MOERT_OK &&
@@ -261,8 +253,7 @@ static bool all_spans(size_t at, size_t first, size_t total, size_t n, const flo
     return right;
 }
 
-static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
-    (void)state;
+TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
     enum { N = 5 };
     bool right = true;
     for (size_t total = 1; total <= 13; total++) {
@@ -273,8 +264,7 @@ static void test_tree_sum_has_the_bits_of_one_rank_for_all_spans(void **state) {
     ASSERT_ON_ALL(right);
 }
 
-static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
-    (void)state;
+TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
     size_t n = 100001, total = 2 * test_ranks + 1, usual = moert_tree_round_floats;
     float *expected = serial_sum(0, total, n);
     size_t first = test_rank == 0 ? 0 : 2 * test_rank + 1;
@@ -287,8 +277,7 @@ static void test_tree_sum_goes_in_rounds_over_many_columns(void **state) {
 }
 
 /* Sums of several columns and communicators under way at once, ended in another order. */
-static void test_tree_sums_go_on_beside_each_other_and_beside_other_calls(void **state) {
-    (void)state;
+TEST(test_tree_sums_go_on_beside_each_other_and_beside_other_calls) {
     enum { SUMS = 3, N = 4001 };
     const size_t usual = moert_tree_round_floats;
     const moert_span span = {test_rank, 1, test_ranks};
@@ -326,15 +315,13 @@ static void test_tree_sums_go_on_beside_each_other_and_beside_other_calls(void *
     ASSERT_ON_ALL(right);
 }
 
-static void test_tree_sum_without_leaves_is_zero(void **state) {
-    (void)state;
+TEST(test_tree_sum_without_leaves_is_zero) {
     float zero[3] = {0};
     bool right = sum_is_right((moert_span){0}, 3, zero);
     ASSERT_ON_ALL(right);
 }
 
-static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
-    (void)state;
+TEST(test_tree_sum_refuses_spans_that_leave_a_gap) {
     moert_span *spans = calloc(test_ranks, sizeof *spans);
     const moert_span span = {test_rank, 1, test_ranks + 1};
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_ERROR_MISMATCH;
@@ -342,29 +329,8 @@ static void test_tree_sum_refuses_spans_that_leave_a_gap(void **state) {
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 
-static void test_destroy_takes_null(void **state) {
-    (void)state;
+TEST(test_destroy_takes_null) {
     moert_comm_destroy(NULL);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_broadcast_reaches_every_rank_from_every_root),
-        cmocka_unit_test(test_allgatherv_takes_empty_pieces_and_pieces_in_place),
-        cmocka_unit_test(test_alltoallv_takes_uneven_and_empty_pieces),
-        cmocka_unit_test(test_pieces_above_the_limit_travel_in_several_messages),
-        cmocka_unit_test(test_agreement_gives_all_ranks_the_lowest_failure),
-        cmocka_unit_test(test_split_keeps_the_order_and_names_ranks_of_the_whole),
-        cmocka_unit_test(test_ranks_of_one_host_are_counted),
-        cmocka_unit_test(test_ranks_of_one_host_may_count_as_several),
-        cmocka_unit_test(test_tree_sum_has_the_bits_of_one_rank_for_all_spans),
-        cmocka_unit_test(test_tree_sum_goes_in_rounds_over_many_columns),
-        cmocka_unit_test(test_tree_sums_go_on_beside_each_other_and_beside_other_calls),
-        cmocka_unit_test(test_tree_sum_without_leaves_is_zero),
-        cmocka_unit_test(test_tree_sum_refuses_spans_that_leave_a_gap),
-        cmocka_unit_test(test_destroy_takes_null),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("comm", tests, NULL, NULL));
-}
+MPI_TESTS(NULL, NULL)

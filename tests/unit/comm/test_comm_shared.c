@@ -55,8 +55,7 @@ static bool hold_what_ranks_wrote(const int *all, size_t count) {
     return right;
 }
 
-static void test_open_files_reach_every_rank_of_the_host(void **state) {
-    (void)state;
+TEST(test_open_files_reach_every_rank_of_the_host) {
     enum { MOST = 255 }; /* more than a message holds */
     static int mine[MOST], all[MOST * 4];
     const size_t before = count_files("/proc/self/fd");
@@ -81,8 +80,7 @@ static void test_open_files_reach_every_rank_of_the_host(void **state) {
     }
 }
 
-static void test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks(void **state) {
-    (void)state;
+TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     enum { COUNT = 9 };
     int mine[COUNT], all[COUNT * 4];
     struct rlimit limit, low;
@@ -103,8 +101,7 @@ static void test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks(void **
 
 /* ---- shared memory ---- */
 
-static void test_shared_segments_are_zero_aligned_and_seen_by_peers(void **state) {
-    (void)state;
+TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
     bool right = moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
@@ -143,8 +140,7 @@ static size_t count_mappings(const char *part) {
     return count;
 }
 
-static void test_shared_memory_has_no_name_and_keeps_no_file_open(void **state) {
-    (void)state;
+TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
     moert_shared *shared = NULL;
     const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
     bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
@@ -156,8 +152,7 @@ static void test_shared_memory_has_no_name_and_keeps_no_file_open(void **state) 
 }
 
 /* /dev/shm, which MPI windows would need, and the machine's memory are both smaller. */
-static void test_untouched_shared_memory_costs_nothing(void **state) {
-    (void)state;
+TEST(test_untouched_shared_memory_costs_nothing) {
     const size_t bytes = (size_t)1 << 40;
     moert_shared *shared = NULL;
     bool right = moert_shared_create(test_comm, bytes, &shared) == MOERT_OK;
@@ -175,8 +170,7 @@ static void test_untouched_shared_memory_costs_nothing(void **state) {
     assert_true(right);
 }
 
-static void test_memory_out_of_reach_is_an_error_on_all_ranks(void **state) {
-    (void)state;
+TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     moert_shared *shared = NULL;
     const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
     const bool last = test_rank == test_ranks - 1;
@@ -205,8 +199,7 @@ static bool make_processes(const char *folder, int pid) {
 }
 
 /* In another container the numbers of a process and of its file may be another's. */
-static void test_another_file_under_the_same_numbers_is_not_taken(void **state) {
-    (void)state;
+TEST(test_another_file_under_the_same_numbers_is_not_taken) {
     moert_shared *shared = NULL;
     char folder[] = "/tmp/moert-comm-XXXXXX";
     int first = (int)getpid();
@@ -221,16 +214,14 @@ static void test_another_file_under_the_same_numbers_is_not_taken(void **state) 
     ASSERT_ON_ALL(moert_remove_tree(folder) == MOERT_OK && right && shared == NULL);
 }
 
-static void test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks(void **state) {
-    (void)state;
+TEST(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks) {
     moert_shared *shared = NULL;
     bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
     right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
     ASSERT_ON_ALL(right && shared == NULL);
 }
 
-static void test_a_limit_of_file_sizes_is_named(void **state) {
-    (void)state;
+TEST(test_a_limit_of_file_sizes_is_named) {
     moert_shared *shared = NULL;
     struct rlimit before, low;
     bool right = getrlimit(RLIMIT_FSIZE, &before) == 0;
@@ -243,25 +234,8 @@ static void test_a_limit_of_file_sizes_is_named(void **state) {
     ASSERT_ON_ALL(right && shared == NULL);
 }
 
-static void test_destroy_takes_null(void **state) {
-    (void)state;
+TEST(test_destroy_takes_null) {
     moert_shared_destroy(NULL);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_files_reach_every_rank_of_the_host),
-        cmocka_unit_test(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks),
-        cmocka_unit_test(test_shared_segments_are_zero_aligned_and_seen_by_peers),
-        cmocka_unit_test(test_shared_memory_has_no_name_and_keeps_no_file_open),
-        cmocka_unit_test(test_untouched_shared_memory_costs_nothing),
-        cmocka_unit_test(test_memory_out_of_reach_is_an_error_on_all_ranks),
-        cmocka_unit_test(test_another_file_under_the_same_numbers_is_not_taken),
-        cmocka_unit_test(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks),
-        cmocka_unit_test(test_a_limit_of_file_sizes_is_named),
-        cmocka_unit_test(test_destroy_takes_null),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("shared", tests, NULL, NULL));
-}
+MPI_TESTS(NULL, NULL)

@@ -43,8 +43,7 @@ static pid_t enter_child(moert_watch_entry *entry) {
     return child;
 }
 
-static void test_an_entry_says_step_and_phase(void **state) {
-    (void)state;
+TEST(test_an_entry_says_step_and_phase) {
     moert_watch_entry entry = {0};
     moert_phase_set_step(12);
     moert_phase_set(MOERT_PHASE_COPY_RATES);
@@ -54,8 +53,7 @@ static void test_an_entry_says_step_and_phase(void **state) {
 }
 
 /* What another process has written, or a datagram says, need not be a phase. */
-static void test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table(void **state) {
-    (void)state;
+TEST(test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table) {
     for (int phase = 0; phase < MOERT_PHASES; phase++) {
         assert_true(strlen(moert_phase_name((moert_phase)phase)) > 0);
         assert_string_not_equal(moert_phase_name((moert_phase)phase), "unknown");
@@ -64,8 +62,7 @@ static void test_every_phase_has_a_name_and_no_other_number_is_read_past_the_tab
     assert_string_equal(moert_phase_name((moert_phase)-1), "unknown");
 }
 
-static void test_waiting_is_fine_and_computing_is_late(void **state) {
-    (void)state;
+TEST(test_waiting_is_fine_and_computing_is_late) {
     moert_watch_entry entry = {0};
     uint64_t now = moert_clock_ns();
     moert_watch_enter(&entry, now);
@@ -76,8 +73,7 @@ static void test_waiting_is_fine_and_computing_is_late(void **state) {
     moert_phase_wait_end();
 }
 
-static void test_progress_restarts_the_wait(void **state) {
-    (void)state;
+TEST(test_progress_restarts_the_wait) {
     moert_watch_entry entry = {0};
     moert_watch_enter(&entry, 10 * second);
     moert_watch_publish(&entry, 11 * second);
@@ -90,8 +86,7 @@ static void test_progress_restarts_the_wait(void **state) {
     assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
 }
 
-static void test_a_silent_or_halted_process_is_stopped(void **state) {
-    (void)state;
+TEST(test_a_silent_or_halted_process_is_stopped) {
     moert_watch_entry entry = {0};
     pid_t child = enter_child(&entry);
     uint64_t now = moert_clock_ns();
@@ -109,8 +104,7 @@ static void test_a_silent_or_halted_process_is_stopped(void **state) {
     assert_int_equal(unseen, MOERT_WATCH_LATE);
 }
 
-static void test_a_process_that_ended_is_gone_unless_it_left(void **state) {
-    (void)state;
+TEST(test_a_process_that_ended_is_gone_unless_it_left) {
     moert_watch_entry entry = {0};
     pid_t child = enter_child(&entry);
     uint64_t now = moert_clock_ns();
@@ -125,8 +119,7 @@ static void test_a_process_that_ended_is_gone_unless_it_left(void **state) {
     assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_FINE);
 }
 
-static void test_another_process_of_the_same_number_is_not_the_old_one(void **state) {
-    (void)state;
+TEST(test_another_process_of_the_same_number_is_not_the_old_one) {
     moert_watch_entry entry = {0};
     uint64_t now = moert_clock_ns();
     moert_watch_enter(&entry, now);
@@ -134,8 +127,7 @@ static void test_another_process_of_the_same_number_is_not_the_old_one(void **st
     assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_GONE);
 }
 
-static void test_the_gravest_and_then_the_longest_idle_is_blamed(void **state) {
-    (void)state;
+TEST(test_the_gravest_and_then_the_longest_idle_is_blamed) {
     moert_watch_entry entries[4] = {0};
     bool visible[4] = {true, true, true, true};
     moert_watch_verdict verdict;
@@ -158,8 +150,7 @@ static void test_the_gravest_and_then_the_longest_idle_is_blamed(void **state) {
     assert_int_equal(verdict, MOERT_WATCH_FINE);
 }
 
-static void test_a_verdict_is_described_with_step_and_phase(void **state) {
-    (void)state;
+TEST(test_a_verdict_is_described_with_step_and_phase) {
     moert_watch_entry entry = {0};
     char text[256];
     uint64_t now = moert_clock_ns();
@@ -179,8 +170,7 @@ static void hear_of(moert_watch_host *host, moert_watch_verdict verdict, uint64_
     moert_watch_keep_note(host, &note, now);
 }
 
-static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
-    (void)state;
+TEST(test_a_note_tells_of_the_rank_to_wait_for) {
     moert_watch_entry entries[3] = {0};
     const bool visible[3] = {true, true, true};
     const size_t ranks[3] = {4, 5, 6};
@@ -204,8 +194,7 @@ static void test_a_note_tells_of_the_rank_to_wait_for(void **state) {
     assert_int_equal(late.verdict, MOERT_WATCH_LATE);
 }
 
-static void test_a_host_is_blamed_by_what_it_said_or_for_its_silence(void **state) {
-    (void)state;
+TEST(test_a_host_is_blamed_by_what_it_said_or_for_its_silence) {
     moert_watch_host hosts[2] = {0};
     moert_watch_verdict verdict;
     char text[256];
@@ -229,8 +218,7 @@ static void test_a_host_is_blamed_by_what_it_said_or_for_its_silence(void **stat
     assert_int_equal(verdict, MOERT_WATCH_REFUSED);
 }
 
-static void test_a_watchdog_starts_and_stops(void **state) {
-    (void)state;
+TEST(test_a_watchdog_starts_and_stops) {
     moert_watchdog *watchdog = NULL;
     for (unsigned timeout = 0; timeout < 2; timeout++) {
         ASSERT_OK(moert_watchdog_start(test_comm, timeout, &watchdog));
@@ -239,8 +227,7 @@ static void test_a_watchdog_starts_and_stops(void **state) {
     moert_watchdog_stop(NULL);
 }
 
-static void test_a_rank_that_only_computes_is_left_alone(void **state) {
-    (void)state;
+TEST(test_a_rank_that_only_computes_is_left_alone) {
     moert_watchdog *watchdog = NULL;
     ASSERT_OK(moert_watchdog_start(test_comm, 1, &watchdog));
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 800000000}, NULL);
@@ -292,22 +279,5 @@ int main(int count, char **arguments) {
     const char *way = count == 3 && strcmp(arguments[1], "victim") == 0 ? arguments[2] : NULL;
     if (!mpi_tests_begin(count, arguments))
         return 1;
-    if (way != NULL)
-        return mpi_tests_end(be_victim(way));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_entry_says_step_and_phase),
-        cmocka_unit_test(test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table),
-        cmocka_unit_test(test_waiting_is_fine_and_computing_is_late),
-        cmocka_unit_test(test_progress_restarts_the_wait),
-        cmocka_unit_test(test_a_silent_or_halted_process_is_stopped),
-        cmocka_unit_test(test_a_process_that_ended_is_gone_unless_it_left),
-        cmocka_unit_test(test_another_process_of_the_same_number_is_not_the_old_one),
-        cmocka_unit_test(test_the_gravest_and_then_the_longest_idle_is_blamed),
-        cmocka_unit_test(test_a_verdict_is_described_with_step_and_phase),
-        cmocka_unit_test(test_a_note_tells_of_the_rank_to_wait_for),
-        cmocka_unit_test(test_a_host_is_blamed_by_what_it_said_or_for_its_silence),
-        cmocka_unit_test(test_a_watchdog_starts_and_stops),
-        cmocka_unit_test(test_a_rank_that_only_computes_is_left_alone),
-    };
-    return mpi_tests_end(cmocka_run_group_tests_name("watchdog", tests, NULL, NULL));
+    return mpi_tests_end(way != NULL ? be_victim(way) : run_file(__FILE__, NULL, NULL));
 }

@@ -35,16 +35,14 @@ static moert_status use_context(const moert_context_options *options) {
     return status;
 }
 
-static void test_contexts_follow_each_other(void **state) {
-    (void)state;
+TEST(test_contexts_follow_each_other) {
     const moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
     for (size_t i = 0; i < 3; i++)
         ASSERT_OK_ON_ALL(use_context(i % 2 == 0 ? NULL : &options));
     moert_context_destroy(NULL);
 }
 
-static void test_two_contexts_live_side_by_side(void **state) {
-    (void)state;
+TEST(test_two_contexts_live_side_by_side) {
     moert_context *first, *second;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &second));
@@ -74,8 +72,7 @@ static moert_status settle(size_t count, const char *others, const char *last, b
     return status;
 }
 
-static void test_ranks_with_amx_and_without_sum_alike(void **state) {
-    (void)state;
+TEST(test_ranks_with_amx_and_without_sum_alike) {
     const struct {
         size_t without; /* AMX, of the last ranks */
         const char *others, *last;
@@ -97,8 +94,7 @@ static void test_ranks_with_amx_and_without_sum_alike(void **state) {
     }
 }
 
-static void test_sums_in_tiles_for_some_ranks_are_refused(void **state) {
-    (void)state;
+TEST(test_sums_in_tiles_for_some_ranks_are_refused) {
     bool uses;
     if (test_ranks == 1)
         return;
@@ -108,8 +104,7 @@ static void test_sums_in_tiles_for_some_ranks_are_refused(void **state) {
                         "does not");
 }
 
-static void test_options_of_another_size_are_refused(void **state) {
-    (void)state;
+TEST(test_options_of_another_size_are_refused) {
     moert_context *context = NULL;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
     options.size -= test_rank == 0; /* one wrong rank is enough */
@@ -118,8 +113,7 @@ static void test_options_of_another_size_are_refused(void **state) {
     ASSERT_ON_ALL(context == NULL);
 }
 
-static void test_a_context_works_on_the_queue_of_the_caller(void **state) {
-    (void)state;
+TEST(test_a_context_works_on_the_queue_of_the_caller) {
     cl_platform_id platform;
     cl_device_id id;
     cl_int code[2];
@@ -140,8 +134,7 @@ static void test_a_context_works_on_the_queue_of_the_caller(void **state) {
     ASSERT_ON_ALL(clReleaseCommandQueue(queue) == CL_SUCCESS && clReleaseContext(cl) == CL_SUCCESS);
 }
 
-static void test_one_rank_with_a_bad_setting_fails_all_and_is_named(void **state) {
-    (void)state;
+TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
     static const struct {
         const char *name, *value, *text;
     } rows[] = {
@@ -170,8 +163,7 @@ static void test_one_rank_with_a_bad_setting_fails_all_and_is_named(void **state
     }
 }
 
-static void test_ranks_that_differ_in_binding_are_refused(void **state) {
-    (void)state;
+TEST(test_ranks_that_differ_in_binding_are_refused) {
     moert_context *context = NULL;
     if (test_ranks == 1)
         return;
@@ -181,8 +173,7 @@ static void test_ranks_that_differ_in_binding_are_refused(void **state) {
     ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE, "ranks 0 and 1 differ in MOERT_BIND");
 }
 
-static void test_an_unbound_rank_keeps_its_cores(void **state) {
-    (void)state;
+TEST(test_an_unbound_rank_keeps_its_cores) {
     moert_context *context;
     cpu_set_t before, after;
     set_variable("MOERT_BIND", "0");
@@ -196,8 +187,7 @@ static void test_an_unbound_rank_keeps_its_cores(void **state) {
     ASSERT_ON_ALL(right);
 }
 
-static void test_bound_ranks_have_cores_of_their_own(void **state) {
-    (void)state;
+TEST(test_bound_ranks_have_cores_of_their_own) {
     enum { MOST = 64 };
     moert_context *context;
     cpu_set_t mine, all[MOST], both;
@@ -217,8 +207,7 @@ static void test_bound_ranks_have_cores_of_their_own(void **state) {
     ASSERT_ON_ALL(right);
 }
 
-static void test_a_bound_rank_finds_the_same_cores_again(void **state) {
-    (void)state;
+TEST(test_a_bound_rank_finds_the_same_cores_again) {
     moert_placement first = {0};
     bool right = true;
     for (size_t i = 0; i < 3; i++) {
@@ -233,21 +222,4 @@ static void test_a_bound_rank_finds_the_same_cores_again(void **state) {
     ASSERT_ON_ALL(right);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_unbound_rank_keeps_its_cores),
-        cmocka_unit_test(test_bound_ranks_have_cores_of_their_own),
-        cmocka_unit_test(test_a_bound_rank_finds_the_same_cores_again),
-        cmocka_unit_test(test_contexts_follow_each_other),
-        cmocka_unit_test(test_two_contexts_live_side_by_side),
-        cmocka_unit_test(test_ranks_with_amx_and_without_sum_alike),
-        cmocka_unit_test(test_sums_in_tiles_for_some_ranks_are_refused),
-        cmocka_unit_test(test_options_of_another_size_are_refused),
-        cmocka_unit_test(test_a_context_works_on_the_queue_of_the_caller),
-        cmocka_unit_test(test_ranks_that_differ_in_binding_are_refused),
-        cmocka_unit_test(test_one_rank_with_a_bad_setting_fails_all_and_is_named),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("context", tests, NULL, NULL));
-}
+MPI_TESTS(NULL, NULL)

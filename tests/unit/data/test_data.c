@@ -9,8 +9,7 @@
 #include "data/data.h"
 #include "support/files.h"
 
-static void test_text_is_joined_by_one_zero_byte(void **state) {
-    (void)state;
+TEST(test_text_is_joined_by_one_zero_byte) {
     const char *paths[] = {write_text("a.txt", "hello"), write_text("b.txt", ""),
                            write_text("c.txt", "you")};
     static const char expected[] = "hello\0\0you";
@@ -29,8 +28,7 @@ static void test_text_is_joined_by_one_zero_byte(void **state) {
     moert_data_destroy(data);
 }
 
-static void test_directories_are_walked_in_order_without_links(void **state) {
-    (void)state;
+TEST(test_directories_are_walked_in_order_without_links) {
     mkdir(in_folder("tree"), 0700);
     mkdir(in_folder("tree/b"), 0700);
     write_text("tree/c", "3");
@@ -55,8 +53,7 @@ static void test_directories_are_walked_in_order_without_links(void **state) {
     moert_data_destroy(data);
 }
 
-static void test_bad_files_are_named(void **state) {
-    (void)state;
+TEST(test_bad_files_are_named) {
     const char *missing = in_folder("missing"), *empty = write_text("empty", "");
     const char *pipe = in_folder("pipe"), *dangling = in_folder("dangling");
     moert_data *data = NULL;
@@ -71,8 +68,7 @@ static void test_bad_files_are_named(void **state) {
     assert_null(data);
 }
 
-static void test_large_files_are_mapped_and_read_alike(void **state) {
-    (void)state;
+TEST(test_large_files_are_mapped_and_read_alike) {
     enum { BYTES = 300001 };
     unsigned char *content = test_alloc(BYTES);
     int32_t input[5], target[5];
@@ -109,8 +105,7 @@ static bool is_held_out(int32_t position) {
     return position % stretch >= stretch - held;
 }
 
-static void test_what_is_held_out_is_spread_over_the_data(void **state) {
-    (void)state;
+TEST(test_what_is_held_out_is_spread_over_the_data) {
     enum { COUNT = 64 };
     const char *path = write_counting();
     moert_data *data = NULL;
@@ -129,8 +124,7 @@ static void test_what_is_held_out_is_spread_over_the_data(void **state) {
     moert_data_destroy(data);
 }
 
-static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
-    (void)state;
+TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
     const char *path = write_counting();
     moert_data *data = NULL, *again = NULL;
     ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
@@ -163,8 +157,7 @@ static void test_a_sequence_depends_on_seed_step_and_index_only(void **state) {
     moert_data_destroy(again);
 }
 
-static void test_too_little_data_is_refused(void **state) {
-    (void)state;
+TEST(test_too_little_data_is_refused) {
     const char *path = write_text("ten", "0123456789");
     int32_t input[16], target[16];
     const moert_draw draw = {0};
@@ -188,8 +181,7 @@ static void test_too_little_data_is_refused(void **state) {
     moert_data_destroy(data);
 }
 
-static void test_raw_files_are_checked(void **state) {
-    (void)state;
+TEST(test_raw_files_are_checked) {
     const uint32_t wide[] = {1, 70000, 3000000000u, 5};
     const char *path = write_file("wide", wide, sizeof wide);
     moert_data *data = NULL;
@@ -208,8 +200,7 @@ static void test_raw_files_are_checked(void **state) {
     assert_null(data);
 }
 
-static void test_text_above_the_vocabulary_is_named(void **state) {
-    (void)state;
+TEST(test_text_above_the_vocabulary_is_named) {
     const char *paths[] = {write_text("low", "\x01\x02"), write_text("high", "\x01\x7f\x02")};
     moert_data *data = NULL;
     ASSERT_OK(moert_data_open_text(paths, 2, 0.05, &data));
@@ -220,8 +211,7 @@ static void test_text_above_the_vocabulary_is_named(void **state) {
     moert_data_destroy(data);
 }
 
-static void test_an_array_is_replayed_and_ends(void **state) {
-    (void)state;
+TEST(test_an_array_is_replayed_and_ends) {
     enum { STEPS = 3, BATCH = 2, LENGTH = 4 };
     int32_t tokens[STEPS * BATCH * (LENGTH + 1)], input[LENGTH], target[LENGTH];
     for (int i = 0; i < STEPS * BATCH * (LENGTH + 1); i++)
@@ -249,18 +239,4 @@ static void test_an_array_is_replayed_and_ends(void **state) {
                  "[0,2,5]");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_is_joined_by_one_zero_byte),
-        cmocka_unit_test(test_directories_are_walked_in_order_without_links),
-        cmocka_unit_test(test_bad_files_are_named),
-        cmocka_unit_test(test_large_files_are_mapped_and_read_alike),
-        cmocka_unit_test(test_what_is_held_out_is_spread_over_the_data),
-        cmocka_unit_test(test_a_sequence_depends_on_seed_step_and_index_only),
-        cmocka_unit_test(test_too_little_data_is_refused),
-        cmocka_unit_test(test_raw_files_are_checked),
-        cmocka_unit_test(test_text_above_the_vocabulary_is_named),
-        cmocka_unit_test(test_an_array_is_replayed_and_ends),
-    };
-    return cmocka_run_group_tests_name("data", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

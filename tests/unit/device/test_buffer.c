@@ -6,8 +6,7 @@
 #include "device/internal.h"
 #include "support/test.h"
 
-static void test_a_buffer_of_no_bytes_is_legal(void **state) {
-    (void)state;
+TEST(test_a_buffer_of_no_bytes_is_legal) {
     moert_buffer *empty, *view;
     void *memory;
     ASSERT_OK(moert_buffer_create(test_device, 0, &empty));
@@ -25,8 +24,7 @@ static void test_a_buffer_of_no_bytes_is_legal(void **state) {
     moert_buffer_destroy(NULL);
 }
 
-static void test_ranges_outside_a_buffer_are_refused(void **state) {
-    (void)state;
+TEST(test_ranges_outside_a_buffer_are_refused) {
     static const size_t ranges[][2] = {{0, 101}, {100, 1},       {101, 0},
                                        {1, 100}, {50, SIZE_MAX}, {SIZE_MAX, 1}};
     moert_buffer *buffer, *large;
@@ -49,8 +47,7 @@ static void test_ranges_outside_a_buffer_are_refused(void **state) {
     moert_buffer_destroy(large);
 }
 
-static void test_a_buffer_above_the_largest_allocation_is_refused(void **state) {
-    (void)state;
+TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
     moert_buffer *buffer = NULL;
     const size_t largest = moert_device_describe(test_device)->largest_bytes;
     ASSERT_FAILS(moert_buffer_create(test_device, largest + 1, &buffer), MOERT_ERROR_MEMORY,
@@ -63,8 +60,7 @@ static void test_a_buffer_above_the_largest_allocation_is_refused(void **state) 
     moert_buffer_destroy(buffer);
 }
 
-static void test_copies_and_fills_keep_to_their_range(void **state) {
-    (void)state;
+TEST(test_copies_and_fills_keep_to_their_range) {
     unsigned char source[256], got[256];
     for (size_t i = 0; i < 256; i++)
         source[i] = (unsigned char)i;
@@ -79,8 +75,7 @@ static void test_copies_and_fills_keep_to_their_range(void **state) {
 }
 
 /* Around 2 GiB, where drivers' own commands go wrong; pages that nobody touches cost nothing. */
-static void test_copies_and_fills_of_large_buffers_keep_to_their_range(void **state) {
-    (void)state;
+TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
     enum { N = 70000, EDGE = 3 };
     const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
     static uint32_t ones[N + 8], got[N + 8];
@@ -106,8 +101,7 @@ static void test_copies_and_fills_of_large_buffers_keep_to_their_range(void **st
     moert_buffer_destroy(buffer);
 }
 
-static void test_a_view_is_a_part_of_its_parent(void **state) {
-    (void)state;
+TEST(test_a_view_is_a_part_of_its_parent) {
     unsigned char source[1100], got[88];
     for (size_t i = 0; i < sizeof source; i++)
         source[i] = (unsigned char)(i * 7);
@@ -151,8 +145,7 @@ static moert_buffer *join_pieces(const moert_buffer *parent) {
     return buffer;
 }
 
-static void test_a_buffer_of_several_pieces_is_used_as_one(void **state) {
-    (void)state;
+TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
     enum { BYTES = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES, WIDTH = 10, STRIDE = 12 };
     enum { ROWS = BYTES / 4 / STRIDE };
     static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
@@ -190,15 +183,13 @@ static void test_a_buffer_of_several_pieces_is_used_as_one(void **state) {
     moert_buffer_destroy(parent);
 }
 
-static void test_memory_of_cpus_is_not_exported(void **state) {
-    (void)state;
+TEST(test_memory_of_cpus_is_not_exported) {
     if (moert_device_describe(test_device)->nvidia == 0)
         ASSERT_FAILS(moert_export_ready(test_device), MOERT_ERROR_UNSUPPORTED,
                      "cl_khr_external_memory_opaque_fd");
 }
 
-static void test_wrapped_memory_is_used_as_it_is(void **state) {
-    (void)state;
+TEST(test_wrapped_memory_is_used_as_it_is) {
     enum { N = 1024 };
     float *memory = aligned_alloc(4096, N * sizeof *memory), *mapped;
     moert_buffer *buffer = NULL, *end;
@@ -226,8 +217,7 @@ static void test_wrapped_memory_is_used_as_it_is(void **state) {
     free(memory);
 }
 
-static void test_reserve_keeps_what_is_large_enough(void **state) {
-    (void)state;
+TEST(test_reserve_keeps_what_is_large_enough) {
     moert_buffer *buffer = NULL;
     ASSERT_OK(moert_buffer_reserve(test_device, 100, &buffer));
     moert_buffer *first = buffer;
@@ -242,18 +232,4 @@ static void test_reserve_keeps_what_is_large_enough(void **state) {
     moert_buffer_destroy(buffer);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_buffer_of_no_bytes_is_legal),
-        cmocka_unit_test(test_ranges_outside_a_buffer_are_refused),
-        cmocka_unit_test(test_a_buffer_above_the_largest_allocation_is_refused),
-        cmocka_unit_test(test_copies_and_fills_keep_to_their_range),
-        cmocka_unit_test(test_copies_and_fills_of_large_buffers_keep_to_their_range),
-        cmocka_unit_test(test_a_view_is_a_part_of_its_parent),
-        cmocka_unit_test(test_a_buffer_of_several_pieces_is_used_as_one),
-        cmocka_unit_test(test_memory_of_cpus_is_not_exported),
-        cmocka_unit_test(test_wrapped_memory_is_used_as_it_is),
-        cmocka_unit_test(test_reserve_keeps_what_is_large_enough),
-    };
-    return cmocka_run_group_tests_name("buffer", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

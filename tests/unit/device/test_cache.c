@@ -49,8 +49,7 @@ static bool obtain(const char *key, const char *code) {
     return there;
 }
 
-static void test_what_is_stored_is_found_by_its_key(void **state) {
-    (void)state;
+TEST_WITH(test_what_is_stored_is_found_by_its_key, make_cache, NULL) {
     assert_false(obtain("one", "machine code"));
     assert_true(obtain("one", "machine code"));
     assert_false(obtain("two", "other code"));
@@ -60,8 +59,7 @@ static void test_what_is_stored_is_found_by_its_key(void **state) {
     assert_int_equal(count_files(""), 4); /* and the locks */
 }
 
-static void test_a_damaged_entry_is_as_good_as_none(void **state) {
-    (void)state;
+TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
     static const char code[] = "machine code that is longer than its checksum of sixteen bytes";
     size_t bytes;
     assert_false(obtain("key", code));
@@ -79,8 +77,7 @@ static void test_a_damaged_entry_is_as_good_as_none(void **state) {
     free(damaged);
 }
 
-static void test_without_a_folder_nothing_is_found_and_nothing_fails(void **state) {
-    (void)state;
+TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, NULL) {
     write_text("taken", "a file, not a folder");
     const char *const folders[] = {"off", in_folder("taken"), in_folder("taken/below"),
                                    "/proc/no/such/folder"};
@@ -92,8 +89,7 @@ static void test_without_a_folder_nothing_is_found_and_nothing_fails(void **stat
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-static void test_the_folders_above_a_cache_are_made(void **state) {
-    (void)state;
+TEST_WITH(test_the_folders_above_a_cache_are_made, make_cache, NULL) {
     set_variable("MOERT_CACHE_DIR", in_folder("cache/a//b/"));
     assert_false(obtain("key", "machine code"));
     assert_int_equal(access(in_folder("cache/a/b/key.bin"), F_OK), 0);
@@ -133,8 +129,7 @@ static size_t count_workers(const char *name, bool done) {
     return bytes / strlen("worked\n");
 }
 
-static void test_one_process_works_while_the_others_wait(void **state) {
-    (void)state;
+TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_workers("failing", false), 3); /* none has done it for the others */
     assert_int_equal(count_files(".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
@@ -143,14 +138,4 @@ static void test_one_process_works_while_the_others_wait(void **state) {
     assert_int_not_equal(access(in_folder("again"), F_OK), 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_what_is_stored_is_found_by_its_key, make_cache),
-        cmocka_unit_test_setup(test_a_damaged_entry_is_as_good_as_none, make_cache),
-        cmocka_unit_test_setup(test_without_a_folder_nothing_is_found_and_nothing_fails,
-                               make_cache),
-        cmocka_unit_test_setup(test_the_folders_above_a_cache_are_made, make_cache),
-        cmocka_unit_test_setup(test_one_process_works_while_the_others_wait, make_cache),
-    };
-    return cmocka_run_group_tests_name("cache", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

@@ -12,8 +12,7 @@
 
 /* ---- choosing ---- */
 
-static void test_the_list_tells_what_a_device_is(void **state) {
-    (void)state;
+TEST(test_the_list_tells_what_a_device_is) {
     moert_device_info *list = NULL;
     size_t count = 0;
     ASSERT_OK(moert_device_list(&list, &count));
@@ -27,8 +26,7 @@ static void test_the_list_tells_what_a_device_is(void **state) {
     free(list);
 }
 
-static void test_a_device_opens_by_place_by_name_and_by_kind(void **state) {
-    (void)state;
+TEST(test_a_device_opens_by_place_by_name_and_by_kind) {
     const moert_device_info *info = moert_device_describe(test_device);
     char place[24], part[8] = "";
     snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
@@ -45,8 +43,7 @@ static void test_a_device_opens_by_place_by_name_and_by_kind(void **state) {
     moert_device_close(NULL);
 }
 
-static void test_a_selector_without_a_match_lists_what_there_is(void **state) {
-    (void)state;
+TEST(test_a_selector_without_a_match_lists_what_there_is) {
     moert_device *device = NULL;
     moert_device_info *list;
     size_t count;
@@ -104,8 +101,7 @@ static cl_uint references_of(cl_command_queue queue) {
     return references;
 }
 
-static void test_an_adopted_device_works_and_leaves_its_objects_alone(void **state) {
-    (void)state;
+TEST(test_an_adopted_device_works_and_leaves_its_objects_alone) {
     objects caller = make_objects(0);
     for (size_t round = 0; round < 2; round++) {
         moert_device *device;
@@ -127,8 +123,7 @@ static void test_an_adopted_device_works_and_leaves_its_objects_alone(void **sta
     free_objects(&caller);
 }
 
-static void test_objects_that_do_not_belong_together_are_refused(void **state) {
-    (void)state;
+TEST(test_objects_that_do_not_belong_together_are_refused) {
     moert_device *device = NULL;
     objects caller = make_objects(0),
             disorderly = make_objects(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
@@ -149,8 +144,7 @@ static void test_objects_that_do_not_belong_together_are_refused(void **state) {
 
 /* ---- launches ---- */
 
-static void test_launches_say_what_is_wrong_with_them(void **state) {
-    (void)state;
+TEST(test_launches_say_what_is_wrong_with_them) {
     const moert_grid one = {1, 1, 1};
     float value = 3.0f;
     moert_buffer *x = upload(&value, sizeof value);
@@ -201,7 +195,7 @@ static moert_status run_whole(const void *work, unsigned units, moert_buffer *co
     return MOERT_OK;
 }
 
-static void test_work_that_is_shared_runs_once_more_on_the_units_spared(void **state) {
+TEST(test_work_that_is_shared_runs_once_more_on_the_units_spared) {
     enum { WORKS = MOERT_MOST_SHARES, UNITS = 8, SPARED = 3 };
     unsigned runs[WORKS], left = 0, all = 0;
     const piece past = {0, &left}, alone = {0, &all};
@@ -234,15 +228,4 @@ static void test_work_that_is_shared_runs_once_more_on_the_units_spared(void **s
     moert_device_close(device);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_list_tells_what_a_device_is),
-        cmocka_unit_test(test_a_device_opens_by_place_by_name_and_by_kind),
-        cmocka_unit_test(test_a_selector_without_a_match_lists_what_there_is),
-        cmocka_unit_test(test_an_adopted_device_works_and_leaves_its_objects_alone),
-        cmocka_unit_test(test_objects_that_do_not_belong_together_are_refused),
-        cmocka_unit_test(test_launches_say_what_is_wrong_with_them),
-        cmocka_unit_test(test_work_that_is_shared_runs_once_more_on_the_units_spared),
-    };
-    return cmocka_run_group_tests_name("device", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

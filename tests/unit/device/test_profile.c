@@ -53,8 +53,7 @@ static moert_buffer *ones(moert_device *device) {
     return buffer;
 }
 
-static void test_names_tell_the_operation_and_phases_that_of_products(void **state) {
-    (void)state;
+TEST(test_names_tell_the_operation_and_phases_that_of_products) {
     static const struct {
         const char *program;
         moert_phase phase;
@@ -89,8 +88,7 @@ static void test_names_tell_the_operation_and_phases_that_of_products(void **sta
     assert_string_equal(moert_operation_text(MOERT_OPERATION_EXPERTS_WGRAD), "experts wgrad");
 }
 
-static void test_nothing_counts_outside_of_a_span(void **state) {
-    (void)state;
+TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_device) {
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     assert_null(moert_profile_get(test_device));
     ASSERT_FAILS(moert_profile_begin(test_device), MOERT_ERROR_USAGE, "not enabled");
@@ -114,8 +112,7 @@ static void test_nothing_counts_outside_of_a_span(void **state) {
     moert_buffer_destroy(x);
 }
 
-static void test_spans_add_up_within_their_wall_time(void **state) {
-    (void)state;
+TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test_device) {
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     float values[N];
     ASSERT_OK(moert_profile_enable(test_device));
@@ -143,8 +140,7 @@ static void test_spans_add_up_within_their_wall_time(void **state) {
     moert_buffer_destroy(x);
 }
 
-static void test_more_commands_than_events_fit_all_count(void **state) {
-    (void)state;
+TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_test_device) {
     enum { ADDS = 2500 };
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     float value;
@@ -161,8 +157,7 @@ static void test_more_commands_than_events_fit_all_count(void **state) {
 }
 
 /* Counts by the phase, not by what is launched for it. */
-static void test_a_product_tells_its_operations_and_bytes(void **state) {
-    (void)state;
+TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close_test_device) {
     enum { ROWS = 10, WIDTH = 10, DEPTH = 100 };
     const uint32_t ends[] = {4, ROWS};
     moert_buffer *groups = upload(ends, sizeof ends), *x = unset_floats(ROWS * DEPTH),
@@ -205,8 +200,7 @@ static void wait_for(unsigned us) {
     moert_phase_wait_end();
 }
 
-static void test_waits_count_once_for_the_phase_they_are_in(void **state) {
-    (void)state;
+TEST_WITH(test_waits_count_once_for_the_phase_they_are_in, open_test_device, close_test_device) {
     enum { US = 2000 };
     ASSERT_OK(moert_profile_enable(test_device));
     wait_for(1);
@@ -230,8 +224,7 @@ static void test_waits_count_once_for_the_phase_they_are_in(void **state) {
     assert_int_equal(moert_phase_waiting(), 0);
 }
 
-static void test_a_recording_counts_as_one_command_when_played(void **state) {
-    (void)state;
+TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, close_test_device) {
     moert_recording *recording;
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     ASSERT_OK(moert_profile_enable(test_device));
@@ -253,8 +246,7 @@ static void test_a_recording_counts_as_one_command_when_played(void **state) {
     moert_buffer_destroy(x);
 }
 
-static void test_a_device_may_close_while_it_counts(void **state) {
-    (void)state;
+TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_device) {
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
@@ -295,8 +287,7 @@ static moert_status count_on(cl_command_queue_properties properties, uint64_t *c
     return status;
 }
 
-static void test_a_queue_of_the_caller_must_know_times(void **state) {
-    (void)state;
+TEST(test_a_queue_of_the_caller_must_know_times) {
     uint64_t calls = 0;
     ASSERT_OK(count_on(CL_QUEUE_PROFILING_ENABLE, &calls));
     assert_int_equal(calls, 1);
@@ -304,8 +295,8 @@ static void test_a_queue_of_the_caller_must_know_times(void **state) {
 }
 
 /* Both forms, whatever the device: with work-groups of one work-item they run anywhere. */
-static void test_the_kernels_of_the_roof_build_and_copy_in_both_forms(void **state) {
-    (void)state;
+TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
+          close_test_device) {
     enum { FLOATS = 3 * 64 * 16 }; /* more than the groups of either form copy */
     static const struct {
         const char *program;
@@ -336,8 +327,7 @@ static void test_the_kernels_of_the_roof_build_and_copy_in_both_forms(void **sta
 }
 
 /* Other processes may slow either down, so the limit is generous. */
-static void test_no_product_is_much_faster_than_the_roof(void **state) {
-    (void)state;
+TEST_WITH(test_no_product_is_much_faster_than_the_roof, open_test_device, close_test_device) {
     enum { SIZE = 512 };
     moert_roof roof = {0.0, 0.0};
     const uint32_t end = SIZE;
@@ -363,22 +353,4 @@ static void test_no_product_is_much_faster_than_the_roof(void **state) {
 }
 
 /* Each on a device of its own, since a profile stays. */
-#define ON_NEW_DEVICE(test)                                                                        \
-    cmocka_unit_test_setup_teardown(test, open_test_device, close_test_device)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names_tell_the_operation_and_phases_that_of_products),
-        ON_NEW_DEVICE(test_nothing_counts_outside_of_a_span),
-        ON_NEW_DEVICE(test_spans_add_up_within_their_wall_time),
-        ON_NEW_DEVICE(test_more_commands_than_events_fit_all_count),
-        ON_NEW_DEVICE(test_a_product_tells_its_operations_and_bytes),
-        ON_NEW_DEVICE(test_waits_count_once_for_the_phase_they_are_in),
-        ON_NEW_DEVICE(test_a_recording_counts_as_one_command_when_played),
-        ON_NEW_DEVICE(test_a_device_may_close_while_it_counts),
-        cmocka_unit_test(test_a_queue_of_the_caller_must_know_times),
-        ON_NEW_DEVICE(test_the_kernels_of_the_roof_build_and_copy_in_both_forms),
-        ON_NEW_DEVICE(test_no_product_is_much_faster_than_the_roof),
-    };
-    return cmocka_run_group_tests_name("profile", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

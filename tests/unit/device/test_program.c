@@ -99,8 +99,7 @@ static size_t count_below(const char *folder, const char *ending) {
 
 /* PoCL stores a kernel for the shape of its launch and no other; here is an entry for the program
  * and one for the kernel. */
-static void test_all_that_is_kept_lies_in_the_folder_of_the_cache(void **state) {
-    (void)state;
+TEST_WITH(test_all_that_is_kept_lies_in_the_folder_of_the_cache, make_kernels, NULL) {
     for (size_t i = 0; i < 2; i++) {
         const bool pocl = expect_sum_elsewhere("good");
         assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
@@ -109,8 +108,7 @@ static void test_all_that_is_kept_lies_in_the_folder_of_the_cache(void **state) 
     }
 }
 
-static void test_options_and_sources_have_entries_of_their_own(void **state) {
-    (void)state;
+TEST_WITH(test_options_and_sources_have_entries_of_their_own, make_kernels, NULL) {
     const size_t each = expect_sum_elsewhere("good") ? 2 : 1;
     expect_sum_elsewhere("good -DUNUSED=1");
     assert_int_equal(count_below("cache", ".bin"), 2 * each);
@@ -119,8 +117,7 @@ static void test_options_and_sources_have_entries_of_their_own(void **state) {
     assert_int_equal(count_below("cache", ".bin"), 3 * each);
 }
 
-static void test_without_a_cache_nothing_is_kept(void **state) {
-    (void)state;
+TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
     set_variable("MOERT_CACHE_DIR", "off");
     expect_sum_elsewhere("good");
     assert_int_equal(count_below("cache", ""), 0);
@@ -128,8 +125,7 @@ static void test_without_a_cache_nothing_is_kept(void **state) {
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-static void test_a_cache_that_cannot_be_written_is_no_error(void **state) {
-    (void)state;
+TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
     write_text("taken", "a file, not a folder");
     char *deep =
         moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_folder("cache"), 0, 0, 0, 0);
@@ -142,16 +138,14 @@ static void test_a_cache_that_cannot_be_written_is_no_error(void **state) {
     free(deep);
 }
 
-static void test_what_the_user_tells_pocl_stays(void **state) {
-    (void)state;
+TEST_WITH(test_what_the_user_tells_pocl_stays, make_kernels, NULL) {
     set_variable("POCL_CACHE_DIR", in_folder("own"));
     const bool pocl = expect_sum_elsewhere("good");
     assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);
     assert_int_equal(count_below("cache/pocl", ".so"), 0);
 }
 
-static void test_a_failed_build_shows_the_log_of_the_compiler(void **state) {
-    (void)state;
+TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, NULL) {
     float value = 1.0f;
     bool pocl;
     write_text("kernels/bad.cl", "kernel void add(global float *x, float value) {\n"
@@ -165,8 +159,7 @@ static void test_a_failed_build_shows_the_log_of_the_compiler(void **state) {
     assert_int_equal(count_below("cache", ".bin"), 0);
 }
 
-static void test_a_missing_kernel_file_is_named(void **state) {
-    (void)state;
+TEST_WITH(test_a_missing_kernel_file_is_named, make_kernels_here, NULL) {
     float value = 1.0f;
     bool pocl;
     ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/absent.cl"));
@@ -176,8 +169,7 @@ static void test_a_missing_kernel_file_is_named(void **state) {
                  in_folder("kernels/lib/common.h"));
 }
 
-static void test_options_of_any_length_reach_the_compiler(void **state) {
-    (void)state;
+TEST_WITH(test_options_of_any_length_reach_the_compiler, make_kernels_here, NULL) {
     float value = 1.0f;
     bool pocl;
     char *program = moert_text_format("last%1000s-DLAST=5.0f", "");
@@ -188,17 +180,4 @@ static void test_options_of_any_length_reach_the_compiler(void **state) {
     free(program);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_all_that_is_kept_lies_in_the_folder_of_the_cache, make_kernels),
-        cmocka_unit_test_setup(test_options_and_sources_have_entries_of_their_own, make_kernels),
-        cmocka_unit_test_setup(test_without_a_cache_nothing_is_kept, make_kernels),
-        cmocka_unit_test_setup(test_a_cache_that_cannot_be_written_is_no_error, make_kernels),
-        cmocka_unit_test_setup(test_what_the_user_tells_pocl_stays, make_kernels),
-        cmocka_unit_test_setup(test_a_failed_build_shows_the_log_of_the_compiler,
-                               make_kernels_here),
-        cmocka_unit_test_setup(test_a_missing_kernel_file_is_named, make_kernels_here),
-        cmocka_unit_test_setup(test_options_of_any_length_reach_the_compiler, make_kernels_here),
-    };
-    return cmocka_run_group_tests_name("program", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

@@ -12,8 +12,7 @@ static const char text[] = ".version 8.4\n.target sm_90, texmode_independent\n"
                            "//@sm_90a setmaxnreg.inc.sync.aligned.u32 232;\n"
                            "{ //@sm_90a wgmma.fence.sync.aligned;\n}\n// a comment stays\n";
 
-static void test_marked_instructions_come_to_life_and_all_else_stays(void **state) {
-    (void)state;
+TEST(test_marked_instructions_come_to_life_and_all_else_stays) {
     char *got;
     ASSERT_OK(moert_ptx_transform(text, 231424, &got));
     assert_string_equal(got, ".version 8.4\n.target sm_90a, texmode_independent\n"
@@ -24,8 +23,7 @@ static void test_marked_instructions_come_to_life_and_all_else_stays(void **stat
     free(got);
 }
 
-static void test_a_text_of_another_target_is_refused(void **state) {
-    (void)state;
+TEST(test_a_text_of_another_target_is_refused) {
     static const char *const targets[] = {"sm_80", "sm_90a", "sm_100"};
     for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
         char other[sizeof text + 8], *got;
@@ -35,8 +33,7 @@ static void test_a_text_of_another_target_is_refused(void **state) {
     }
 }
 
-static void test_a_text_without_the_arena_or_with_two_is_refused(void **state) {
-    (void)state;
+TEST(test_a_text_without_the_arena_or_with_two_is_refused) {
     char *got, two[2 * sizeof text];
     ASSERT_FAILS(moert_ptx_transform(".target sm_90\n", 231424, &got), MOERT_ERROR_DEVICE, "arena");
     strcpy(two, text);
@@ -44,11 +41,4 @@ static void test_a_text_without_the_arena_or_with_two_is_refused(void **state) {
     ASSERT_FAILS(moert_ptx_transform(two, 231424, &got), MOERT_ERROR_DEVICE, "arena");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_marked_instructions_come_to_life_and_all_else_stays),
-        cmocka_unit_test(test_a_text_of_another_target_is_refused),
-        cmocka_unit_test(test_a_text_without_the_arena_or_with_two_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -203,20 +203,17 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     moert_model_config_free(&config);
 }
 
-static void test_estimate_equals_what_a_step_allocates(void **state) {
-    (void)state;
+TEST(test_estimate_equals_what_a_step_allocates) {
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
         run_model(models[m], &plain, test_ranks, 5);
 }
 
-static void test_estimate_holds_for_replicas_and_a_rank_without_sequences(void **state) {
-    (void)state;
+TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
         run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1);
 }
 
-static void test_estimate_counts_what_low_precision_and_micro_batches_add(void **state) {
-    (void)state;
+TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
     static const recipe recipes[] = {
         {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
         {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0, MOERT_COMBINE_F32},
@@ -245,8 +242,7 @@ static void test_estimate_counts_what_low_precision_and_micro_batches_add(void *
 
 /* ---- arithmetic alone ---- */
 
-static void test_balanced_rows_of_all_ranks_cover_all_slots(void **state) {
-    (void)state;
+TEST(test_balanced_rows_of_all_ranks_cover_all_slots) {
     moert_model_config config;
     ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
     moert_memory_setting setting = {
@@ -269,8 +265,7 @@ static void test_balanced_rows_of_all_ranks_cover_all_slots(void **state) {
     moert_model_config_free(&config);
 }
 
-static void test_estimate_refuses_what_a_run_would_refuse(void **state) {
-    (void)state;
+TEST(test_estimate_refuses_what_a_run_would_refuse) {
     moert_model_config config;
     moert_memory memory;
     ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
@@ -289,16 +284,4 @@ static void test_estimate_refuses_what_a_run_would_refuse(void **state) {
     moert_model_config_free(&config);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_estimate_equals_what_a_step_allocates),
-        cmocka_unit_test(test_estimate_holds_for_replicas_and_a_rank_without_sequences),
-        cmocka_unit_test(test_estimate_counts_what_low_precision_and_micro_batches_add),
-        cmocka_unit_test(test_balanced_rows_of_all_ranks_cover_all_slots),
-        cmocka_unit_test(test_estimate_refuses_what_a_run_would_refuse),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("memory_estimate", tests, open_test_context,
-                                                     close_test_context));
-}
+MPI_TESTS(open_test_context, close_test_context)

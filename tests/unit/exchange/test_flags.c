@@ -44,8 +44,7 @@ static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags,
     return moert_flags_meet(flags);
 }
 
-static void test_devices_see_what_the_others_did_before_a_meeting(void **state) {
-    (void)state;
+TEST(test_devices_see_what_the_others_did_before_a_meeting) {
     enum { ROUNDS = 300 };
     static moert_buffer *wrong[ROUNDS];
     moert_storage rows = {.rows = NULL};
@@ -73,8 +72,7 @@ static void test_devices_see_what_the_others_did_before_a_meeting(void **state) 
 
 /* Rank `late` leaves out the first meeting; the others, which go on, find that out and wait for no
  * other one meanwhile. */
-static void test_a_rank_that_does_not_come_is_named(void **state) {
-    (void)state;
+TEST(test_a_rank_that_does_not_come_is_named) {
     const uint64_t patience_ns = 1000000000;
     const size_t late = test_ranks / 2;
     moert_flags *flags;
@@ -105,13 +103,4 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
     moert_flags_destroy(NULL);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_devices_see_what_the_others_did_before_a_meeting),
-        cmocka_unit_test(test_a_rank_that_does_not_come_is_named),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(
-        cmocka_run_group_tests_name("flags", tests, open_test_device, close_test_device));
-}
+MPI_TESTS(open_test_device, close_test_device)

@@ -78,18 +78,15 @@ static void check_exact(operation op) {
     }
 }
 
-static void test_forward_is_exact_and_stays_within_its_rows(void **state) {
-    (void)state;
+TEST(test_forward_is_exact_and_stays_within_its_rows) {
     check_exact(FORWARD);
 }
 
-static void test_dgrad_is_exact_and_stays_within_its_rows(void **state) {
-    (void)state;
+TEST(test_dgrad_is_exact_and_stays_within_its_rows) {
     check_exact(DGRAD);
 }
 
-static void test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros(void **state) {
-    (void)state;
+TEST(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros) {
     check_exact(WGRAD);
     check_exact(BIAS_GRAD);
 }
@@ -111,8 +108,7 @@ static void check_same_bits(size_t i, operation op, size_t reference) {
     free_arrays(&want);
 }
 
-static void test_portable_has_the_bits_of_the_reference(void **state) {
-    (void)state;
+TEST(test_portable_has_the_bits_of_the_reference) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
             for (size_t w = 0; w < gemm_way_count; w++)
@@ -153,8 +149,7 @@ static void check_company(const problem *whole, operation op, const way *by) {
     free_arrays(&all);
 }
 
-static void test_a_row_has_the_same_bits_in_any_company(void **state) {
-    (void)state;
+TEST(test_a_row_has_the_same_bits_in_any_company) {
     const problem whole = {.n = 70,
                            .k = 1100,
                            .rows = 300,
@@ -168,8 +163,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
                 check_company(&whole, op, &gemm_ways[w]);
 }
 
-static void test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie(void **state) {
-    (void)state;
+TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const problem whole = {
         .n = 40, .k = 70, .rows = 1500, .groups = 4, .ends = {13, 13, 1300, 1500}};
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
@@ -195,8 +189,7 @@ static void fill(float *data, size_t count, float value) {
         data[i] = value;
 }
 
-static void test_nothing_is_added_to_a_chain_after_its_last_term(void **state) {
-    (void)state;
+TEST(test_nothing_is_added_to_a_chain_after_its_last_term) {
     /* a sum of negative zeros stays one only if nothing follows: the old value -0 plus an odd
      * number of times 0 * -1; the sums of a step in tiles begin with 0 */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
@@ -218,8 +211,7 @@ static void test_nothing_is_added_to_a_chain_after_its_last_term(void **state) {
     }
 }
 
-static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
-    (void)state;
+TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
             for (operation op = FORWARD; op <= DGRAD; op++) {
@@ -235,8 +227,7 @@ static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
             }
 }
 
-static void test_what_is_no_part_of_the_groups_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_part_of_the_groups_is_refused) {
     const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const uint32_t ends[] = {4, 8};
     const float values[8 * 4] = {0};
@@ -279,8 +270,7 @@ static int print_digest(void) {
     return close_test_device(&state);
 }
 
-static void test_one_two_and_three_threads_give_the_same_bits(void **state) {
-    (void)state;
+TEST(test_one_two_and_three_threads_give_the_same_bits) {
     char one[32], more[32];
     digest_by("1", one);
     digest_by("2", more);
@@ -289,8 +279,7 @@ static void test_one_two_and_three_threads_give_the_same_bits(void **state) {
     assert_string_equal(one, more);
 }
 
-static void test_a_packed_weight_serves_its_own_shape_only(void **state) {
-    (void)state;
+TEST(test_a_packed_weight_serves_its_own_shape_only) {
     const problem *p = &gemm_problems[5];
     arrays a = make_arrays(p, true);
     moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends), *small;
@@ -334,8 +323,7 @@ static void test_a_packed_weight_serves_its_own_shape_only(void **state) {
     free_arrays(&a);
 }
 
-static void test_wrong_sizes_are_refused_before_anything_is_written(void **state) {
-    (void)state;
+TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     const uint32_t end = 4;
     float data[64] = {0};
     moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 16 * sizeof *data);
@@ -363,8 +351,7 @@ static void test_wrong_sizes_are_refused_before_anything_is_written(void **state
     moert_buffer_destroy(y);
 }
 
-static void test_a_backend_named_for_another_device_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_backend_named_for_another_device_is_an_error) {
     const uint32_t end = 1;
     const float one = 1.0f;
     const moert_packed_shape shape = {1, 1, 1, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
@@ -393,20 +380,5 @@ static void test_a_backend_named_for_another_device_is_an_error(void **state) {
 int main(int count, char **words) {
     if (count == 2 && strcmp(words[1], "digest") == 0)
         return print_digest();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_is_exact_and_stays_within_its_rows),
-        cmocka_unit_test(test_dgrad_is_exact_and_stays_within_its_rows),
-        cmocka_unit_test(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros),
-        cmocka_unit_test(test_portable_has_the_bits_of_the_reference),
-        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
-        cmocka_unit_test(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie),
-        cmocka_unit_test(test_nothing_is_added_to_a_chain_after_its_last_term),
-        cmocka_unit_test(test_parts_of_the_groups_give_the_bits_of_the_whole),
-        cmocka_unit_test(test_what_is_no_part_of_the_groups_is_refused),
-        cmocka_unit_test(test_one_two_and_three_threads_give_the_same_bits),
-        cmocka_unit_test(test_a_packed_weight_serves_its_own_shape_only),
-        cmocka_unit_test(test_wrong_sizes_are_refused_before_anything_is_written),
-        cmocka_unit_test(test_a_backend_named_for_another_device_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+    return run_file(__FILE__, open_test_device, close_test_device);
 }

@@ -23,16 +23,14 @@ static void check_all(const problem *p) {
     }
 }
 
-static void test_products_in_gpu_form_have_the_bits_of_the_reference(void **state) {
-    (void)state;
+TEST(test_products_in_gpu_form_have_the_bits_of_the_reference) {
     assert_true(moert_device_describe(test_device)->gpu_form);
     for (size_t i = 0; i < gemm_problem_count; i++)
         check_all(&gemm_problems[i]);
 }
 
 /* Rows of groups, which say how many lines a tile has, around the sizes of tiles. */
-static void test_no_tile_shows_in_the_bits_in_gpu_form(void **state) {
-    (void)state;
+TEST(test_no_tile_shows_in_the_bits_in_gpu_form) {
     for (uint32_t lines = 31; lines <= 129; lines += lines % 32 == 1 ? 30 : 1)
         check_all(&(problem){.n = 36,
                              .k = 20,
@@ -43,8 +41,7 @@ static void test_no_tile_shows_in_the_bits_in_gpu_form(void **state) {
                              .accumulate = lines % 2 == 0});
 }
 
-static void test_weights_are_not_packed_in_gpu_form(void **state) {
-    (void)state;
+TEST(test_weights_are_not_packed_in_gpu_form) {
     const moert_packed_shape shape = {2, 64, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     moert_packed *packed;
     assert_int_equal(moert_packed_need(test_device, &shape), 0);
@@ -52,11 +49,4 @@ static void test_weights_are_not_packed_in_gpu_form(void **state) {
     assert_null(packed);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_in_gpu_form_have_the_bits_of_the_reference),
-        cmocka_unit_test(test_no_tile_shows_in_the_bits_in_gpu_form),
-        cmocka_unit_test(test_weights_are_not_packed_in_gpu_form),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -110,8 +110,7 @@ static void check_value(double got, double want, double scale) {
     assert_within(got, want, 2e-6 * (fabs(want) + scale));
 }
 
-static void test_forward_and_backward_match_float64(void **state) {
-    (void)state;
+TEST(test_forward_and_backward_match_float64) {
     const size_t widths[] = {1, 7, 8, 9, 15, 16, 17, 33, 40, 1025};
     const double step = 1e-6;
     for (size_t i = 0; i < FORMS * 10 * 2; i++) {
@@ -156,8 +155,7 @@ static void check_example(const char *backend, moert_glu_form form, float g, flo
     free_problem(&p);
 }
 
-static void test_worked_examples(void **state) {
-    (void)state;
+TEST(test_worked_examples) {
     for (size_t b = 0; b < 2; b++) {
         check_example(backends[b], (moert_glu_form)MOERT_GLU_SWIGLU, 2.59375f, -5.1875f,
                       (double[]){-2.136515, 0.905016, -6.259694});
@@ -168,8 +166,7 @@ static void test_worked_examples(void **state) {
     }
 }
 
-static void test_the_masks_include_the_bound(void **state) {
-    (void)state;
+TEST(test_the_masks_include_the_bound) {
     for (size_t b = 0; b < 2; b++) {
         problem p = make_problem((moert_glu_form)MOERT_GLU_GPT_OSS, 1, 2, 0);
         const float v[] = {7.0f, -7.0f, nextafterf(7.0f, 8.0f), nextafterf(-7.0f, -8.0f)};
@@ -180,8 +177,7 @@ static void test_the_masks_include_the_bound(void **state) {
     }
 }
 
-static void test_a_prob_of_zero_gives_exact_zeros_but_a_dprob(void **state) {
-    (void)state;
+TEST(test_a_prob_of_zero_gives_exact_zeros_but_a_dprob) {
     for (size_t i = 0; i < FORMS * 2; i++) {
         problem p = make_problem(forms[i % FORMS], 3, 19, 1);
         memset(p.prob, 0, 3 * sizeof p.prob[0]);
@@ -193,8 +189,7 @@ static void test_a_prob_of_zero_gives_exact_zeros_but_a_dprob(void **state) {
     }
 }
 
-static void test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden(void **state) {
-    (void)state;
+TEST(test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden) {
     for (size_t i = 0; i < FORMS * 2; i++) {
         problem p = make_problem(forms[i % FORMS], 2, 3, 1);
         const float extremes[] = {-1e4f, 1e4f, -88.8f, 103.0f, 0.0f, -0.0f};
@@ -211,8 +206,7 @@ static void test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden(void **s
     }
 }
 
-static void test_a_value_has_the_same_bits_anywhere(void **state) {
-    (void)state;
+TEST(test_a_value_has_the_same_bits_anywhere) {
     const size_t widths[] = {1, 5, 16, 37};
     problem all = make_problem(forms[2], 41, 37, 1);
     run(&all, "portable");
@@ -234,8 +228,7 @@ static void test_a_value_has_the_same_bits_anywhere(void **state) {
     free_problem(&all);
 }
 
-static void test_the_layouts_have_the_same_bits(void **state) {
-    (void)state;
+TEST(test_the_layouts_have_the_same_bits) {
     problem halves = make_problem(forms[3], 9, 45, 1),
             alternating = make_problem(forms[2], 9, 45, 1);
     for (size_t m = 0; m < 9; m++)
@@ -258,8 +251,7 @@ static void test_the_layouts_have_the_same_bits(void **state) {
     free_problem(&alternating);
 }
 
-static void test_strided_probs_leave_their_neighbours_alone(void **state) {
-    (void)state;
+TEST(test_strided_probs_leave_their_neighbours_alone) {
     for (size_t b = 0; b < 2; b++) {
         problem p = make_problem(forms[0], 6, 4, 3);
         run(&p, backends[b]);
@@ -291,8 +283,7 @@ static void check_storage(moert_glu_form form, size_t width, const char *backend
     free_problem(&coded);
 }
 
-static void test_types_round_what_is_read_and_stored_and_nothing_else(void **state) {
-    (void)state;
+TEST(test_types_round_what_is_read_and_stored_and_nothing_else) {
     static const storage storages[] = {{MOERT_NUMBER_F32, MOERT_NUMBER_F32, true},
                                        {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, false},
                                        {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, false},
@@ -303,8 +294,7 @@ static void test_types_round_what_is_read_and_stored_and_nothing_else(void **sta
                       storages[i / FORMS / 6 % 4]);
 }
 
-static void test_no_rows_is_no_work(void **state) {
-    (void)state;
+TEST(test_no_rows_is_no_work) {
     for (size_t b = 0; b < 2; b++) {
         problem p = make_problem(forms[0], 0, 16, 1);
         run(&p, backends[b]);
@@ -312,18 +302,4 @@ static void test_no_rows_is_no_work(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_and_backward_match_float64),
-        cmocka_unit_test(test_worked_examples),
-        cmocka_unit_test(test_the_masks_include_the_bound),
-        cmocka_unit_test(test_a_prob_of_zero_gives_exact_zeros_but_a_dprob),
-        cmocka_unit_test(test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden),
-        cmocka_unit_test(test_a_value_has_the_same_bits_anywhere),
-        cmocka_unit_test(test_the_layouts_have_the_same_bits),
-        cmocka_unit_test(test_strided_probs_leave_their_neighbours_alone),
-        cmocka_unit_test(test_types_round_what_is_read_and_stored_and_nothing_else),
-        cmocka_unit_test(test_no_rows_is_no_work),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

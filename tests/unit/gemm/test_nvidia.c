@@ -41,8 +41,7 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
-static void test_products_of_small_integers_are_exact(void **state) {
-    (void)state;
+TEST(test_products_of_small_integers_are_exact) {
     has_tensor_cores("portable computes");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < OPERATIONS; op++) {
@@ -71,8 +70,7 @@ static void compare_sums(const char *title, const float *got, const float *want,
                      (double)want[i]);
 }
 
-static void test_products_of_random_numbers_are_within_their_rounding(void **state) {
-    (void)state;
+TEST(test_products_of_random_numbers_are_within_their_rounding) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             const problem *p = &problems[i];
@@ -144,7 +142,7 @@ static void check_rounded(const problem *p, operation op) {
     free_arrays(&want);
 }
 
-static void test_rounded_results_are_casts_of_the_float32_ones(void **state) {
+TEST(test_rounded_results_are_casts_of_the_float32_ones) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
     (void)state;
@@ -188,7 +186,7 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
 static const problem tall = {
     .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
 
-static void test_lines_of_results_lie_anywhere(void **state) {
+TEST(test_lines_of_results_lie_anywhere) {
     enum { REFUSED = 5 }; /* three that are not aligned, and two with columns before those of y */
     size_t able = 0;
     (void)state;
@@ -207,7 +205,7 @@ static void test_lines_of_results_lie_anywhere(void **state) {
     assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
 }
 
-static void test_results_that_are_not_rounded_are_refused(void **state) {
+TEST(test_results_that_are_not_rounded_are_refused) {
     enum { N = 12, ROWS = 2 }; /* not aligned */
     const uint32_t end = ROWS;
     const float zeros[2 * N * 2 * N] = {0};
@@ -287,8 +285,7 @@ static void check_glu(const problem *p, size_t f, bool drop) {
     free(exact);
 }
 
-static void test_a_product_with_its_glu_is_that_of_the_reference(void **state) {
-    (void)state;
+TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
         p.accumulate = false;
@@ -314,7 +311,7 @@ static void check_rounded_v(const problem *p, size_t f) {
     free(exact);
 }
 
-static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(void **state) {
+TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
     (void)state;
@@ -335,8 +332,7 @@ static void test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone(voi
 
 /* ---- bits ---- */
 
-static void test_a_row_has_the_same_bits_in_any_company(void **state) {
-    (void)state;
+TEST(test_a_row_has_the_same_bits_in_any_company) {
     const problem whole = {.n = 272,
                            .k = 328,
                            .rows = 300,
@@ -349,7 +345,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
 
 /* The first launch is done when all is, and no tile is left out or made twice, wherever it is
  * made. */
-static void test_units_that_join_in_do_not_show_in_the_bits(void **state) {
+TEST(test_units_that_join_in_do_not_show_in_the_bits) {
     static const problem large = {.n = 1040,
                                   .k = 1320,
                                   .rows = 900,
@@ -381,8 +377,7 @@ static void test_units_that_join_in_do_not_show_in_the_bits(void **state) {
 
 /* ---- packings ---- */
 
-static void test_one_packing_made_by_the_first_product_serves_all_uses(void **state) {
-    (void)state;
+TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
     enum { N = 32, K = 16, M = 4 };
     const uint32_t end = M;
     uint16_t ones[N * K];
@@ -445,17 +440,5 @@ static void test_one_packing_made_by_the_first_product_serves_all_uses(void **st
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_of_small_integers_are_exact),
-        cmocka_unit_test(test_products_of_random_numbers_are_within_their_rounding),
-        cmocka_unit_test(test_rounded_results_are_casts_of_the_float32_ones),
-        cmocka_unit_test(test_lines_of_results_lie_anywhere),
-        cmocka_unit_test(test_results_that_are_not_rounded_are_refused),
-        cmocka_unit_test(test_a_product_with_its_glu_is_that_of_the_reference),
-        cmocka_unit_test(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone),
-        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
-        cmocka_unit_test(test_units_that_join_in_do_not_show_in_the_bits),
-        cmocka_unit_test(test_one_packing_made_by_the_first_product_serves_all_uses),
-    };
-    return RUN_TENSOR_FORMS(tests);
+    return run_tensor_forms(__FILE__);
 }

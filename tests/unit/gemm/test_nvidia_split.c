@@ -49,8 +49,7 @@ static void check_exact(const char *title, const problem *p, operation op, array
     free_arrays(want);
 }
 
-static void test_products_of_small_integers_are_exact(void **state) {
-    (void)state;
+TEST(test_products_of_small_integers_are_exact) {
     has_hopper("chains of fma");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -77,7 +76,7 @@ static arrays make_integers(const problem *p, int x_bits, int y_bits, int weight
 }
 
 /* Sums of four products of 22 bits are below 2^24: every part of a factor counts. */
-static void test_no_bit_of_a_factor_is_lost(void **state) {
+TEST(test_no_bit_of_a_factor_is_lost) {
     static const problem of_four[] = {
         [FORWARD] = {.n = 72, .k = 4, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
         [DGRAD] = {.n = 4, .k = 200, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
@@ -159,8 +158,7 @@ static double worst_error(const problem *p, operation op, arrays *a) {
     return worst;
 }
 
-static void test_products_of_random_numbers_are_within_rounding_of_float32(void **state) {
-    (void)state;
+TEST(test_products_of_random_numbers_are_within_rounding_of_float32) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             problem p;
@@ -173,7 +171,7 @@ static void test_products_of_random_numbers_are_within_rounding_of_float32(void 
 }
 
 /* Long sums of one sign, which cutting off instead of rounding would make ever smaller. */
-static void test_long_sums_do_not_lean(void **state) {
+TEST(test_long_sums_do_not_lean) {
     static const problem p = {
         .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
     (void)state;
@@ -198,13 +196,12 @@ static const problem company = {.n = 136,
                                 .shared = true,
                                 .bias = true};
 
-static void test_a_row_has_the_same_bits_in_any_company(void **state) {
-    (void)state;
+TEST(test_a_row_has_the_same_bits_in_any_company) {
     check_rows_in_company(&company, &split);
 }
 
 /* Its neighbours are not even numbers. */
-static void test_a_group_has_the_same_gradient_in_any_company(void **state) {
+TEST(test_a_group_has_the_same_gradient_in_any_company) {
     const size_t first = company.ends[0], end = company.ends[1];
     (void)state;
     arrays all = make_arrays(&company, false);
@@ -219,13 +216,5 @@ static void test_a_group_has_the_same_gradient_in_any_company(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_of_small_integers_are_exact),
-        cmocka_unit_test(test_no_bit_of_a_factor_is_lost),
-        cmocka_unit_test(test_products_of_random_numbers_are_within_rounding_of_float32),
-        cmocka_unit_test(test_long_sums_do_not_lean),
-        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
-        cmocka_unit_test(test_a_group_has_the_same_gradient_in_any_company),
-    };
-    return RUN_TENSOR_FORMS(tests);
+    return run_tensor_forms(__FILE__);
 }

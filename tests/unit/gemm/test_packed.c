@@ -105,8 +105,7 @@ static void check_weight(const weight *w, moert_packed_for use, moert_number typ
     moert_packed_destroy(got);
 }
 
-static void test_codes_and_their_values_make_the_same_panels(void **state) {
-    (void)state;
+TEST(test_codes_and_their_values_make_the_same_panels) {
     static const size_t sizes[][2] = {{37, 67}, {64, 160}, {1, 33}};
     for (int f = 0; moert_format_name((moert_format)f) != NULL; f++)
         for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++)
@@ -120,8 +119,7 @@ static void test_codes_and_their_values_make_the_same_panels(void **state) {
             }
 }
 
-static void test_codes_in_buffers_that_are_too_small_are_refused(void **state) {
-    (void)state;
+TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
     const moert_packed_shape shape = {GROUPS, 32, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
     moert_packed *packed = create(&shape);
@@ -209,15 +207,13 @@ static void check_life(moert_packed_for use, moert_number type) {
     free(second);
 }
 
-static void test_a_weight_is_packed_by_the_second_product_since_its_change(void **state) {
-    (void)state;
+TEST(test_a_weight_is_packed_by_the_second_product_since_its_change) {
     for (size_t i = 0; i < 4; i++)
         check_life(i % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD, types[i / 2]);
 }
 
 /* The packing is what further products read: a weight that changes in silence is not seen. */
-static void test_a_packed_weight_is_read_no_more_until_told(void **state) {
-    (void)state;
+TEST(test_a_packed_weight_is_read_no_more_until_told) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
     const moert_packed_shape shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     float *first = random_floats(elements, 1.0f, 1);
@@ -246,8 +242,7 @@ static void test_a_packed_weight_is_read_no_more_until_told(void **state) {
 
 /* ---- rounded by whoever changes the weight ---- */
 
-static void test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it(void **state) {
-    (void)state;
+TEST(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it) {
     const struct {
         const moert_packing *packing;
         moert_number type;
@@ -270,13 +265,4 @@ static void test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes_and_their_values_make_the_same_panels),
-        cmocka_unit_test(test_codes_in_buffers_that_are_too_small_are_refused),
-        cmocka_unit_test(test_a_weight_is_packed_by_the_second_product_since_its_change),
-        cmocka_unit_test(test_a_packed_weight_is_read_no_more_until_told),
-        cmocka_unit_test(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it),
-    };
-    return cmocka_run_group_tests_name("packed", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

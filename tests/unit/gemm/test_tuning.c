@@ -52,8 +52,7 @@ static void assert_choices(moert_choices got, moert_choices want) {
 
 /* ---- text ---- */
 
-static void test_a_row_is_printed_as_it_was_read(void **state) {
-    (void)state;
+TEST_WITH(test_a_row_is_printed_as_it_was_read, forget, NULL) {
     static const char *const lines[] = {
         "default * * * * * panels=4 depth=1024 split=512 lines=8 width=2",
         "device \"An EPYC, \"forward f32 1408 512 32-63 split=64",
@@ -73,8 +72,7 @@ static void test_a_row_is_printed_as_it_was_read(void **state) {
     }
 }
 
-static void test_what_is_wrong_with_a_line_is_said(void **state) {
-    (void)state;
+TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget, NULL) {
     static const struct {
         const char *line, *problem;
     } bad[] = {
@@ -109,8 +107,7 @@ static void test_what_is_wrong_with_a_line_is_said(void **state) {
     }
 }
 
-static void test_comments_and_empty_lines_are_no_rows(void **state) {
-    (void)state;
+TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget, NULL) {
     static const char *const lines[] = {"", "  \t\r", "# default * * * * * panels=4", "  #"};
     moert_tuning_row row;
     char problem[160];
@@ -122,8 +119,7 @@ static void test_comments_and_empty_lines_are_no_rows(void **state) {
 }
 
 /* Random bytes, and rows with one byte changed: whatever is taken is within its bounds. */
-static void test_no_line_gives_choices_out_of_bounds(void **state) {
-    (void)state;
+TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget, NULL) {
     static const char row_text[] = "device \"a b\" forward f32 1408 512- 32-63 panels=4 depth=1024 "
                                    "split=512 lines=8 width=2 # c";
     size_t taken = 0;
@@ -145,8 +141,7 @@ static void test_no_line_gives_choices_out_of_bounds(void **state) {
 
 /* ---- which row ---- */
 
-static void test_built_in_rows_are_whole(void **state) {
-    (void)state;
+TEST_WITH(test_built_in_rows_are_whole, forget, NULL) {
     char problem[160], *text, *end;
     ASSERT_OK(moert_kernel_source("gemm/tuning.txt", &text));
     size_t rows = 0;
@@ -166,8 +161,7 @@ static void test_built_in_rows_are_whole(void **state) {
     assert_non_null(strstr(report.place, "kernels/gemm/tuning.txt:"));
 }
 
-static void test_without_any_row_products_choose_as_they_can(void **state) {
-    (void)state;
+TEST_WITH(test_without_any_row_products_choose_as_they_can, forget, NULL) {
     build_in("# nothing\n");
     assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
     ASSERT_OK(moert_remove_tree(in_folder("kernels")));
@@ -175,8 +169,7 @@ static void test_without_any_row_products_choose_as_they_can(void **state) {
     assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
 }
 
-static void test_device_comes_before_family_before_vendor_before_default(void **state) {
-    (void)state;
+TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget, NULL) {
     const moert_device_info *info = moert_device_describe(test_device);
     char text[1024], pattern[160];
     const char *family = moert_tuning_family(info);
@@ -193,8 +186,7 @@ static void test_device_comes_before_family_before_vendor_before_default(void **
     assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
 }
 
-static void test_the_row_that_says_more_of_the_shape_is_taken(void **state) {
-    (void)state;
+TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget, NULL) {
     build_in("default * * * * 20 panels=5\n"
              "default * * 10 10 * panels=3\n"
              "default forward * * * * panels=1\n"
@@ -211,8 +203,7 @@ static void test_the_row_that_says_more_of_the_shape_is_taken(void **state) {
     assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* nothing is known */
 }
 
-static void test_measured_rows_come_before_built_in_ones_of_a_level(void **state) {
-    (void)state;
+TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget, NULL) {
     build_in("default * * 10 10 10 panels=3\nfamily cpu * * * * * split=9\nfamily gpu * * * * * "
              "split=9\n");
     read_rows("default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
@@ -227,8 +218,7 @@ static void test_measured_rows_come_before_built_in_ones_of_a_level(void **state
 
 /* ---- remembering ---- */
 
-static void test_what_is_remembered_is_found_again(void **state) {
-    (void)state;
+TEST_WITH(test_what_is_remembered_is_found_again, forget, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_BF16, 96, 64, 50};
     const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
@@ -254,8 +244,7 @@ static void test_what_is_remembered_is_found_again(void **state) {
     free(text);
 }
 
-static void test_a_file_that_cannot_be_written_is_said_and_the_row_serves(void **state) {
-    (void)state;
+TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
     set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
     ASSERT_FAILS(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"),
@@ -265,8 +254,7 @@ static void test_a_file_that_cannot_be_written_is_said_and_the_row_serves(void *
     assert_true(measured);
 }
 
-static void test_rows_of_processes_that_write_at_once_are_whole(void **state) {
-    (void)state;
+TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget, NULL) {
     enum { WRITERS = 4, ROWS = 50 };
     pid_t children[WRITERS];
     fflush(NULL);
@@ -292,22 +280,4 @@ static void test_rows_of_processes_that_write_at_once_are_whole(void **state) {
             assert_int_equal(find(MOERT_TUNED_WGRAD, row, 1 + i, 1).panels, 1 + i);
 }
 
-int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, forget)
-    const struct CMUnitTest tests[] = {
-        TEST(test_a_row_is_printed_as_it_was_read),
-        TEST(test_what_is_wrong_with_a_line_is_said),
-        TEST(test_comments_and_empty_lines_are_no_rows),
-        TEST(test_no_line_gives_choices_out_of_bounds),
-        TEST(test_built_in_rows_are_whole),
-        TEST(test_without_any_row_products_choose_as_they_can),
-        TEST(test_device_comes_before_family_before_vendor_before_default),
-        TEST(test_the_row_that_says_more_of_the_shape_is_taken),
-        TEST(test_measured_rows_come_before_built_in_ones_of_a_level),
-        TEST(test_what_is_remembered_is_found_again),
-        TEST(test_a_file_that_cannot_be_written_is_said_and_the_row_serves),
-        TEST(test_rows_of_processes_that_write_at_once_are_whole),
-    };
-#undef TEST
-    return cmocka_run_group_tests(tests, open_device_and_folder, close_device_and_folder);
-}
+TESTS(open_device_and_folder, close_device_and_folder)

@@ -62,8 +62,7 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
         }
 }
 
-static void test_no_tile_shows_in_the_bits(void **state) {
-    (void)state;
+TEST_WITH(test_no_tile_shows_in_the_bits, forget, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
@@ -71,8 +70,7 @@ static void test_no_tile_shows_in_the_bits(void **state) {
     check_bits(REFERENCE_BF16, tiles, 3);
 }
 
-static void test_no_share_shows_in_the_bits(void **state) {
-    (void)state;
+TEST_WITH(test_no_share_shows_in_the_bits, forget, NULL) {
     static const moert_choices shares[] = {{1, 16, 1, 8, 2, 16},
                                            {64, 4096, 65536, 8, 2, 16},
                                            {1, 4096, 3, 8, 2, 4096},
@@ -83,8 +81,7 @@ static void test_no_share_shows_in_the_bits(void **state) {
 }
 
 /* On this device, whatever devices the rows are for. */
-static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
-    (void)state;
+TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget, NULL) {
     enum { MOST = 64 };
     moert_choices tiles[MOST];
     char reason[160], *text, *end;
@@ -109,8 +106,7 @@ static void test_no_tile_of_a_built_in_row_shows_in_the_bits(void **state) {
     check_bits(REFERENCE_BF16, tiles, count);
 }
 
-static void test_any_choice_fits_into_little_local_memory(void **state) {
-    (void)state;
+TEST_WITH(test_any_choice_fits_into_little_local_memory, forget, NULL) {
     static const moert_choices shares[] = {
         {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
@@ -123,8 +119,7 @@ static void test_any_choice_fits_into_little_local_memory(void **state) {
     *info = whole;
 }
 
-static void test_choices_out_of_bounds_cannot_be_forced(void **state) {
-    (void)state;
+TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget, NULL) {
     const moert_choices before = find();
     const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
                                  {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
@@ -172,8 +167,7 @@ static void check_panels(const problem *p, const moert_choices *packing,
     free_arrays(&want);
 }
 
-static void test_a_packed_weight_keeps_its_panels(void **state) {
-    (void)state;
+TEST_WITH(test_a_packed_weight_keeps_its_panels, forget, NULL) {
     static const moert_choices pairs[][2] = {
         {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple */
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
@@ -204,8 +198,7 @@ static moert_status count_prepare(void *what) {
     return MOERT_OK;
 }
 
-static void test_a_search_finds_what_is_faster_by_far(void **state) {
-    (void)state;
+TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
@@ -230,14 +223,12 @@ static size_t count_fetches(bool fetches) {
     return count;
 }
 
-static void test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched(void **state) {
-    (void)state;
+TEST_WITH(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched, forget, NULL) {
     assert_int_equal(count_fetches(true), 2);
     assert_int_equal(count_fetches(false), 0);
 }
 
-static void test_without_time_a_search_stays_where_it_was(void **state) {
-    (void)state;
+TEST_WITH(test_without_time_a_search_stays_where_it_was, forget, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, NULL, count_run, false};
@@ -259,8 +250,7 @@ static size_t count_rows(void) {
     return count;
 }
 
-static void test_auto_measures_a_new_shape_once_and_keeps_the_bits(void **state) {
-    (void)state;
+TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget, NULL) {
     static const size_t problems[] = {7, 14, 15};
     static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16};
     size_t rows = 0;
@@ -288,20 +278,4 @@ static void test_auto_measures_a_new_shape_once_and_keeps_the_bits(void **state)
     }
 }
 
-int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, forget)
-    const struct CMUnitTest tests[] = {
-        TEST(test_no_tile_shows_in_the_bits),
-        TEST(test_no_tile_of_a_built_in_row_shows_in_the_bits),
-        TEST(test_no_share_shows_in_the_bits),
-        TEST(test_any_choice_fits_into_little_local_memory),
-        TEST(test_choices_out_of_bounds_cannot_be_forced),
-        TEST(test_a_packed_weight_keeps_its_panels),
-        TEST(test_a_search_finds_what_is_faster_by_far),
-        TEST(test_without_time_a_search_stays_where_it_was),
-        TEST(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched),
-        TEST(test_auto_measures_a_new_shape_once_and_keeps_the_bits),
-    };
-#undef TEST
-    return cmocka_run_group_tests(tests, open_device_and_folder, close_device_and_folder);
-}
+TESTS(open_device_and_folder, close_device_and_folder)

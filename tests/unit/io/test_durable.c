@@ -25,8 +25,7 @@ static void assert_text(const char *path, const char *expected) {
     free(text);
 }
 
-static void test_write_replaces_a_text_and_leaves_no_temporary_file(void **state) {
-    (void)state;
+TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {
     const char *path = in_folder("state.json");
     ASSERT_OK(moert_durable_write(path, "one"));
     assert_text(path, "one");
@@ -35,15 +34,13 @@ static void test_write_replaces_a_text_and_leaves_no_temporary_file(void **state
     assert_false(exists(in_folder("state.json.tmp")));
 }
 
-static void test_write_into_an_absent_folder_says_what_failed(void **state) {
-    (void)state;
+TEST(test_write_into_an_absent_folder_says_what_failed) {
     const char *path = in_folder("absent/state.json");
     ASSERT_FAILS(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
     assert_non_null(strstr(moert_last_error(), path));
 }
 
-static void test_a_write_that_does_not_fit_keeps_the_older_text(void **state) {
-    (void)state;
+TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
     const char *path = in_folder("full.json");
     struct rlimit before, small;
     ASSERT_OK(moert_durable_write(path, "older"));
@@ -59,16 +56,14 @@ static void test_a_write_that_does_not_fit_keeps_the_older_text(void **state) {
     assert_false(exists(in_folder("full.json.tmp")));
 }
 
-static void test_write_over_a_folder_fails_and_cleans_up(void **state) {
-    (void)state;
+TEST(test_write_over_a_folder_fails_and_cleans_up) {
     const char *path = in_folder("taken");
     ASSERT_OK(moert_make_folders(path));
     ASSERT_FAILS(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
     assert_false(exists(in_folder("taken.tmp")));
 }
 
-static void test_settle_gives_a_file_its_name_or_removes_it(void **state) {
-    (void)state;
+TEST(test_settle_gives_a_file_its_name_or_removes_it) {
     char *temporary = strdup(in_folder("settled.tmp")), *path = strdup(in_folder("settled"));
     char *target = strdup(in_folder("a-target"));
     ASSERT_OK(moert_make_folders(target));
@@ -87,8 +82,7 @@ static void test_settle_gives_a_file_its_name_or_removes_it(void **state) {
     free(temporary);
 }
 
-static void test_read_refuses_what_is_no_short_text(void **state) {
-    (void)state;
+TEST(test_read_refuses_what_is_no_short_text) {
     char *text;
     const char *path = in_folder("text");
     ASSERT_FAILS(moert_read_text(in_folder("absent"), 10, &text), MOERT_ERROR_IO, "absent");
@@ -101,8 +95,7 @@ static void test_read_refuses_what_is_no_short_text(void **state) {
     ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "NUL");
 }
 
-static void test_folders_are_made_with_their_parents(void **state) {
-    (void)state;
+TEST(test_folders_are_made_with_their_parents) {
     ASSERT_OK(moert_make_folders(in_folder("a/b//c/")));
     assert_true(exists(in_folder("a/b/c")));
     ASSERT_OK(moert_make_folders(in_folder("a/b/c")));
@@ -112,8 +105,7 @@ static void test_folders_are_made_with_their_parents(void **state) {
     ASSERT_FAILS(moert_make_folders(in_folder("a/file/b")), MOERT_ERROR_IO, "a/file");
 }
 
-static void test_a_tree_is_removed_but_not_what_its_links_lead_to(void **state) {
-    (void)state;
+TEST(test_a_tree_is_removed_but_not_what_its_links_lead_to) {
     const char *kept = in_folder("kept");
     ASSERT_OK(moert_make_folders(in_folder("tree/deep/er")));
     ASSERT_OK(moert_durable_write(kept, "kept"));
@@ -133,8 +125,7 @@ static void make_checkpoint(const char *name, const char *text) {
     ASSERT_OK(moert_durable_write(path, text));
 }
 
-static void test_commit_gives_a_folder_its_name_and_replaces_an_older_one(void **state) {
-    (void)state;
+TEST(test_commit_gives_a_folder_its_name_and_replaces_an_older_one) {
     make_checkpoint("step.tmp", "first");
     ASSERT_OK(moert_durable_commit(in_folder("step.tmp"), in_folder("step/")));
     assert_text(in_folder("step/state"), "first");
@@ -146,8 +137,7 @@ static void test_commit_gives_a_folder_its_name_and_replaces_an_older_one(void *
     assert_false(exists(in_folder("step.old")));
 }
 
-static void test_a_commit_that_fails_keeps_the_older_folder(void **state) {
-    (void)state;
+TEST(test_a_commit_that_fails_keeps_the_older_folder) {
     make_checkpoint("step", "older");
     ASSERT_FAILS(moert_durable_commit(in_folder("absent"), in_folder("step")), MOERT_ERROR_IO,
                  "absent");
@@ -158,18 +148,4 @@ static void test_a_commit_that_fails_keeps_the_older_folder(void **state) {
     assert_false(exists(in_folder("step.old")));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_write_replaces_a_text_and_leaves_no_temporary_file),
-        cmocka_unit_test(test_write_into_an_absent_folder_says_what_failed),
-        cmocka_unit_test(test_a_write_that_does_not_fit_keeps_the_older_text),
-        cmocka_unit_test(test_write_over_a_folder_fails_and_cleans_up),
-        cmocka_unit_test(test_settle_gives_a_file_its_name_or_removes_it),
-        cmocka_unit_test(test_read_refuses_what_is_no_short_text),
-        cmocka_unit_test(test_folders_are_made_with_their_parents),
-        cmocka_unit_test(test_a_tree_is_removed_but_not_what_its_links_lead_to),
-        cmocka_unit_test(test_commit_gives_a_folder_its_name_and_replaces_an_older_one),
-        cmocka_unit_test(test_a_commit_that_fails_keeps_the_older_folder),
-    };
-    return cmocka_run_group_tests_name("durable", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

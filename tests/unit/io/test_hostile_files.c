@@ -26,8 +26,7 @@ static void assert_refused(const char *path, moert_status expected, const char *
 #define ENTRY(name, type, shape, offsets)                                                          \
     "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-static void test_malformed_headers_are_refused_with_file_and_tensor(void **state) {
-    (void)state;
+TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
     static const struct {
         const char *header, *part; /* the data has 8 bytes */
     } rows[] = {
@@ -75,8 +74,7 @@ static void test_malformed_headers_are_refused_with_file_and_tensor(void **state
     }
 }
 
-static void test_a_header_longer_than_its_limit_or_file_is_refused(void **state) {
-    (void)state;
+TEST(test_a_header_longer_than_its_limit_or_file_is_refused) {
     unsigned char image[16] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, '{', '}'};
     assert_refused(write_file(CASE, image, sizeof image), MOERT_ERROR_FORMAT,
                    "above the limit 100000000", "huge");
@@ -90,8 +88,7 @@ static const char sound_header[] =
     "{\"__metadata__\":{\"format\":\"pt\"}," ENTRY("weight", "F32", "[2,3]", "[0,24]") "," ENTRY(
         "bias", "BF16", "[2]", "[24,28]") "," ENTRY("empty", "I64", "[0,7]", "[28,28]") "}    ";
 
-static void test_a_file_truncated_anywhere_is_refused(void **state) {
-    (void)state;
+TEST(test_a_file_truncated_anywhere_is_refused) {
     unsigned char image[1024], data[28] = {0};
     size_t bytes = compose_tensors(image, sound_header, data, sizeof data);
     moert_tensors *tensors;
@@ -117,8 +114,7 @@ static void touch_all(const moert_tensors *tensors) {
     }
 }
 
-static void test_thousands_of_damaged_headers_never_crash(void **state) {
-    (void)state;
+TEST(test_thousands_of_damaged_headers_never_crash) {
     static const char alphabet[] = "0123456789-+.eE[]{}\",:\\ FIUB_au\n";
     unsigned char sound[1024], image[1024], data[28] = {0};
     size_t bytes = compose_tensors(sound, sound_header, data, sizeof data), refused = 0;
@@ -146,13 +142,4 @@ static void test_thousands_of_damaged_headers_never_crash(void **state) {
     assert_true(refused > CASES / 2);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_malformed_headers_are_refused_with_file_and_tensor),
-        cmocka_unit_test(test_a_header_longer_than_its_limit_or_file_is_refused),
-        cmocka_unit_test(test_a_file_truncated_anywhere_is_refused),
-        cmocka_unit_test(test_thousands_of_damaged_headers_never_crash),
-    };
-    return cmocka_run_group_tests_name("hostile_files", tests, make_test_folder,
-                                       remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

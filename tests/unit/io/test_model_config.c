@@ -97,8 +97,7 @@ static void assert_golden(const struct golden_config *golden, const moert_model_
     assert_int_equal(config->router.group_best, 2);
 }
 
-static void test_every_golden_config_gives_the_expected_values(void **state) {
-    (void)state;
+TEST(test_every_golden_config_gives_the_expected_values) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
         read_golden(i, &config);
@@ -118,8 +117,7 @@ static void test_every_golden_config_gives_the_expected_values(void **state) {
     }
 }
 
-static void test_only_whole_models_of_two_families_pass_the_model_check(void **state) {
-    (void)state;
+TEST(test_only_whole_models_of_two_families_pass_the_model_check) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
         read_golden(i, &config);
@@ -146,8 +144,7 @@ static void assert_expert_tensors(const moert_model_config *config, const moert_
     }
 }
 
-static void test_every_expert_tensor_of_the_golden_files_has_its_name(void **state) {
-    (void)state;
+TEST(test_every_expert_tensor_of_the_golden_files_has_its_name) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
         moert_tensors *tensors;
@@ -161,8 +158,7 @@ static void test_every_expert_tensor_of_the_golden_files_has_its_name(void **sta
     }
 }
 
-static void test_names_are_those_of_released_checkpoints(void **state) {
-    (void)state;
+TEST(test_names_are_those_of_released_checkpoints) {
     static const struct {
         moert_family family;
         size_t expert;
@@ -197,8 +193,7 @@ static void test_names_are_those_of_released_checkpoints(void **state) {
 
 /* ---- writing ---- */
 
-static void test_a_written_config_reads_back_equal_and_has_fixed_bytes(void **state) {
-    (void)state;
+TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config first, second;
         char *text, *again;
@@ -235,8 +230,7 @@ static void assert_keys_within(const char *from, const char *in) {
     }
 }
 
-static void test_a_written_config_has_the_keys_that_transformers_writes(void **state) {
-    (void)state;
+TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
     char *text;
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
@@ -253,14 +247,4 @@ static void test_a_written_config_has_the_keys_that_transformers_writes(void **s
     assert_int_equal(moert_model_config_text(&other, &text), MOERT_ERROR_UNSUPPORTED);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_golden_config_gives_the_expected_values),
-        cmocka_unit_test(test_only_whole_models_of_two_families_pass_the_model_check),
-        cmocka_unit_test(test_every_expert_tensor_of_the_golden_files_has_its_name),
-        cmocka_unit_test(test_names_are_those_of_released_checkpoints),
-        cmocka_unit_test(test_a_written_config_reads_back_equal_and_has_fixed_bytes),
-        cmocka_unit_test(test_a_written_config_has_the_keys_that_transformers_writes),
-    };
-    return cmocka_run_group_tests_name("model_config", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

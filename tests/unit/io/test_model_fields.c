@@ -25,8 +25,7 @@ static moert_status read_config(const char *text, moert_model_config *config) {
     "{\"model_type\":\"deepseek_v3\"," SIZES ",\"n_routed_experts\":32,"                           \
     "\"num_experts_per_tok\":4,"
 
-static void test_defaults_of_a_family_hold_where_keys_are_absent(void **state) {
-    (void)state;
+TEST(test_defaults_of_a_family_hold_where_keys_are_absent) {
     moert_model_config config;
     ASSERT_OK(read_config(MIXTRAL EXPERTS "}", &config));
     assert_int_equal(config.kv_heads, 4);
@@ -48,8 +47,7 @@ static void test_defaults_of_a_family_hold_where_keys_are_absent(void **state) {
     moert_model_config_free(&config);
 }
 
-static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **state) {
-    (void)state;
+TEST(test_deepseek_groups_and_shared_experts_follow_their_keys) {
     moert_model_config config;
     ASSERT_OK(read_config(DEEPSEEK "\"n_shared_experts\":2}", &config));
     assert_int_equal(config.shared_intermediate, 2 * 96);
@@ -72,8 +70,7 @@ static void test_deepseek_groups_and_shared_experts_follow_their_keys(void **sta
     "\"weight_block_size\":" block "}"
 #define MXFP4 "{\"quant_method\":\"mxfp4\"}"
 
-static void test_a_config_names_the_method_and_keeps_a_text_for_plain_weights(void **state) {
-    (void)state;
+TEST(test_a_config_names_the_method_and_keeps_a_text_for_plain_weights) {
     moert_model_config config, again;
     ASSERT_OK(read_config(QUANTIZED(QWEN3 "\"rms_norm_eps\":1e-06,", FP8("[128,128]")), &config));
     assert_string_equal(config.quant_method, "fp8");
@@ -147,8 +144,7 @@ static const refused_config broken[] = {
     {QUANTIZED(QWEN3, FP8("[128,128.5]")), MOERT_ERROR_UNSUPPORTED, "is not [128, 128]"},
 };
 
-static void test_broken_configs_are_refused_with_key_and_file(void **state) {
-    (void)state;
+TEST(test_broken_configs_are_refused_with_key_and_file) {
     moert_model_config config;
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
         memset(&config, 0x5a, sizeof config);
@@ -179,8 +175,7 @@ static const refused_config no_models[] = {
      MOERT_ERROR_FORMAT, "hidden_size 65"},
 };
 
-static void test_what_a_model_cannot_have_is_refused_by_the_model_check(void **state) {
-    (void)state;
+TEST(test_what_a_model_cannot_have_is_refused_by_the_model_check) {
     for (size_t i = 0; i < sizeof no_models / sizeof no_models[0]; i++) {
         moert_model_config config;
         ASSERT_OK(read_config(no_models[i].text, &config));
@@ -191,13 +186,4 @@ static void test_what_a_model_cannot_have_is_refused_by_the_model_check(void **s
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_of_a_family_hold_where_keys_are_absent),
-        cmocka_unit_test(test_deepseek_groups_and_shared_experts_follow_their_keys),
-        cmocka_unit_test(test_a_config_names_the_method_and_keeps_a_text_for_plain_weights),
-        cmocka_unit_test(test_broken_configs_are_refused_with_key_and_file),
-        cmocka_unit_test(test_what_a_model_cannot_have_is_refused_by_the_model_check),
-    };
-    return cmocka_run_group_tests_name("model_fields", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

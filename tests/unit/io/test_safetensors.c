@@ -70,8 +70,7 @@ static const struct {
      {3, 160, 192}},
 };
 
-static void test_golden_files_open_with_their_names_and_shapes(void **state) {
-    (void)state;
+TEST(test_golden_files_open_with_their_names_and_shapes) {
     for (size_t i = 0; i < sizeof golden_files / sizeof golden_files[0]; i++) {
         char path[256];
         moert_tensors *tensors;
@@ -93,8 +92,7 @@ static void test_golden_files_open_with_their_names_and_shapes(void **state) {
     }
 }
 
-static void test_metadata_is_found_by_key(void **state) {
-    (void)state;
+TEST(test_metadata_is_found_by_key) {
     moert_tensors *tensors;
     ASSERT_OK(moert_tensors_open("tests/golden/model/qwen3-tiny", &tensors));
     assert_string_equal(moert_tensors_metadata(tensors, "format"), "pt");
@@ -106,8 +104,7 @@ static void test_metadata_is_found_by_key(void **state) {
     moert_tensors_close(NULL);
 }
 
-static void test_get_names_the_nearest_tensor_or_both_shapes(void **state) {
-    (void)state;
+TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
     moert_tensors *tensors;
     const moert_tensor *tensor;
     size_t shape[] = {64, 96};
@@ -122,8 +119,7 @@ static void test_get_names_the_nearest_tensor_or_both_shapes(void **state) {
 
 /* ---- elements ---- */
 
-static void test_floats_of_every_type_are_read_unaligned(void **state) {
-    (void)state;
+TEST(test_floats_of_every_type_are_read_unaligned) {
     /* one odd byte first, so that all others are unaligned */
     static const char header[] =
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
@@ -166,8 +162,7 @@ static void test_floats_of_every_type_are_read_unaligned(void **state) {
     moert_tensors_close(tensors);
 }
 
-static void test_integers_are_read_where_they_fit(void **state) {
-    (void)state;
+TEST(test_integers_are_read_where_they_fit) {
     static const char header[] =
         "{\"b\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]},"
         "\"l\":{\"dtype\":\"I64\",\"shape\":[3],\"data_offsets\":[1,25]},"
@@ -203,8 +198,7 @@ static void test_integers_are_read_where_they_fit(void **state) {
     moert_tensors_close(tensors);
 }
 
-static void test_empty_tensors_and_scalars_are_legal(void **state) {
-    (void)state;
+TEST(test_empty_tensors_and_scalars_are_legal) {
     const char *file =
         write_tensors("case.safetensors",
                       "{\"none\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[0,0]},"
@@ -226,14 +220,4 @@ static void test_empty_tensors_and_scalars_are_legal(void **state) {
     moert_tensors_close(tensors);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_files_open_with_their_names_and_shapes),
-        cmocka_unit_test(test_metadata_is_found_by_key),
-        cmocka_unit_test(test_get_names_the_nearest_tensor_or_both_shapes),
-        cmocka_unit_test(test_floats_of_every_type_are_read_unaligned),
-        cmocka_unit_test(test_integers_are_read_where_they_fit),
-        cmocka_unit_test(test_empty_tensors_and_scalars_are_legal),
-    };
-    return cmocka_run_group_tests_name("safetensors", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

@@ -61,8 +61,7 @@ static void write_whole(const char *path) {
     ASSERT_OK(moert_writer_close(writer));
 }
 
-static void test_what_is_written_is_read_back(void **state) {
-    (void)state;
+TEST(test_what_is_written_is_read_back) {
     moert_tensors *tensors;
     const moert_tensor *tensor;
     float values[24];
@@ -85,8 +84,7 @@ static void test_what_is_written_is_read_back(void **state) {
     moert_writer_close(NULL);
 }
 
-static void test_two_writers_of_pieces_give_the_bytes_of_one(void **state) {
-    (void)state;
+TEST(test_two_writers_of_pieces_give_the_bytes_of_one) {
     const char *whole = in_folder("one.safetensors"), *pieces = in_folder("two.safetensors");
     moert_tensor_writer *first, *second;
     write_whole(whole);
@@ -103,8 +101,7 @@ static void test_two_writers_of_pieces_give_the_bytes_of_one(void **state) {
     assert_same_file(whole, pieces);
 }
 
-static void test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names(void **state) {
-    (void)state;
+TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
     static const moert_tensor_spec two[] = {{"z", MOERT_FILE_U8, 1, {3}},
                                             {"a", MOERT_FILE_F16, 1, {2}}};
     static const char expected[] =
@@ -125,8 +122,7 @@ static void test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names(void 
     free(content);
 }
 
-static void test_a_writer_replaces_a_file_that_is_still_mapped(void **state) {
-    (void)state;
+TEST(test_a_writer_replaces_a_file_that_is_still_mapped) {
     moert_tensors *tensors;
     moert_tensor_writer *writer;
     const char *path = in_folder("mapped.safetensors");
@@ -138,8 +134,7 @@ static void test_a_writer_replaces_a_file_that_is_still_mapped(void **state) {
     moert_tensors_close(tensors);
 }
 
-static void test_wrong_specs_and_pieces_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_specs_and_pieces_are_refused) {
     static const struct {
         moert_tensor_spec specs[2];
         const char *part;
@@ -171,8 +166,7 @@ static void test_wrong_specs_and_pieces_are_refused(void **state) {
     ASSERT_OK(moert_writer_close(writer));
 }
 
-static void test_a_file_that_does_not_fit_is_an_error_with_its_reason(void **state) {
-    (void)state;
+TEST(test_a_file_that_does_not_fit_is_an_error_with_its_reason) {
     moert_tensor_writer *writer;
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
@@ -204,8 +198,7 @@ static void write_shards(const char *index) {
     ASSERT_OK(moert_durable_write(in_folder(INDEX_NAME), index));
 }
 
-static void test_a_sharded_directory_gives_the_tensors_of_its_index(void **state) {
-    (void)state;
+TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
     moert_tensors *tensors;
     write_shards("{\"metadata\":{\"total_size\":8},"
                  "\"weight_map\":{\"b\":\"2.safetensors\",\"a\":\"1.safetensors\"}}");
@@ -227,8 +220,7 @@ static void test_a_sharded_directory_gives_the_tensors_of_its_index(void **state
     moert_tensors_close(tensors);
 }
 
-static void test_a_wrong_index_is_refused_with_tensor_and_shard(void **state) {
-    (void)state;
+TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {
     static const struct {
         const char *index;
         moert_status status;
@@ -257,8 +249,7 @@ static void test_a_wrong_index_is_refused_with_tensor_and_shard(void **state) {
     }
 }
 
-static void test_a_directory_without_tensors_is_refused(void **state) {
-    (void)state;
+TEST(test_a_directory_without_tensors_is_refused) {
     moert_tensors *tensors;
     ASSERT_OK(moert_make_folders(in_folder("empty")));
     ASSERT_FAILS(moert_tensors_open(in_folder("empty"), &tensors), MOERT_ERROR_IO,
@@ -267,18 +258,4 @@ static void test_a_directory_without_tensors_is_refused(void **state) {
                  strerror(ENOENT));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_written_is_read_back),
-        cmocka_unit_test(test_two_writers_of_pieces_give_the_bytes_of_one),
-        cmocka_unit_test(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names),
-        cmocka_unit_test(test_a_writer_replaces_a_file_that_is_still_mapped),
-        cmocka_unit_test(test_wrong_specs_and_pieces_are_refused),
-        cmocka_unit_test(test_a_file_that_does_not_fit_is_an_error_with_its_reason),
-        cmocka_unit_test(test_a_sharded_directory_gives_the_tensors_of_its_index),
-        cmocka_unit_test(test_a_wrong_index_is_refused_with_tensor_and_shard),
-        cmocka_unit_test(test_a_directory_without_tensors_is_refused),
-    };
-    return cmocka_run_group_tests_name("tensor_files", tests, make_limited_folder,
-                                       remove_test_folder);
-}
+TESTS(make_limited_folder, remove_test_folder)

@@ -58,8 +58,7 @@ static void fill_fp8(void) {
         fp8_codes[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128); /* no NaN */
 }
 
-static void test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks(void **state) {
-    (void)state;
+TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
     static float values[N * K], piece[500];
     moert_weight weight;
     fill_fp8();
@@ -77,8 +76,7 @@ static void test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks(voi
     moert_tensors_close(files);
 }
 
-static void test_scales_of_fp8_may_be_bf16(void **state) {
-    (void)state;
+TEST(test_scales_of_fp8_may_be_bf16) {
     static const uint8_t codes[] = {0x38, 0xc0}; /* 1, -2 */
     static const uint16_t scale = 0x4040;        /* 3 */
     static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, codes},
@@ -107,8 +105,7 @@ static void fill_mxfp4(void) {
         mxfp4_codes[i] = (uint8_t)(i * 37 + 11);
 }
 
-static void test_an_mxfp4_weight_is_its_codes_times_powers_of_two(void **state) {
-    (void)state;
+TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
     static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     float values[FUSED], piece[70];
     moert_weight weight;
@@ -129,8 +126,7 @@ static void test_an_mxfp4_weight_is_its_codes_times_powers_of_two(void **state) 
     moert_tensors_close(files);
 }
 
-static void test_a_plain_tensor_counts_before_blocks_of_its_name(void **state) {
-    (void)state;
+TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
     static const float plain[FUSED] = {[5] = 2.5f};
     const part parts[] = {
         mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
@@ -209,8 +205,7 @@ static const struct broken {
 };
 /* clang-format on */
 
-static void test_scales_that_are_missing_or_of_another_shape_or_type_are_refused(void **state) {
-    (void)state;
+TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     static const uint8_t bytes[4 * N * K] = {1};
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
         const part parts[] = {{broken[i].codes, bytes}, {broken[i].scales, bytes}};
@@ -219,8 +214,7 @@ static void test_scales_that_are_missing_or_of_another_shape_or_type_are_refused
     }
 }
 
-static void test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused(void **state) {
-    (void)state;
+TEST(test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused) {
     static const size_t shape[] = {E, COLUMNS + 1, ROWS};
     assert_not_found(mxfp4, 2, 3, shape, MOERT_ERROR_UNSUPPORTED,
                      "'w' lies in blocks of 32, which do not divide its rows of 65");
@@ -239,8 +233,7 @@ static void assert_not_read(const part *parts, size_t rank, const size_t *shape,
     moert_tensors_close(files);
 }
 
-static void test_a_weight_that_is_not_finite_is_refused_with_its_place(void **state) {
-    (void)state;
+TEST(test_a_weight_that_is_not_finite_is_refused_with_its_place) {
     fill_fp8();
     fp8_codes[129 * K + 7] = 0xff;
     assert_not_read(fp8, 2, matrix, 0, N * K, "'w' is nan at [129, 7], by code 0xff and scale 0.1");
@@ -262,15 +255,4 @@ static void test_a_weight_that_is_not_finite_is_refused_with_its_place(void **st
     mxfp4_scales[9] = kept;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks),
-        cmocka_unit_test(test_scales_of_fp8_may_be_bf16),
-        cmocka_unit_test(test_an_mxfp4_weight_is_its_codes_times_powers_of_two),
-        cmocka_unit_test(test_a_plain_tensor_counts_before_blocks_of_its_name),
-        cmocka_unit_test(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused),
-        cmocka_unit_test(test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused),
-        cmocka_unit_test(test_a_weight_that_is_not_finite_is_refused_with_its_place),
-    };
-    return cmocka_run_group_tests_name("weights", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

@@ -119,8 +119,7 @@ static void check_noise(bool tied) {
     moert_model_destroy(rounded);
 }
 
-static void test_losses_and_gradients_stay_near_those_of_float32(void **state) {
-    (void)state;
+TEST(test_losses_and_gradients_stay_near_those_of_float32) {
     check_noise(false);
     check_noise(true);
 }
@@ -165,8 +164,7 @@ static bool same_gradients(const moert_model *a, const moert_model *b) {
     return same;
 }
 
-static void test_weights_count_as_their_nearest_codes_but_for_the_routers(void **state) {
-    (void)state;
+TEST(test_weights_count_as_their_nearest_codes_but_for_the_routers) {
     moert_model *model = new_model(false, MOERT_PRECISION_BF16),
                 *rounded = new_model(false, MOERT_PRECISION_BF16),
                 *exact = new_model(false, MOERT_PRECISION_F32);
@@ -222,8 +220,7 @@ static void move(moert_model *model, double distance) {
 }
 
 /* A step is many times as long as the weights' rounding, which averages out over all of them. */
-static void test_gradients_foretell_how_the_loss_changes(void **state) {
-    (void)state;
+TEST(test_gradients_foretell_how_the_loss_changes) {
     for (int tied = 0; tied < 2; tied++) {
         moert_model *model = new_model(tied != 0, MOERT_PRECISION_BF16);
         run(model, false);
@@ -240,13 +237,4 @@ static void test_gradients_foretell_how_the_loss_changes(void **state) {
     }
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses_and_gradients_stay_near_those_of_float32),
-        cmocka_unit_test(test_weights_count_as_their_nearest_codes_but_for_the_routers),
-        cmocka_unit_test(test_gradients_foretell_how_the_loss_changes),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("dense", tests, open_mesh, close_mesh));
-}
+MPI_TESTS(open_mesh, close_mesh)

@@ -154,25 +154,20 @@ static void check_form(moert_layer_options options) {
 
 /* ---- tests ---- */
 
-static void test_gradients_of_a_plain_layer_are_those_of_differences(void **state) {
-    (void)state;
+TEST(test_gradients_of_a_plain_layer_are_those_of_differences) {
     check_form(plain_form());
 }
 
-static void test_gradients_of_a_layer_with_everything_are_those_of_differences(void **state) {
-    (void)state;
+TEST(test_gradients_of_a_layer_with_everything_are_those_of_differences) {
     check_form(full_form());
 }
 
-static void test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences(
-    void **state) {
-    (void)state;
+TEST(test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences) {
     check_form(dense_form());
 }
 
 /* The experts get x and dy as MXFP8 or bf16, router and shared expert as they are. */
-static void test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs(void **state) {
-    (void)state;
+TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs) {
     for (int d = MOERT_DISPATCH_MXFP8; d <= MOERT_DISPATCH_BF16; d++) {
         moert_layer_options options = full_form();
         options.dispatch = (moert_dispatch)d;
@@ -212,8 +207,7 @@ static void check_deferred(moert_layer_options options) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_deferred_wgrad_gives_the_same_bits(void **state) {
-    (void)state;
+TEST(test_deferred_wgrad_gives_the_same_bits) {
     moert_layer_options rounded = plain_form();
     rounded.hidden = 40;
     rounded.intermediate = 24;
@@ -225,8 +219,7 @@ static void test_deferred_wgrad_gives_the_same_bits(void **state) {
 }
 
 /* Rank 0's first token becomes NaN; afterwards it is put right again. */
-static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void **state) {
-    (void)state;
+TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     moert_layer_options options = plain_form();
     oracle_layer oracle;
     expectation expected;
@@ -256,8 +249,7 @@ static void test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable(void
     oracle_layer_destroy(&oracle);
 }
 
-static void test_calls_out_of_order_are_refused(void **state) {
-    (void)state;
+TEST(test_calls_out_of_order_are_refused) {
     moert_layer_options options = plain_form();
     oracle_layer oracle;
     moert_mesh *mesh;
@@ -283,8 +275,7 @@ static void test_calls_out_of_order_are_refused(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_a_forward_without_a_backward_has_the_same_bits(void **state) {
-    (void)state;
+TEST(test_a_forward_without_a_backward_has_the_same_bits) {
     moert_layer_options options = full_form();
     oracle_layer oracle;
     moert_mesh *mesh;
@@ -310,8 +301,7 @@ static void test_a_forward_without_a_backward_has_the_same_bits(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state) {
-    (void)state;
+TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
     moert_layer_options options = plain_form();
     oracle_layer oracle;
     moert_mesh *mesh;
@@ -329,8 +319,7 @@ static void test_a_batch_without_sequences_on_one_rank_fails_on_all(void **state
     oracle_layer_destroy(&oracle);
 }
 
-static void test_impossible_layers_and_meshes_are_refused(void **state) {
-    (void)state;
+TEST(test_impossible_layers_and_meshes_are_refused) {
     moert_mesh *mesh;
     moert_layer *layer;
     moert_layer_options options = plain_form();
@@ -376,19 +365,6 @@ static int open_context_of_hosts(void **state) {
 }
 
 int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_of_a_plain_layer_are_those_of_differences),
-        cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
-        cmocka_unit_test(
-            test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences),
-        cmocka_unit_test(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs),
-        cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
-        cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
-        cmocka_unit_test(test_calls_out_of_order_are_refused),
-        cmocka_unit_test(test_a_forward_without_a_backward_has_the_same_bits),
-        cmocka_unit_test(test_a_batch_without_sequences_on_one_rank_fails_on_all),
-        cmocka_unit_test(test_impossible_layers_and_meshes_are_refused),
-    };
     if (!mpi_tests_begin(count, arguments))
         return 1;
     const struct CMUnitTest on_hosts[] = {
@@ -396,7 +372,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
     };
-    int failed = cmocka_run_group_tests_name("layer", tests, open_test_context, close_test_context);
+    int failed = run_file(__FILE__, open_test_context, close_test_context);
     if (test_ranks > 1)
         failed += cmocka_run_group_tests_name("layer between hosts", on_hosts,
                                               open_context_of_hosts, close_test_context);

@@ -17,8 +17,7 @@ static void order_ranks(const size_t *node, size_t ranks, size_t *order) {
         order[moert_mesh_position(&world, r)] = r;
 }
 
-static void test_groups_are_runs_of_the_ranks_of_a_host(void **state) {
-    (void)state;
+TEST(test_groups_are_runs_of_the_ranks_of_a_host) {
     const struct {
         size_t ranks, node[MOST], order[MOST];
     } cases[] = {
@@ -39,8 +38,7 @@ static void test_groups_are_runs_of_the_ranks_of_a_host(void **state) {
 
 /* Each pair of a group and a place in it is one rank's, and ranks with the same place are
  * replicas. */
-static void test_ranks_of_a_host_form_groups_of_neighbours(void **state) {
-    (void)state;
+TEST(test_ranks_of_a_host_form_groups_of_neighbours) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
         moert_mesh *mesh;
         if (test_ranks % ep != 0)
@@ -54,21 +52,10 @@ static void test_ranks_of_a_host_form_groups_of_neighbours(void **state) {
     }
 }
 
-static void test_a_group_that_does_not_divide_the_ranks_is_refused(void **state) {
-    (void)state;
+TEST(test_a_group_that_does_not_divide_the_ranks_is_refused) {
     moert_mesh *mesh;
     ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, test_ranks + 1, &mesh), MOERT_ERROR_USAGE,
                         "cannot form groups");
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups_are_runs_of_the_ranks_of_a_host),
-        cmocka_unit_test(test_ranks_of_a_host_form_groups_of_neighbours),
-        cmocka_unit_test(test_a_group_that_does_not_divide_the_ranks_is_refused),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(
-        cmocka_run_group_tests_name("mesh", tests, open_test_context, close_test_context));
-}
+MPI_TESTS(open_test_context, close_test_context)

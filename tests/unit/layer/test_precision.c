@@ -101,16 +101,14 @@ static void check_form(const moert_layer_options *options) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_recipes_stay_near_float32(void **state) {
-    (void)state;
+TEST(test_recipes_stay_near_float32) {
     const moert_layer_options options = form(128, 64), large = form(192, 160);
     check_form(&options);
     check_form(&large);
 }
 
 /* Sizes that no block and no window divides, biases, interleaved gates. */
-static void test_recipes_take_odd_sizes_and_biases(void **state) {
-    (void)state;
+TEST(test_recipes_take_odd_sizes_and_biases) {
     moert_layer_options options = form(52, 36);
     options.shared_intermediate = 7;
     options.router_bias = options.expert_biases = true;
@@ -120,8 +118,7 @@ static void test_recipes_take_odd_sizes_and_biases(void **state) {
 
 /* Signs in place of x and W1 are exact in every format: what is left is the noise of one GEMM in y
  * and dW2, and little more in dx and dW1. */
-static void test_one_rounded_gemm_keeps_its_signal(void **state) {
-    (void)state;
+TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = form(160, 64);
     oracle_layer oracle;
     oracle_layer_create(&options, TOKENS, &oracle);
@@ -165,8 +162,7 @@ static void check_shared(const moert_layer_options *options) {
 }
 
 /* Sizes that tensor cores do not take, and such as they do. */
-static void test_a_shared_expert_in_bf16_stays_near_float32_alone(void **state) {
-    (void)state;
+TEST(test_a_shared_expert_in_bf16_stays_near_float32_alone) {
     moert_layer_options odd = form(52, 36), even = form(64, 32);
     odd.shared_intermediate = 7;
     even.shared_intermediate = 24;
@@ -176,8 +172,7 @@ static void test_a_shared_expert_in_bf16_stays_near_float32_alone(void **state) 
 
 /* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
  * of weight gradients are cut otherwise when replicas share an expert's rows. */
-static void test_replicas_of_experts_give_the_same_rows(void **state) {
-    (void)state;
+TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = form(64, 48);
     const size_t bytes = TOKENS * options.hidden * sizeof(float);
     oracle_layer oracle;
@@ -242,8 +237,7 @@ static void fail_and_recover(layer_run *run, const breakage *b) {
     moert_buffer_destroy(small);
 }
 
-static void test_a_failure_between_gathers_is_that_of_all_ranks(void **state) {
-    (void)state;
+TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
     const breakage breakages[] = {{false, false, MOERT_ERROR_MEMORY},
                                   {false, true, MOERT_ERROR_USAGE},
                                   {true, false, MOERT_ERROR_MEMORY},
@@ -267,8 +261,7 @@ static void test_a_failure_between_gathers_is_that_of_all_ranks(void **state) {
 }
 
 /* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
-static void test_a_bad_token_fails_on_all_replicas_of_nvfp4(void **state) {
-    (void)state;
+TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
     moert_layer_options options = form(64, 32);
     options.precision = MOERT_PRECISION_NVFP4;
     const float bad = NAN;
@@ -293,8 +286,7 @@ static void test_a_bad_token_fails_on_all_replicas_of_nvfp4(void **state) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_an_unknown_precision_is_refused(void **state) {
-    (void)state;
+TEST(test_an_unknown_precision_is_refused) {
     moert_mesh *mesh;
     moert_layer *layer;
     moert_layer_options options = form(64, 32);
@@ -307,19 +299,4 @@ static void test_an_unknown_precision_is_refused(void **state) {
     moert_mesh_destroy(mesh);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipes_stay_near_float32),
-        cmocka_unit_test(test_recipes_take_odd_sizes_and_biases),
-        cmocka_unit_test(test_one_rounded_gemm_keeps_its_signal),
-        cmocka_unit_test(test_a_shared_expert_in_bf16_stays_near_float32_alone),
-        cmocka_unit_test(test_replicas_of_experts_give_the_same_rows),
-        cmocka_unit_test(test_a_failure_between_gathers_is_that_of_all_ranks),
-        cmocka_unit_test(test_a_bad_token_fails_on_all_replicas_of_nvfp4),
-        cmocka_unit_test(test_an_unknown_precision_is_refused),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(
-        cmocka_run_group_tests_name("precision", tests, open_test_context, close_test_context));
-}
+MPI_TESTS(open_test_context, close_test_context)

@@ -67,8 +67,7 @@ static void follow_weights(moert_precision precision) {
     oracle_layer_destroy(&oracle);
 }
 
-static void test_weights_in_use_follow_when_told(void **state) {
-    (void)state;
+TEST(test_weights_in_use_follow_when_told) {
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
         follow_weights((moert_precision)p);
 }
@@ -92,8 +91,7 @@ static void check_types(const moert_layer_options *options, moert_number v, moer
     }
 }
 
-static void test_v_is_kept_as_codes_where_both_products_round(void **state) {
-    (void)state;
+TEST(test_v_is_kept_as_codes_where_both_products_round) {
     const moert_device *device = moert_context_device(test_context);
     const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
     const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
@@ -260,8 +258,7 @@ static void check_products(layer_run *run, moert_precision precision) {
     free(values);
 }
 
-static void test_products_have_the_bits_of_float32_ones_of_rounded_operands(void **state) {
-    (void)state;
+TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
     const moert_layer_options options = form(52, 36);
     oracle_layer oracle;
     if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
@@ -282,14 +279,4 @@ static void test_products_have_the_bits_of_float32_ones_of_rounded_operands(void
     set_variable("MOERT_BF16", NULL);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_weights_in_use_follow_when_told),
-        cmocka_unit_test(test_v_is_kept_as_codes_where_both_products_round),
-        cmocka_unit_test(test_products_have_the_bits_of_float32_ones_of_rounded_operands),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("precision products", tests, open_test_context,
-                                                     close_test_context));
-}
+MPI_TESTS(open_test_context, close_test_context)

@@ -115,8 +115,7 @@ static void check_engines(moert_context *alone, const moert_layer_options *optio
     oracle_layer_destroy(&oracle);
 }
 
-static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **state) {
-    (void)state;
+TEST(test_ranks_and_engines_give_the_same_bits_in_every_precision) {
     moert_context *alone;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
@@ -135,8 +134,7 @@ static void test_ranks_and_engines_give_the_same_bits_in_every_precision(void **
 }
 
 /* By Zipf's law, one expert for most tokens, one for all. */
-static void test_skewed_routing_gives_the_same_bits(void **state) {
-    (void)state;
+TEST(test_skewed_routing_gives_the_same_bits) {
     static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
                         all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
     static const struct {
@@ -166,8 +164,7 @@ static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_resul
     }
 }
 
-static void test_rows_that_are_rounded_already_lose_nothing(void **state) {
-    (void)state;
+TEST(test_rows_that_are_rounded_already_lose_nothing) {
     for (int i = 0; i <= 2 * MOERT_PRECISION_NVFP4 + 1; i++) {
         const moert_dispatch dispatch = i % 2 == 0 ? MOERT_DISPATCH_MXFP8 : MOERT_DISPATCH_BF16;
         const moert_layer_options options = form((moert_precision)(i / 2), dispatch);
@@ -215,8 +212,7 @@ static void compare_both(moert_precision precision, moert_dispatch other, double
  * Forward and dgrad round the rows along the same blocks anyhow. wgrad rounds along others; but
  * E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever the block.
  */
-static void test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only(void **state) {
-    (void)state;
+TEST(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only) {
     bool rows, gradients;
     compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
     ASSERT_ON_ALL(rows && gradients);
@@ -227,8 +223,7 @@ static void test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_onl
 }
 
 /* A row's rounding is its own, whoever does it. */
-static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
-    (void)state;
+TEST(test_precision_bf16_sees_no_dispatch_of_bf16) {
     bool rows, gradients;
     compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, &rows, &gradients);
     ASSERT_ON_ALL(rows && gradients);
@@ -238,8 +233,7 @@ static void test_precision_bf16_sees_no_dispatch_of_bf16(void **state) {
 
 /* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
  * part as well, and no gradient of a weight hears of it. */
-static void test_results_of_bf16_are_rounded_once(void **state) {
-    (void)state;
+TEST(test_results_of_bf16_are_rounded_once) {
     oracle_layer oracle;
     layer_results results[2];
     size_t wrong = 0, rounded = 0, engine = LOCAL;
@@ -271,8 +265,7 @@ static void test_results_of_bf16_are_rounded_once(void **state) {
 }
 
 /* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
-static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
-    (void)state;
+TEST(test_dispatches_move_what_a_row_is_on_its_way) {
     const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
     const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float)),
                           HIDDEN * sizeof(uint16_t)};
@@ -297,18 +290,4 @@ static void test_dispatches_move_what_a_row_is_on_its_way(void **state) {
     }
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks_and_engines_give_the_same_bits_in_every_precision),
-        cmocka_unit_test(test_skewed_routing_gives_the_same_bits),
-        cmocka_unit_test(test_rows_that_are_rounded_already_lose_nothing),
-        cmocka_unit_test(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only),
-        cmocka_unit_test(test_precision_bf16_sees_no_dispatch_of_bf16),
-        cmocka_unit_test(test_results_of_bf16_are_rounded_once),
-        cmocka_unit_test(test_dispatches_move_what_a_row_is_on_its_way),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(
-        cmocka_run_group_tests_name("wire", tests, open_test_context, close_test_context));
-}
+MPI_TESTS(open_test_context, close_test_context)

@@ -113,13 +113,11 @@ static void check_logits(const char *path) {
     golden_close(&g);
 }
 
-static void test_logits_of_mixtral_are_the_golden_ones(void **state) {
-    (void)state;
+TEST(test_logits_of_mixtral_are_the_golden_ones) {
     check_logits(MODELS "mixtral-tiny");
 }
 
-static void test_logits_of_qwen3_are_the_golden_ones(void **state) {
-    (void)state;
+TEST(test_logits_of_qwen3_are_the_golden_ones) {
     check_logits(MODELS "qwen3-tiny");
 }
 
@@ -155,8 +153,7 @@ static void differentiate(moert_model *model, const golden *g, moert_model_resul
     ASSERT_OK(moert_block_gather(outer, outer->gradient));
 }
 
-static void test_a_tied_embedding_has_the_gradients_of_both_its_uses(void **state) {
-    (void)state;
+TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
     golden g;
     moert_model_result one, both;
@@ -226,8 +223,7 @@ static void check_block(const golden *g, size_t index) {
     ASSERT_ON_ALL(same);
 }
 
-static void test_packed_weights_give_the_bits_of_plain_ones_and_follow_them(void **state) {
-    (void)state;
+TEST(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them) {
     golden g;
     golden_open(MODELS "qwen3-tiny", &g);
     moert_model *model = open_model(MODELS "qwen3-tiny", false);
@@ -238,8 +234,7 @@ static void test_packed_weights_give_the_bits_of_plain_ones_and_follow_them(void
     golden_close(&g);
 }
 
-static void test_sequences_that_are_too_long_are_refused(void **state) {
-    (void)state;
+TEST(test_sequences_that_are_too_long_are_refused) {
     moert_model *model = open_model(MODELS "mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
@@ -250,15 +245,4 @@ static void test_sequences_that_are_too_long_are_refused(void **state) {
     moert_model_destroy(model);
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_logits_of_mixtral_are_the_golden_ones),
-        cmocka_unit_test(test_logits_of_qwen3_are_the_golden_ones),
-        cmocka_unit_test(test_a_tied_embedding_has_the_gradients_of_both_its_uses),
-        cmocka_unit_test(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them),
-        cmocka_unit_test(test_sequences_that_are_too_long_are_refused),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("model", tests, open_mesh, close_mesh));
-}
+MPI_TESTS(open_mesh, close_mesh)

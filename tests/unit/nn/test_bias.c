@@ -87,8 +87,7 @@ static void check(const char *what, const moert_buffer *buffer, const double *wa
     free(got);
 }
 
-static void test_forward_adds_the_bias_of_each_rows_group(void **state) {
-    (void)state;
+TEST(test_forward_adds_the_bias_of_each_rows_group) {
     for (size_t i = 0; i < CASES; i++) {
         const bias_case *c = &cases[i];
         problem p = problem_create(c, false);
@@ -102,8 +101,7 @@ static void test_forward_adds_the_bias_of_each_rows_group(void **state) {
     }
 }
 
-static void test_dprob_gains_the_product_of_row_and_bias(void **state) {
-    (void)state;
+TEST(test_dprob_gains_the_product_of_row_and_bias) {
     for (size_t i = 0; i < CASES; i++) {
         const bias_case *c = &cases[i];
         problem p = problem_create(c, false);
@@ -117,8 +115,7 @@ static void test_dprob_gains_the_product_of_row_and_bias(void **state) {
     }
 }
 
-static void test_gradient_sums_the_scaled_rows_of_each_group(void **state) {
-    (void)state;
+TEST(test_gradient_sums_the_scaled_rows_of_each_group) {
     for (size_t i = 0; i < 2 * CASES; i++) {
         const bias_case *c = &cases[i / 2];
         problem p = problem_create(c, i % 2 == 0);
@@ -134,11 +131,4 @@ static void test_gradient_sums_the_scaled_rows_of_each_group(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_adds_the_bias_of_each_rows_group),
-        cmocka_unit_test(test_dprob_gains_the_product_of_row_and_bias),
-        cmocka_unit_test(test_gradient_sums_the_scaled_rows_of_each_group),
-    };
-    return cmocka_run_group_tests_name("bias", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

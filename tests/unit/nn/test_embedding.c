@@ -32,8 +32,7 @@ static void check_forward(size_t tokens, size_t hidden, size_t vocabulary) {
     free(got);
 }
 
-static void test_forward_copies_the_rows_of_the_tokens(void **state) {
-    (void)state;
+TEST(test_forward_copies_the_rows_of_the_tokens) {
     check_forward(0, 8, 3);
     check_forward(1, 1, 1);
     check_forward(15, 17, 5);
@@ -78,31 +77,27 @@ static void check_backward(size_t sequences, size_t length, size_t hidden, size_
     free(got);
 }
 
-static void test_backward_sums_each_row_in_token_order(void **state) {
-    (void)state;
+TEST(test_backward_sums_each_row_in_token_order) {
     check_backward(1, 64, 16, 4, 0, 4);
     check_backward(3, 33, 17, 5, 0, 5);
     check_backward(2, 20, 257, 3, 0, 3);
     check_backward(2, 7, 4097, 2, 0, 2);
 }
 
-static void test_backward_takes_only_the_asked_rows(void **state) {
-    (void)state;
+TEST(test_backward_takes_only_the_asked_rows) {
     check_backward(2, 50, 19, 10, 3, 4);
     check_backward(2, 50, 19, 10, 9, 1);
     check_backward(2, 5, 16, 10, 0, 0);
     check_backward(2, 1300, 12, 3000, 100, 70); /* rare among many tokens */
 }
 
-static void test_backward_of_nothing_is_zero(void **state) {
-    (void)state;
+TEST(test_backward_of_nothing_is_zero) {
     check_backward(0, 8, 16, 4, 0, 4);
     check_backward(2, 0, 17, 4, 0, 4); /* sequences without a token still own a partial */
 }
 
 /* f(table) = sum of x * dx is linear: its float64 difference quotient is the gradient itself. */
-static void test_backward_is_the_derivative_of_forward(void **state) {
-    (void)state;
+TEST(test_backward_is_the_derivative_of_forward) {
     enum { LENGTH = 40, HIDDEN = 18, VOCABULARY = 6 };
     float *dx = random_floats(LENGTH * HIDDEN, 1.0f, 6);
     int32_t *token = random_tokens(LENGTH, VOCABULARY, 7);
@@ -174,8 +169,7 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     free(got);
 }
 
-static void test_gradient_has_the_bits_of_the_tree_over_sequences(void **state) {
-    (void)state;
+TEST(test_gradient_has_the_bits_of_the_tree_over_sequences) {
     for (size_t total = 1; total <= 9; total++)
         for (size_t first = 0; first < total; first++)
             for (size_t count = 0; count <= total - first; count++) {
@@ -184,23 +178,11 @@ static void test_gradient_has_the_bits_of_the_tree_over_sequences(void **state) 
             }
 }
 
-static void test_gradient_takes_any_width_and_rows_of_many_tokens(void **state) {
-    (void)state;
+TEST(test_gradient_takes_any_width_and_rows_of_many_tokens) {
     check_gradient((moert_span){0, 40, 40}, 1, 129, 2, false);
     check_gradient((moert_span){0, 4, 4}, 300, 260, 1, true);
     check_gradient((moert_span){3, 30, 70}, 9, 64, 40, false);
     check_gradient((moert_span){0, 2, 2}, 0, 16, 4, false);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_copies_the_rows_of_the_tokens),
-        cmocka_unit_test(test_backward_sums_each_row_in_token_order),
-        cmocka_unit_test(test_backward_takes_only_the_asked_rows),
-        cmocka_unit_test(test_backward_of_nothing_is_zero),
-        cmocka_unit_test(test_backward_is_the_derivative_of_forward),
-        cmocka_unit_test(test_gradient_has_the_bits_of_the_tree_over_sequences),
-        cmocka_unit_test(test_gradient_takes_any_width_and_rows_of_many_tokens),
-    };
-    return cmocka_run_group_tests_name("embedding", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

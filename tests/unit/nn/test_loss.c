@@ -78,8 +78,7 @@ static void check(size_t tokens, size_t vocabulary, float scale) {
     release(got);
 }
 
-static void test_loss_and_gradient_match_float64(void **state) {
-    (void)state;
+TEST(test_loss_and_gradient_match_float64) {
     check(0, 16, 1.0f);
     check(3, 1, 5.0f);
     check(5, 15, 5.0f);
@@ -91,8 +90,7 @@ static void test_loss_and_gradient_match_float64(void **state) {
     check(2, 50257, 80.0f);
 }
 
-static void test_gradient_matches_differences(void **state) {
-    (void)state;
+TEST(test_gradient_matches_differences) {
     enum { VOCABULARY = 37, TARGET = 36 };
     const int32_t target = TARGET;
     const double step = 1e-4;
@@ -114,8 +112,7 @@ static void test_gradient_matches_differences(void **state) {
     release(got);
 }
 
-static void test_factor_zero_leaves_the_logits_alone(void **state) {
-    (void)state;
+TEST(test_factor_zero_leaves_the_logits_alone) {
     enum { TOKENS = 3, VOCABULARY = 50 };
     const int32_t target[TOKENS] = {0, -1, 49};
     float *logits = random_floats(TOKENS * VOCABULARY, 3.0f, 10);
@@ -128,8 +125,7 @@ static void test_factor_zero_leaves_the_logits_alone(void **state) {
     release(full);
 }
 
-static void test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row(void **state) {
-    (void)state;
+TEST(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
     enum { TOKENS = 4 };
     static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
     for (size_t i = 0; i < sizeof vocabularies / sizeof *vocabularies; i++) {
@@ -150,8 +146,7 @@ static void test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row(void **
     }
 }
 
-static void test_ignored_target_has_no_loss_and_no_gradient(void **state) {
-    (void)state;
+TEST(test_ignored_target_has_no_loss_and_no_gradient) {
     enum { VOCABULARY = 19 };
     const int32_t target[2] = {-1, 3};
     float *logits = random_floats(2 * VOCABULARY, 3.0f, 11), zero[VOCABULARY] = {0};
@@ -163,8 +158,7 @@ static void test_ignored_target_has_no_loss_and_no_gradient(void **state) {
     release(got);
 }
 
-static void test_bits_do_not_depend_on_the_place_of_the_row(void **state) {
-    (void)state;
+TEST(test_bits_do_not_depend_on_the_place_of_the_row) {
     enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows begin at all kinds of alignment */
     float *row = random_floats(VOCABULARY, 8.0f, 12);
     float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
@@ -183,8 +177,7 @@ static void test_bits_do_not_depend_on_the_place_of_the_row(void **state) {
     release(got);
 }
 
-static void test_equal_logits_have_equal_gradients_in_every_lane(void **state) {
-    (void)state;
+TEST(test_equal_logits_have_equal_gradients_in_every_lane) {
     enum { VOCABULARY = 45 };
     float logits[VOCABULARY];
     const int32_t target = 44;
@@ -196,8 +189,7 @@ static void test_equal_logits_have_equal_gradients_in_every_lane(void **state) {
     release(got);
 }
 
-static void test_extreme_logits_stay_finite_and_bad_ones_show(void **state) {
-    (void)state;
+TEST(test_extreme_logits_stay_finite_and_bad_ones_show) {
     enum { VOCABULARY = 18 };
     const int32_t target = 17, outside = VOCABULARY;
     const struct {
@@ -217,16 +209,4 @@ static void test_extreme_logits_stay_finite_and_bad_ones_show(void **state) {
     release(got);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradient_match_float64),
-        cmocka_unit_test(test_gradient_matches_differences),
-        cmocka_unit_test(test_factor_zero_leaves_the_logits_alone),
-        cmocka_unit_test(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row),
-        cmocka_unit_test(test_ignored_target_has_no_loss_and_no_gradient),
-        cmocka_unit_test(test_bits_do_not_depend_on_the_place_of_the_row),
-        cmocka_unit_test(test_equal_logits_have_equal_gradients_in_every_lane),
-        cmocka_unit_test(test_extreme_logits_stay_finite_and_bad_ones_show),
-    };
-    return cmocka_run_group_tests_name("loss", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -59,8 +59,7 @@ static void oracle_destroy(oracle *o) {
         free(all[i]);
 }
 
-static void test_norm_forward_agrees_with_float64_and_may_work_in_place(void **state) {
-    (void)state;
+TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         const size_t n = shape.rows * shape.width;
@@ -132,8 +131,7 @@ static void gradients_destroy(gradients *got) {
     free(got->partial);
 }
 
-static void test_norm_backward_agrees_with_central_differences(void **state) {
-    (void)state;
+TEST(test_norm_backward_agrees_with_central_differences) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         oracle o = oracle_create(shape);
@@ -167,8 +165,7 @@ static void differentiate(const oracle *o, double *dx, double *partial) {
     }
 }
 
-static void test_norm_of_wide_rows_agrees_with_float64(void **state) {
-    (void)state;
+TEST(test_norm_of_wide_rows_agrees_with_float64) {
     const size_t rows = 70, widths[] = {2048, 2100, 4200, 16388};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         const size_t width = widths[i], n = rows * width;
@@ -185,8 +182,7 @@ static void test_norm_of_wide_rows_agrees_with_float64(void **state) {
     }
 }
 
-static void test_norm_backward_accumulates(void **state) {
-    (void)state;
+TEST(test_norm_backward_accumulates) {
     oracle o = oracle_create((norm_case){3, 51, 20});
     double *before = random_doubles("before", 51 * 20);
     gradients alone = device_backward(&o, 0, 51, 3, false, NULL);
@@ -201,8 +197,7 @@ static void test_norm_backward_accumulates(void **state) {
     oracle_destroy(&o);
 }
 
-static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
-    (void)state;
+TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     const size_t rows = 137, widths[] = {20, 64, 100};
     for (size_t i = 0; i < 3; i++) {
         const size_t width = widths[i];
@@ -217,8 +212,7 @@ static void test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void 
     }
 }
 
-static void test_norm_gives_codes_of_its_results_alone_or_as_well(void **state) {
-    (void)state;
+TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         const size_t n = shape.rows * shape.width;
@@ -312,15 +306,13 @@ static void compare_rotated(size_t width) {
     oracle_destroy(&o);
 }
 
-static void test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation(void **state) {
-    (void)state;
+TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
     const size_t widths[] = {2, 20, 24, 128, 256};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
         compare_rotated(widths[i]);
 }
 
-static void test_norm_refuses_rows_that_do_not_divide(void **state) {
-    (void)state;
+TEST(test_norm_refuses_rows_that_do_not_divide) {
     moert_buffer *x = unset_floats(16);
     const moert_norm_gradient norm = {.sequences = 3,
                                       .rows = 4,
@@ -344,16 +336,4 @@ static void test_norm_refuses_rows_that_do_not_divide(void **state) {
     moert_buffer_destroy(x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm_forward_agrees_with_float64_and_may_work_in_place),
-        cmocka_unit_test(test_norm_backward_agrees_with_central_differences),
-        cmocka_unit_test(test_norm_of_wide_rows_agrees_with_float64),
-        cmocka_unit_test(test_norm_backward_accumulates),
-        cmocka_unit_test(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
-        cmocka_unit_test(test_norm_gives_codes_of_its_results_alone_or_as_well),
-        cmocka_unit_test(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation),
-        cmocka_unit_test(test_norm_refuses_rows_that_do_not_divide),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

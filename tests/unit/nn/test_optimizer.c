@@ -44,8 +44,7 @@ static void run(size_t n, const float *parameter, const float *gradient, float *
     free(zero);
 }
 
-static void test_steps_match_float64(void **state) {
-    (void)state;
+TEST(test_steps_match_float64) {
     const size_t lengths[] = {0, 1, 15, 17, 4097};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t n = lengths[l];
@@ -76,8 +75,7 @@ static void test_steps_match_float64(void **state) {
     }
 }
 
-static void test_bits_do_not_depend_on_the_place(void **state) {
-    (void)state;
+TEST(test_bits_do_not_depend_on_the_place) {
     enum { N = 1003, SHIFT = 21, LONG = N + SHIFT };
     float *parameter = random_floats(LONG, 1.0f, 700),
           *gradient = random_floats(STEPS * LONG, 1, 8);
@@ -129,8 +127,7 @@ static void check_slice(size_t n, size_t at, size_t count, size_t state_at, cons
     free(zero);
 }
 
-static void test_a_slice_has_the_bits_of_the_whole(void **state) {
-    (void)state;
+TEST(test_a_slice_has_the_bits_of_the_whole) {
     enum { N = 9001 };
     const size_t slices[][3] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
                                 {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
@@ -145,8 +142,7 @@ static void test_a_slice_has_the_bits_of_the_whole(void **state) {
     free(gradient);
 }
 
-static void test_zero_padding_stays_zero(void **state) {
-    (void)state;
+TEST(test_zero_padding_stays_zero) {
     enum { N = 33 };
     const float zero[STEPS * N] = {0};
     float *got[3];
@@ -157,8 +153,7 @@ static void test_zero_padding_stays_zero(void **state) {
     }
 }
 
-static void test_rounded_parameters_are_the_cast_ones(void **state) {
-    (void)state;
+TEST(test_rounded_parameters_are_the_cast_ones) {
     const size_t lengths[] = {1, 15, 33, 4096, 4097, 9000};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         const size_t n = lengths[l];
@@ -203,8 +198,7 @@ static void test_rounded_parameters_are_the_cast_ones(void **state) {
     }
 }
 
-static void test_step_zero_is_refused(void **state) {
-    (void)state;
+TEST(test_step_zero_is_refused) {
     const float one = 1.0f;
     moert_buffer *buffer = upload(&one, sizeof one);
     assert_int_equal(moert_adamw_step(&settings, 1, buffer, buffer, buffer, buffer),
@@ -212,14 +206,4 @@ static void test_step_zero_is_refused(void **state) {
     moert_buffer_destroy(buffer);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_match_float64),
-        cmocka_unit_test(test_bits_do_not_depend_on_the_place),
-        cmocka_unit_test(test_a_slice_has_the_bits_of_the_whole),
-        cmocka_unit_test(test_zero_padding_stays_zero),
-        cmocka_unit_test(test_rounded_parameters_are_the_cast_ones),
-        cmocka_unit_test(test_step_zero_is_refused),
-    };
-    return cmocka_run_group_tests_name("optimizer", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -44,8 +44,7 @@ static void check_span(moert_span span, size_t n, const float *leaf, bool accumu
     moert_buffer_destroy(partial);
 }
 
-static void test_tree_reduce_adds_exactly_as_the_tree_says(void **state) {
-    (void)state;
+TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
     enum { N = 17 };
     for (size_t total = 1; total <= 13; total++) {
         float *leaf = random_floats(total * N, 1.0f, total);
@@ -57,8 +56,7 @@ static void test_tree_reduce_adds_exactly_as_the_tree_says(void **state) {
 }
 
 /* More leaves than are read side by side, whole nodes and parts of them. */
-static void test_tree_reduce_takes_any_number_of_sequences(void **state) {
-    (void)state;
+TEST(test_tree_reduce_takes_any_number_of_sequences) {
     enum { N = 5 };
     const size_t totals[] = {16, 24, 41, 100, 257};
     for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
@@ -70,8 +68,7 @@ static void test_tree_reduce_takes_any_number_of_sequences(void **state) {
     }
 }
 
-static void test_tree_reduce_takes_any_width(void **state) {
-    (void)state;
+TEST(test_tree_reduce_takes_any_width) {
     const size_t widths[] = {0, 1, 15, 16, 1023, 1024, 1025, 4097};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         float *leaf = random_floats(7 * widths[i], 1.0f, 100 + i);
@@ -82,8 +79,7 @@ static void test_tree_reduce_takes_any_width(void **state) {
 }
 
 /* Any split into ranks, joined on the host, has the bits of one rank. */
-static void test_tree_of_any_split_has_the_same_bits(void **state) {
-    (void)state;
+TEST(test_tree_of_any_split_has_the_same_bits) {
     enum { TOTAL = 11, N = 19 };
     float *leaf = random_floats(TOTAL * N, 1.0f, 200);
     float whole[N];
@@ -132,8 +128,7 @@ static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *
     free(span);
 }
 
-static void test_sum_squares_matches_float64(void **state) {
-    (void)state;
+TEST(test_sum_squares_matches_float64) {
     enum { COUNT = 8 };
     const size_t length[COUNT] = {1, 0, 15, 17, 4096, 4097, 0, 100003};
     size_t offset[COUNT], size = 0;
@@ -156,8 +151,7 @@ static void test_sum_squares_matches_float64(void **state) {
     free(x);
 }
 
-static void test_sum_squares_does_not_depend_on_the_place(void **state) {
-    (void)state;
+TEST(test_sum_squares_does_not_depend_on_the_place) {
     enum { LENGTH = 9001, PLACES = 20 };
     float *tensor = random_floats(LENGTH, 3.0f, 301);
     float *x = test_alloc((LENGTH + PLACES) * PLACES * sizeof *x);
@@ -177,8 +171,7 @@ static void test_sum_squares_does_not_depend_on_the_place(void **state) {
     free(x);
 }
 
-static void test_sum_squares_shows_what_is_not_finite(void **state) {
-    (void)state;
+TEST(test_sum_squares_shows_what_is_not_finite) {
     enum { LENGTH = 5000 };
     const float bad[] = {NAN, INFINITY, -INFINITY};
     const size_t offset[2] = {0, LENGTH}, length[2] = {LENGTH, LENGTH};
@@ -196,8 +189,7 @@ static void test_sum_squares_shows_what_is_not_finite(void **state) {
 }
 
 /* More blocks than items that join them; the second sums follow the buffers. */
-static void test_squares_of_several_buffers_follow_their_values(void **state) {
-    (void)state;
+TEST(test_squares_of_several_buffers_follow_their_values) {
     enum { BUFFERS = 3, SPANS = 2 };
     const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};
     moert_square_span span[BUFFERS * SPANS];
@@ -231,8 +223,7 @@ static void test_squares_of_several_buffers_follow_their_values(void **state) {
         moert_buffer_destroy(buffer[b]);
 }
 
-static void test_add_takes_any_length(void **state) {
-    (void)state;
+TEST(test_add_takes_any_length) {
     const size_t lengths[] = {0, 1, 15, 16, 17, 4096, 4097, 20000};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         size_t n = lengths[i];
@@ -251,17 +242,4 @@ static void test_add_takes_any_length(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree_reduce_adds_exactly_as_the_tree_says),
-        cmocka_unit_test(test_tree_reduce_takes_any_number_of_sequences),
-        cmocka_unit_test(test_tree_reduce_takes_any_width),
-        cmocka_unit_test(test_tree_of_any_split_has_the_same_bits),
-        cmocka_unit_test(test_sum_squares_matches_float64),
-        cmocka_unit_test(test_sum_squares_does_not_depend_on_the_place),
-        cmocka_unit_test(test_sum_squares_shows_what_is_not_finite),
-        cmocka_unit_test(test_squares_of_several_buffers_follow_their_values),
-        cmocka_unit_test(test_add_takes_any_length),
-    };
-    return cmocka_run_group_tests_name("reduce", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

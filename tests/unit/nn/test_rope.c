@@ -28,8 +28,7 @@ static double *rotate(rope_case shape, const double *x) {
     return y;
 }
 
-static void test_rope_agrees_with_float64_and_its_inverse_restores(void **state) {
-    (void)state;
+TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
     for (size_t i = 0; i < CASES; i++) {
         const rope_case shape = cases[i];
         const size_t tokens = shape.sequences * shape.length,
@@ -53,8 +52,7 @@ static void test_rope_agrees_with_float64_and_its_inverse_restores(void **state)
     }
 }
 
-static void test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void **state) {
-    (void)state;
+TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     const size_t length = 19, n = length * 2 * 20;
     double *values = random_doubles("x", 3 * n);
     moert_buffer *batch = upload_doubles(values, 3 * n), *table;
@@ -73,8 +71,7 @@ static void test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch(void 
 }
 
 /* Far positions differ visibly when the angle is not rounded to float32 first. */
-static void test_rope_table_rounds_the_angle_to_float32(void **state) {
-    (void)state;
+TEST(test_rope_table_rounds_the_angle_to_float32) {
     static const struct {
         size_t t, i;
         float cosine, sine;
@@ -97,8 +94,7 @@ static void test_rope_table_rounds_the_angle_to_float32(void **state) {
     moert_buffer_destroy(table);
 }
 
-static void test_rope_refuses_odd_heads_and_short_tables(void **state) {
-    (void)state;
+TEST(test_rope_refuses_odd_heads_and_short_tables) {
     moert_buffer *table, *x = unset_floats(64);
     assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
@@ -109,12 +105,4 @@ static void test_rope_refuses_odd_heads_and_short_tables(void **state) {
     moert_buffer_destroy(x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_agrees_with_float64_and_its_inverse_restores),
-        cmocka_unit_test(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch),
-        cmocka_unit_test(test_rope_table_rounds_the_angle_to_float32),
-        cmocka_unit_test(test_rope_refuses_odd_heads_and_short_tables),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -71,8 +71,7 @@ static void check_sums(const char *title, const ops_data *got, const double *dbi
                            peak[i], 10.0);
 }
 
-static void test_backward_is_the_derivative_and_adds_to_its_sums(void **state) {
-    (void)state;
+TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
         char title[64];
         moert_op_options o = ops_glu_case(MOERT_OP_DGLU, i / 2);
@@ -100,8 +99,7 @@ static void test_backward_is_the_derivative_and_adds_to_its_sums(void **state) {
 
 /* ---- the worked example ---- */
 
-static void test_backward_example(void **state) {
-    (void)state;
+TEST(test_backward_example) {
     const uint32_t end = 1;
     const moert_glu_form geglu = {false, 7.0f, 1.702f, 1.0f};
     const struct {
@@ -129,10 +127,4 @@ static void test_backward_example(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward_is_the_derivative_and_adds_to_its_sums),
-        cmocka_unit_test(test_backward_example),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

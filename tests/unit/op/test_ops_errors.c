@@ -32,8 +32,7 @@ static void refused(const moert_op_options *options, moert_status status, const 
         refused(&wrong_, (status), (field), (text));                                               \
     } while (0)
 
-static void test_a_wrong_field_is_named_with_its_value(void **state) {
-    (void)state;
+TEST(test_a_wrong_field_is_named_with_its_value) {
     const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;
     const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
     const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
@@ -71,8 +70,7 @@ static void test_a_wrong_field_is_named_with_its_value(void **state) {
     REFUSED(dglu, usage, c.stride, 63, "c.stride", "63");
 }
 
-static void test_fields_that_do_not_go_together_are_refused(void **state) {
-    (void)state;
+TEST(test_fields_that_do_not_go_together_are_refused) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     o.beta = o.accumulate = true;
     refused(&o, MOERT_ERROR_USAGE, "accumulate", "true");
@@ -138,8 +136,7 @@ static void free_fixture(fixture *f) {
         moert_buffer_destroy(all[i]);
 }
 
-static void test_buffers_must_be_those_of_the_description(void **state) {
-    (void)state;
+TEST(test_buffers_must_be_those_of_the_description) {
     const moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     fixture f = make_fixture();
     const struct {
@@ -170,8 +167,7 @@ static void test_buffers_must_be_those_of_the_description(void **state) {
     free_fixture(&f);
 }
 
-static void test_discrete_weights_are_not_too_many(void **state) {
-    (void)state;
+TEST(test_discrete_weights_are_not_too_many) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     moert_op *op = NULL;
     o.weight.discrete = true;
@@ -181,8 +177,7 @@ static void test_discrete_weights_are_not_too_many(void **state) {
     assert_null(op);
 }
 
-static void test_every_discrete_weight_must_be_there(void **state) {
-    (void)state;
+TEST(test_every_discrete_weight_must_be_there) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     fixture f = make_fixture();
     moert_buffer *weights[] = {f.weight, NULL};
@@ -201,8 +196,7 @@ static void test_every_discrete_weight_must_be_there(void **state) {
     free_fixture(&f);
 }
 
-static void test_the_reference_finds_ends_that_decrease(void **state) {
-    (void)state;
+TEST(test_the_reference_finds_ends_that_decrease) {
     const uint32_t ends[] = {3, 2};
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     fixture f = make_fixture();
@@ -214,8 +208,7 @@ static void test_the_reference_finds_ends_that_decrease(void **state) {
 
 /* ---- quantised operands ---- */
 
-static void test_the_type_of_a_quantised_operand_is_ignored(void **state) {
-    (void)state;
+TEST(test_the_type_of_a_quantised_operand_is_ignored) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     moert_op *op;
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
@@ -229,8 +222,7 @@ static void test_the_type_of_a_quantised_operand_is_ignored(void **state) {
     }
 }
 
-static void test_a_quantised_op_without_memory_for_its_product_is_refused(void **state) {
-    (void)state;
+TEST(test_a_quantised_op_without_memory_for_its_product_is_refused) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     moert_op *op = NULL;
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
@@ -259,8 +251,7 @@ static const char *backend_of(const char *asked, const char *variable, bool fall
     return name;
 }
 
-static void test_backends_are_taken_by_name_or_automatically(void **state) {
-    (void)state;
+TEST(test_backends_are_taken_by_name_or_automatically) {
     assert_string_equal(backend_of(NULL, NULL, false), "portable");
     assert_string_equal(backend_of("auto", "reference", false), "reference");
     assert_string_equal(backend_of("reference", "portable", false), "reference");
@@ -279,8 +270,7 @@ static void test_backends_are_taken_by_name_or_automatically(void **state) {
     assert_string_equal(backend_of(NULL, "nvidia", true), "portable");
 }
 
-static void test_one_call_does_what_an_op_does(void **state) {
-    (void)state;
+TEST(test_one_call_does_what_an_op_does) {
     const moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     const uint32_t ends[] = {1, 4};
     ops_data want = ops_make(&o, ends, false), start = ops_copy(&want);
@@ -302,8 +292,7 @@ static void test_one_call_does_what_an_op_does(void **state) {
     moert_op_destroy(NULL);
 }
 
-static void test_a_recording_computes_again_on_what_its_buffers_hold(void **state) {
-    (void)state;
+TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     fixture f = make_fixture();
     float x[4 * 32], y[4 * 64], weight[2 * 64 * 32];
@@ -339,8 +328,7 @@ static void test_a_recording_computes_again_on_what_its_buffers_hold(void **stat
     free_fixture(&f);
 }
 
-static void test_the_reference_backend_cannot_be_recorded(void **state) {
-    (void)state;
+TEST(test_the_reference_backend_cannot_be_recorded) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     fixture f = make_fixture();
     moert_op *op;
@@ -352,8 +340,7 @@ static void test_the_reference_backend_cannot_be_recorded(void **state) {
     free_fixture(&f);
 }
 
-static void test_empty_problems_need_no_buffers(void **state) {
-    (void)state;
+TEST(test_empty_problems_need_no_buffers) {
     moert_op_options o = base(MOERT_OP_GEMM_FORWARD);
     const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     o.groups = 0;
@@ -369,21 +356,4 @@ static void test_empty_problems_need_no_buffers(void **state) {
     assert_null(moert_op_kind_name(MOERT_OP_KINDS));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_wrong_field_is_named_with_its_value),
-        cmocka_unit_test(test_fields_that_do_not_go_together_are_refused),
-        cmocka_unit_test(test_buffers_must_be_those_of_the_description),
-        cmocka_unit_test(test_discrete_weights_are_not_too_many),
-        cmocka_unit_test(test_every_discrete_weight_must_be_there),
-        cmocka_unit_test(test_the_reference_finds_ends_that_decrease),
-        cmocka_unit_test(test_the_type_of_a_quantised_operand_is_ignored),
-        cmocka_unit_test(test_a_quantised_op_without_memory_for_its_product_is_refused),
-        cmocka_unit_test(test_backends_are_taken_by_name_or_automatically),
-        cmocka_unit_test(test_one_call_does_what_an_op_does),
-        cmocka_unit_test(test_a_recording_computes_again_on_what_its_buffers_hold),
-        cmocka_unit_test(test_the_reference_backend_cannot_be_recorded),
-        cmocka_unit_test(test_empty_problems_need_no_buffers),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

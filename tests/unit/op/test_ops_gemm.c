@@ -73,8 +73,7 @@ static void check(const moert_op_options *options, const uint32_t *ends) {
     ops_free(&start);
 }
 
-static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **state) {
-    (void)state;
+TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     for (size_t i = 0; i < SHAPES * KINDS; i++) {
         const shape *s = &shapes[i / KINDS];
         const moert_op_options o =
@@ -83,8 +82,7 @@ static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **s
     }
 }
 
-static void test_halves_and_bytes_are_rounded_once_at_the_end(void **state) {
-    (void)state;
+TEST(test_halves_and_bytes_are_rounded_once_at_the_end) {
     for (size_t i = 0; i < KINDS * TYPES * TYPES; i++) {
         const shape *s = &shapes[6 + i % 2];
         const moert_op_options o =
@@ -93,8 +91,7 @@ static void test_halves_and_bytes_are_rounded_once_at_the_end(void **state) {
     }
 }
 
-static void test_alpha_beta_and_bias_follow_the_formula(void **state) {
-    (void)state;
+TEST(test_alpha_beta_and_bias_follow_the_formula) {
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
         const shape *s = &shapes[7];
         const moert_number type = types[i / KINDS % TYPES];
@@ -110,8 +107,7 @@ static void test_alpha_beta_and_bias_follow_the_formula(void **state) {
     }
 }
 
-static void test_strides_leave_the_columns_between_rows_alone(void **state) {
-    (void)state;
+TEST(test_strides_leave_the_columns_between_rows_alone) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
         const shape *s = &shapes[7];
         moert_op_options o = describe(s, gemms[i % KINDS], types[i / KINDS], types[i / KINDS]);
@@ -121,8 +117,7 @@ static void test_strides_leave_the_columns_between_rows_alone(void **state) {
     }
 }
 
-static void test_permutations_gather_and_scatter_rows(void **state) {
-    (void)state;
+TEST(test_permutations_gather_and_scatter_rows) {
     const shape *s = &shapes[7];
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
         const moert_number type = types[i / KINDS % TYPES];
@@ -136,8 +131,7 @@ static void test_permutations_gather_and_scatter_rows(void **state) {
     }
 }
 
-static void test_a_slot_outside_the_rows_reads_zeros_and_is_not_written(void **state) {
-    (void)state;
+TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
     const shape *s = &shapes[3];
     for (size_t i = 0; i < 4; i++) {
         moert_op_options o = describe(s, i < 2 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GEMM_DGRAD,
@@ -160,8 +154,7 @@ static void test_a_slot_outside_the_rows_reads_zeros_and_is_not_written(void **s
     }
 }
 
-static void test_two_accumulating_wgrads_are_the_sum(void **state) {
-    (void)state;
+TEST(test_two_accumulating_wgrads_are_the_sum) {
     for (size_t i = 0; i < 4 * TYPES * TYPES; i++) {
         const shape *s = &shapes[6 + i % 2];
         moert_op_options o =
@@ -178,8 +171,7 @@ static void test_two_accumulating_wgrads_are_the_sum(void **state) {
 }
 
 /* Groups 0, 1 and 3 have no rows; -0 and NaN are such old values as arithmetic would change. */
-static void test_a_wgrad_of_no_rows_takes_no_factor(void **state) {
-    (void)state;
+TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
     static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
     const shape *s = &shapes[3];
@@ -211,8 +203,7 @@ static void test_a_wgrad_of_no_rows_takes_no_factor(void **state) {
     }
 }
 
-static void test_the_portable_backend_has_the_bits_of_the_reference(void **state) {
-    (void)state;
+TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
     for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
         const shape *s = &shapes[6];
         moert_op_options o =
@@ -228,8 +219,7 @@ static void test_the_portable_backend_has_the_bits_of_the_reference(void **state
     }
 }
 
-static void test_a_group_has_the_bits_of_its_own_product(void **state) {
-    (void)state;
+TEST(test_a_group_has_the_bits_of_its_own_product) {
     const shape *s = &shapes[6];
     const size_t elements = s->n * s->k;
     moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
@@ -254,8 +244,7 @@ static void test_a_group_has_the_bits_of_its_own_product(void **state) {
     ops_free(&all);
 }
 
-static void test_a_wgrad_without_rows_needs_no_factors(void **state) {
-    (void)state;
+TEST(test_a_wgrad_without_rows_needs_no_factors) {
     enum { GROUPS = 2, ELEMENTS = GROUPS * 8 * 16 };
     const uint32_t ends[GROUPS] = {0, 0};
     for (size_t i = 0; i < 2; i++) {
@@ -279,19 +268,4 @@ static void test_a_wgrad_without_rows_needs_no_factors(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_orientation_is_exact_for_every_split_of_the_rows),
-        cmocka_unit_test(test_halves_and_bytes_are_rounded_once_at_the_end),
-        cmocka_unit_test(test_alpha_beta_and_bias_follow_the_formula),
-        cmocka_unit_test(test_strides_leave_the_columns_between_rows_alone),
-        cmocka_unit_test(test_permutations_gather_and_scatter_rows),
-        cmocka_unit_test(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written),
-        cmocka_unit_test(test_two_accumulating_wgrads_are_the_sum),
-        cmocka_unit_test(test_a_wgrad_of_no_rows_takes_no_factor),
-        cmocka_unit_test(test_the_portable_backend_has_the_bits_of_the_reference),
-        cmocka_unit_test(test_a_group_has_the_bits_of_its_own_product),
-        cmocka_unit_test(test_a_wgrad_without_rows_needs_no_factors),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -38,8 +38,7 @@ static void check_forward_row(const char *title, const ops_data *got, size_t r, 
     }
 }
 
-static void test_forward_is_the_formula_on_unrounded_values(void **state) {
-    (void)state;
+TEST(test_forward_is_the_formula_on_unrounded_values) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
         char title[64];
         moert_op_options o = ops_glu_case(MOERT_OP_GLU, i / 2);
@@ -65,8 +64,7 @@ static void test_forward_is_the_formula_on_unrounded_values(void **state) {
     }
 }
 
-static void test_prob_0_gives_zeros_and_leaves_c(void **state) {
-    (void)state;
+TEST(test_prob_0_gives_zeros_and_leaves_c) {
     for (size_t i = 0; i < 2; i++) {
         moert_op_options o = ops_glu_case(MOERT_OP_GLU, 1);
         o.prob = o.save_c = true;
@@ -100,8 +98,7 @@ static ops_data gathered_before(const ops_data *data, moert_op_buffer which) {
     return plain;
 }
 
-static void test_permuted_inputs_are_read_where_they_lie(void **state) {
-    (void)state;
+TEST(test_permuted_inputs_are_read_where_they_lie) {
     for (size_t i = 0; i < 4; i++) {
         const bool forward = i < 2;
         moert_op_options o = ops_glu_case(forward ? MOERT_OP_GLU : MOERT_OP_DGLU, 1);
@@ -120,8 +117,7 @@ static void test_permuted_inputs_are_read_where_they_lie(void **state) {
 
 /* ---- the worked example ---- */
 
-static void test_forward_example(void **state) {
-    (void)state;
+TEST(test_forward_example) {
     const uint32_t end = 1;
     const struct {
         moert_glu_form form;
@@ -151,12 +147,4 @@ static void test_forward_example(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_is_the_formula_on_unrounded_values),
-        cmocka_unit_test(test_prob_0_gives_zeros_and_leaves_c),
-        cmocka_unit_test(test_permuted_inputs_are_read_where_they_lie),
-        cmocka_unit_test(test_forward_example),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -76,8 +76,7 @@ static void compare_alone(const char *backend, const ops_data *start, const ops_
     ops_free(&alone);
 }
 
-static void test_stacked_discrete_and_single_groups_have_the_same_bits(void **state) {
-    (void)state;
+TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
         const char *backend = backends[i % 5 == 0];
         moert_op_options o = case_of(i % 2, i / 2);
@@ -128,8 +127,7 @@ static void compare_padded(const char *title, const ops_data *plain, const ops_d
         assert_true(i % need->stride >= need->width || got[i] == 0.0f);
 }
 
-static void test_padding_rows_of_prob_0_change_nothing(void **state) {
-    (void)state;
+TEST(test_padding_rows_of_prob_0_change_nothing) {
     uint32_t ends[OPS_GLU_GROUPS], end = 0;
     for (size_t g = 0; g < OPS_GLU_GROUPS; g++) {
         const uint32_t rows = ops_glu_ends[g] - (g > 0 ? ops_glu_ends[g - 1] : 0);
@@ -156,10 +154,4 @@ static void test_padding_rows_of_prob_0_change_nothing(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stacked_discrete_and_single_groups_have_the_same_bits),
-        cmocka_unit_test(test_padding_rows_of_prob_0_change_nothing),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -51,8 +51,7 @@ static moert_op_options describe(const shape *s, moert_op_kind kind, moert_numbe
     return o;
 }
 
-static void test_every_orientation_is_exact_for_every_split_of_the_rows(void **state) {
-    (void)state;
+TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
@@ -125,8 +124,7 @@ static bool add_variant(moert_op_options *o, const struct variant *v) {
     return true;
 }
 
-static void test_what_follows_a_product_is_exact(void **state) {
-    (void)state;
+TEST(test_what_follows_a_product_is_exact) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
@@ -217,8 +215,7 @@ static void check_glu(const char *title, const ops_data *got, const ops_data *wa
     }
 }
 
-static void test_a_glu_follows_its_product_in_every_layout(void **state) {
-    (void)state;
+TEST(test_a_glu_follows_its_product_in_every_layout) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < GLU_CASES; i++) {
@@ -263,8 +260,7 @@ static void check_company(const moert_op_options *options, const ops_data *whole
     ops_free(&alone);
 }
 
-static void test_a_row_has_the_same_bits_in_any_company(void **state) {
-    (void)state;
+TEST(test_a_row_has_the_same_bits_in_any_company) {
     if (!has_tensor_cores("skipped"))
         return;
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
@@ -283,8 +279,7 @@ static void test_a_row_has_the_same_bits_in_any_company(void **state) {
     }
 }
 
-static void test_results_repeat_bit_for_bit(void **state) {
-    (void)state;
+TEST(test_results_repeat_bit_for_bit) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t kind = 0; kind < KINDS; kind++) {
@@ -303,8 +298,7 @@ static void test_results_repeat_bit_for_bit(void **state) {
     }
 }
 
-static void test_what_the_kernel_cannot_do_is_refused_and_left_to_others(void **state) {
-    (void)state;
+TEST(test_what_the_kernel_cannot_do_is_refused_and_left_to_others) {
     moert_op_options o = describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32);
     moert_op *op;
     o.backend = "nvidia";
@@ -316,13 +310,5 @@ static void test_what_the_kernel_cannot_do_is_refused_and_left_to_others(void **
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_orientation_is_exact_for_every_split_of_the_rows),
-        cmocka_unit_test(test_what_follows_a_product_is_exact),
-        cmocka_unit_test(test_a_glu_follows_its_product_in_every_layout),
-        cmocka_unit_test(test_a_row_has_the_same_bits_in_any_company),
-        cmocka_unit_test(test_results_repeat_bit_for_bit),
-        cmocka_unit_test(test_what_the_kernel_cannot_do_is_refused_and_left_to_others),
-    };
-    return RUN_TENSOR_FORMS(tests);
+    return run_tensor_forms(__FILE__);
 }

@@ -100,8 +100,7 @@ static size_t of_kind(moert_op_kind kind, size_t i) {
     return kind == MOERT_OP_GEMM_DGRAD ? i % 2 * (FORMATS - 1) : i % FORMATS;
 }
 
-static void test_products_are_exact_for_every_split_of_the_rows(void **state) {
-    (void)state;
+TEST(test_products_are_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS; i++) { /* other formats below, by fewer shapes */
@@ -118,8 +117,7 @@ static void test_products_are_exact_for_every_split_of_the_rows(void **state) {
     }
 }
 
-static void test_a_coded_factor_multiplies_a_plain_one_or_another_format(void **state) {
-    (void)state;
+TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {2, 3, 9};
@@ -138,8 +136,7 @@ static void test_a_coded_factor_multiplies_a_plain_one_or_another_format(void **
     }
 }
 
-static void test_what_follows_a_product_of_codes_is_exact(void **state) {
-    (void)state;
+TEST(test_what_follows_a_product_of_codes_is_exact) {
     if (!has_tensor_cores("skipped"))
         return;
     /* a quantised result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
@@ -225,8 +222,7 @@ static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
     ops_bytes_free(&want);
 }
 
-static void test_any_codes_multiply_as_the_same_numbers_in_bf16(void **state) {
-    (void)state;
+TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {RANDOM_SHAPE, DECODED_SHAPE, WHOLE_SHAPE};
@@ -260,8 +256,7 @@ static void put_special(ops_bytes *data) {
     }
 }
 
-static void test_special_codes_and_scales_are_those_of_bf16(void **state) {
-    (void)state;
+TEST(test_special_codes_and_scales_are_those_of_bf16) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < FORMATS; i++) {
@@ -271,8 +266,7 @@ static void test_special_codes_and_scales_are_those_of_bf16(void **state) {
     }
 }
 
-static void test_results_repeat_bit_for_bit(void **state) {
-    (void)state;
+TEST(test_results_repeat_bit_for_bit) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < FORMATS; i++) {
@@ -293,8 +287,7 @@ static void test_results_repeat_bit_for_bit(void **state) {
     }
 }
 
-static void test_fp8_blocks_beside_another_format_are_refused(void **state) {
-    (void)state;
+TEST(test_fp8_blocks_beside_another_format_are_refused) {
     const bool takes = has_tensor_cores("skipped");
     moert_op_options o = describe_coded(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_FORMAT_MXFP8_E4M3,
                                         0, MOERT_NUMBER_BF16);
@@ -306,14 +299,5 @@ static void test_fp8_blocks_beside_another_format_are_refused(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_are_exact_for_every_split_of_the_rows),
-        cmocka_unit_test(test_a_coded_factor_multiplies_a_plain_one_or_another_format),
-        cmocka_unit_test(test_what_follows_a_product_of_codes_is_exact),
-        cmocka_unit_test(test_any_codes_multiply_as_the_same_numbers_in_bf16),
-        cmocka_unit_test(test_special_codes_and_scales_are_those_of_bf16),
-        cmocka_unit_test(test_results_repeat_bit_for_bit),
-        cmocka_unit_test(test_fp8_blocks_beside_another_format_are_refused),
-    };
-    return RUN_TENSOR_FORMS(tests);
+    return run_tensor_forms(__FILE__);
 }

@@ -97,8 +97,7 @@ static void title_of(const moert_op_options *o, char title[128]) {
              o->groups, o->rows, o->n, o->k);
 }
 
-static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **state) {
-    (void)state;
+TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * CASES; i++) {
@@ -114,8 +113,7 @@ static void test_scaled_blocks_are_exact_for_every_split_of_the_rows(void **stat
     }
 }
 
-static void test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows(void **state) {
-    (void)state;
+TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * 4; i++) {
@@ -216,7 +214,7 @@ static double add_step(const ops_bytes *plain, const element *e, size_t first, d
     return cut(next, last);
 }
 
-static void test_random_factors_lose_what_the_tensor_cores_cut(void **state) {
+TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
     enum { SAMPLES = 1000 };
     (void)state;
     if (!has_hopper("skipped"))
@@ -256,8 +254,7 @@ static void test_random_factors_lose_what_the_tensor_cores_cut(void **state) {
     }
 }
 
-static void test_results_repeat_bit_for_bit(void **state) {
-    (void)state;
+TEST(test_results_repeat_bit_for_bit) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
@@ -281,8 +278,7 @@ static void test_results_repeat_bit_for_bit(void **state) {
     }
 }
 
-static void test_what_the_kernel_cannot_do_is_refused_or_left_to_others(void **state) {
-    (void)state;
+TEST(test_what_the_kernel_cannot_do_is_refused_or_left_to_others) {
     const bool hopper = has_hopper("skipped");
     moert_op_options o = describe_blocks(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
     const char *const takes = hopper ? "takes rows of fp8-block" : "takes GPUs";
@@ -297,8 +293,7 @@ static void test_what_the_kernel_cannot_do_is_refused_or_left_to_others(void **s
 }
 
 /* One group is left out, having no rows. */
-static void test_weights_of_bytes_are_transposed(void **state) {
-    (void)state;
+TEST(test_weights_of_bytes_are_transposed) {
     enum { GROUPS = 3, N = 272, K = 144, BYTES = GROUPS * N * K };
     const uint32_t ends[GROUPS] = {4, 4, 7};
     unsigned char *from = test_alloc(BYTES), *to = test_alloc(BYTES), *got;
@@ -323,14 +318,4 @@ static void test_weights_of_bytes_are_transposed(void **state) {
     free(got);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scaled_blocks_are_exact_for_every_split_of_the_rows),
-        cmocka_unit_test(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows),
-        cmocka_unit_test(test_random_factors_lose_what_the_tensor_cores_cut),
-        cmocka_unit_test(test_results_repeat_bit_for_bit),
-        cmocka_unit_test(test_what_the_kernel_cannot_do_is_refused_or_left_to_others),
-        cmocka_unit_test(test_weights_of_bytes_are_transposed),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

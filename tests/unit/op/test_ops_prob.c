@@ -51,8 +51,7 @@ static void check(const moert_op_options *options) {
     ops_free(&start);
 }
 
-static void test_prob_and_amax_are_exact_for_every_type(void **state) {
-    (void)state;
+TEST(test_prob_and_amax_are_exact_for_every_type) {
     for (size_t i = 0; i < KINDS * TYPES * TYPES * 3; i++) {
         moert_op_options o =
             describe(kinds[i % 2], types[i / 2 % TYPES], types[i / 2 / TYPES % TYPES]);
@@ -63,8 +62,7 @@ static void test_prob_and_amax_are_exact_for_every_type(void **state) {
     }
 }
 
-static void test_permuted_rows_keep_their_prob_and_their_group(void **state) {
-    (void)state;
+TEST(test_permuted_rows_keep_their_prob_and_their_group) {
     for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
         moert_op_options o = describe(kinds[i % 2], types[i / 2 % TYPES], types[i / 2 % TYPES]);
         o.permute = i / 2 / TYPES == 0 ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
@@ -75,8 +73,7 @@ static void test_permuted_rows_keep_their_prob_and_their_group(void **state) {
     }
 }
 
-static void test_amax_is_of_bias_and_of_what_is_added_to(void **state) {
-    (void)state;
+TEST(test_amax_is_of_bias_and_of_what_is_added_to) {
     for (size_t i = 0; i < KINDS * 3; i++) {
         moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_F32, types[i / 2]);
         o.prob = false;
@@ -88,8 +85,7 @@ static void test_amax_is_of_bias_and_of_what_is_added_to(void **state) {
     }
 }
 
-static void test_the_portable_backend_has_the_bits_of_the_reference(void **state) {
-    (void)state;
+TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
         moert_op_options o = describe(kinds[i % 2], types[i / 2], types[i / 2]);
         o.alpha = true;
@@ -106,8 +102,7 @@ static void test_the_portable_backend_has_the_bits_of_the_reference(void **state
 }
 
 /* N = 384, K = 160 and groups of 64, 256 and 320 rows. */
-static void test_alpha_0_gives_zeros_and_an_amax_of_0(void **state) {
-    (void)state;
+TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
     const uint32_t own[] = {64, 320, 640};
     for (size_t i = 0; i < KINDS * BACKENDS; i++) {
         moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
@@ -130,8 +125,7 @@ static void test_alpha_0_gives_zeros_and_an_amax_of_0(void **state) {
     }
 }
 
-static void test_amax_is_raised_and_nan_stays(void **state) {
-    (void)state;
+TEST(test_amax_is_raised_and_nan_stays) {
     for (size_t i = 0; i < KINDS * BACKENDS; i++) {
         const moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_F32, MOERT_NUMBER_F32);
         ops_data got = ops_make(&o, ends, true);
@@ -147,8 +141,7 @@ static void test_amax_is_raised_and_nan_stays(void **state) {
     }
 }
 
-static void test_rows_that_are_dropped_do_not_count(void **state) {
-    (void)state;
+TEST(test_rows_that_are_dropped_do_not_count) {
     for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
@@ -163,15 +156,4 @@ static void test_rows_that_are_dropped_do_not_count(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prob_and_amax_are_exact_for_every_type),
-        cmocka_unit_test(test_permuted_rows_keep_their_prob_and_their_group),
-        cmocka_unit_test(test_amax_is_of_bias_and_of_what_is_added_to),
-        cmocka_unit_test(test_the_portable_backend_has_the_bits_of_the_reference),
-        cmocka_unit_test(test_alpha_0_gives_zeros_and_an_amax_of_0),
-        cmocka_unit_test(test_amax_is_raised_and_nan_stays),
-        cmocka_unit_test(test_rows_that_are_dropped_do_not_count),
-    };
-    return cmocka_run_group_tests_name("ops_prob", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

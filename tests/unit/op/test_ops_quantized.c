@@ -54,8 +54,7 @@ static moert_op_options factor_case(size_t i) {
     return o;
 }
 
-static void test_quantised_factors_multiply_as_their_values(void **state) {
-    (void)state;
+TEST(test_quantised_factors_multiply_as_their_values) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
         char title[64];
         const moert_op_options o = factor_case(i);
@@ -64,8 +63,7 @@ static void test_quantised_factors_multiply_as_their_values(void **state) {
     }
 }
 
-static void test_one_factor_may_be_plain(void **state) {
-    (void)state;
+TEST(test_one_factor_may_be_plain) {
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = ops_usual(kind);
         ops_first_factor(&o)->type = MOERT_NUMBER_BF16;
@@ -78,8 +76,7 @@ static void test_one_factor_may_be_plain(void **state) {
     }
 }
 
-static void test_gathered_rows_are_dequantised_as_one_group(void **state) {
-    (void)state;
+TEST(test_gathered_rows_are_dequantised_as_one_group) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * 2; i++) {
         moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
         const moert_axis axis =
@@ -91,8 +88,7 @@ static void test_gathered_rows_are_dequantised_as_one_group(void **state) {
     }
 }
 
-static void test_global_scales_multiply_alpha(void **state) {
-    (void)state;
+TEST(test_global_scales_multiply_alpha) {
     enum { KINDS = 4 };
     static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
                                                MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU};
@@ -127,8 +123,7 @@ static void test_global_scales_multiply_alpha(void **state) {
 }
 
 /* Groups 0, 2 and 5 have no rows. */
-static void test_a_global_scale_of_no_rows_does_not_count(void **state) {
-    (void)state;
+TEST(test_a_global_scale_of_no_rows_does_not_count) {
     for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
         const size_t elements = o.n * o.k;
@@ -149,8 +144,7 @@ static void test_a_global_scale_of_no_rows_does_not_count(void **state) {
 
 /* ---- groups ---- */
 
-static void test_any_split_of_the_rows_is_right(void **state) {
-    (void)state;
+TEST(test_any_split_of_the_rows_is_right) {
     static const struct split {
         size_t rows, multiple;
         uint32_t ends[OPS_GROUPS];
@@ -182,8 +176,7 @@ static void test_any_split_of_the_rows_is_right(void **state) {
 }
 
 /* The portable backend does what has room; the reference backend sees it before it writes. */
-static void test_a_broken_promise_stays_within_the_buffers(void **state) {
-    (void)state;
+TEST(test_a_broken_promise_stays_within_the_buffers) {
     for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         moert_op *op;
@@ -210,8 +203,7 @@ static void test_a_broken_promise_stays_within_the_buffers(void **state) {
 
 /* Every element is 1, so that a weight is the number of its group's rows; of the three blocks of x
  * two have room, of the three tiles one. */
-static void test_factors_without_room_count_as_zeros(void **state) {
-    (void)state;
+TEST(test_factors_without_room_count_as_zeros) {
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
@@ -239,8 +231,7 @@ static void test_factors_without_room_count_as_zeros(void **state) {
 
 /* ---- recordings ---- */
 
-static void test_a_recording_serves_other_splits_and_values(void **state) {
-    (void)state;
+TEST(test_a_recording_serves_other_splits_and_values) {
     const uint32_t none[OPS_GROUPS] = {0};
     moert_op_options o = ops_usual(MOERT_OP_GLU);
     moert_buffer *weights[OPS_GROUPS], *scales[OPS_GROUPS];
@@ -278,17 +269,4 @@ static void test_a_recording_serves_other_splits_and_values(void **state) {
     assert_int_equal(status, MOERT_OK);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantised_factors_multiply_as_their_values),
-        cmocka_unit_test(test_one_factor_may_be_plain),
-        cmocka_unit_test(test_gathered_rows_are_dequantised_as_one_group),
-        cmocka_unit_test(test_global_scales_multiply_alpha),
-        cmocka_unit_test(test_a_global_scale_of_no_rows_does_not_count),
-        cmocka_unit_test(test_any_split_of_the_rows_is_right),
-        cmocka_unit_test(test_a_broken_promise_stays_within_the_buffers),
-        cmocka_unit_test(test_factors_without_room_count_as_zeros),
-        cmocka_unit_test(test_a_recording_serves_other_splits_and_values),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -140,8 +140,7 @@ static void compare(const char *title, const pair *p) {
     each_number(title, p, same, true);
 }
 
-static void test_a_group_alone_has_the_bytes_that_it_has_among_others(void **state) {
-    (void)state;
+TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
     static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
         moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], COUNT(ends), 720);
@@ -174,8 +173,7 @@ static void test_a_group_alone_has_the_bytes_that_it_has_among_others(void **sta
 
 /* Groups filled up to whole blocks by rows of anything finite, of prob 0: they give zeros, and the
  * others do not notice. */
-static void test_padding_rows_of_prob_0_change_nothing(void **state) {
-    (void)state;
+TEST(test_padding_rows_of_prob_0_change_nothing) {
     static const uint32_t tight[] = {5, 5, 38, 100}, wide[] = {32, 32, 96, 160};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
         moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], 4, 160);
@@ -204,8 +202,7 @@ static void test_padding_rows_of_prob_0_change_nothing(void **state) {
 
 /* The portable backend decodes weights where it multiplies them, unless in GPU form: it needs room
  * for no more than their scales, out of tiles. */
-static void test_a_quantised_weight_is_not_copied(void **state) {
-    (void)state;
+TEST(test_a_quantised_weight_is_not_copied) {
     enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
     const bool copies = moert_device_describe(test_device)->gpu_form;
     for (unsigned i = 0; i < 5 * 3 * 2 * 2 * 2; i++) {
@@ -236,11 +233,4 @@ static void test_a_quantised_weight_is_not_copied(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_group_alone_has_the_bytes_that_it_has_among_others),
-        cmocka_unit_test(test_a_quantised_weight_is_not_copied),
-        cmocka_unit_test(test_padding_rows_of_prob_0_change_nothing),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

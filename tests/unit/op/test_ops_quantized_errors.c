@@ -36,8 +36,7 @@ static void refused(const moert_op_options *options, moert_status status, const 
         refused(&wrong_, (status), (text));                                                        \
     } while (0)
 
-static void test_a_wrong_field_of_a_quantised_operand_is_named(void **state) {
-    (void)state;
+TEST(test_a_wrong_field_of_a_quantised_operand_is_named) {
     REFUSED(forward, usage, x.how.size, 7, "gemm_forward: x.how.size is 7; 0 for plain");
     REFUSED(dgrad, usage, y.how.format, (moert_format)9, "y.how.format is 9; 0 to 4");
     REFUSED(forward, usage, weight.how.axis, (moert_axis)3, "weight.how.axis is 3; row (0)");
@@ -72,8 +71,7 @@ static void test_a_wrong_field_of_a_quantised_operand_is_named(void **state) {
     REFUSED(wgrad, usage, norm, true, "norm is true; false unless");
 }
 
-static void test_fields_that_do_not_go_together_are_refused(void **state) {
-    (void)state;
+TEST(test_fields_that_do_not_go_together_are_refused) {
     moert_op_options o = base(forward);
     o.x.how.format = MOERT_FORMAT_FP8_BLOCK;
     o.x.scales = MOERT_SCALES_TILED;
@@ -117,8 +115,7 @@ static void test_fields_that_do_not_go_together_are_refused(void **state) {
 }
 
 /* A quantiser without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
-static void test_a_quantiser_without_a_size_is_refused(void **state) {
-    (void)state;
+TEST(test_a_quantiser_without_a_size_is_refused) {
     static const moert_quantizer forgotten[] = {{.format = MOERT_FORMAT_NVFP4},
                                                 {.axis = MOERT_AXIS_TILE},
                                                 {.scale_rounding = 1},
@@ -139,8 +136,7 @@ static void test_a_quantiser_without_a_size_is_refused(void **state) {
     }
 }
 
-static void test_column_has_no_stride_and_is_never_discrete(void **state) {
-    (void)state;
+TEST(test_column_has_no_stride_and_is_never_discrete) {
     for (size_t used = 0; used < 2; used++) {
         moert_op_options o = base(forward);
         if (used)
@@ -155,8 +151,7 @@ static void test_column_has_no_stride_and_is_never_discrete(void **state) {
 
 /* ---- buffers ---- */
 
-static void test_buffers_have_the_bytes_that_the_op_tells(void **state) {
-    (void)state;
+TEST(test_buffers_have_the_bytes_that_the_op_tells) {
     moert_op *op;
     moert_op_options o = base(forward);
     o.row_multiple = 0;
@@ -196,8 +191,7 @@ static void test_buffers_have_the_bytes_that_the_op_tells(void **state) {
     }
 }
 
-static void test_a_missing_or_small_buffer_is_named(void **state) {
-    (void)state;
+TEST(test_a_missing_or_small_buffer_is_named) {
     static const uint32_t ends[] = {40, 100};
     moert_buffer *weights[2], *scales[2], *small, *kept;
     moert_op *op;
@@ -237,8 +231,7 @@ static void test_a_missing_or_small_buffer_is_named(void **state) {
     ops_bytes_free(&data);
 }
 
-static void test_the_reference_backend_cannot_be_recorded(void **state) {
-    (void)state;
+TEST(test_the_reference_backend_cannot_be_recorded) {
     moert_op_options o = base(forward);
     const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     moert_op_recording *recording;
@@ -250,8 +243,7 @@ static void test_the_reference_backend_cannot_be_recorded(void **state) {
     moert_op_destroy(op);
 }
 
-static void test_empty_problems_need_no_buffers(void **state) {
-    (void)state;
+TEST(test_empty_problems_need_no_buffers) {
     const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = base(kind);
@@ -264,16 +256,4 @@ static void test_empty_problems_need_no_buffers(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_wrong_field_of_a_quantised_operand_is_named),
-        cmocka_unit_test(test_fields_that_do_not_go_together_are_refused),
-        cmocka_unit_test(test_a_quantiser_without_a_size_is_refused),
-        cmocka_unit_test(test_column_has_no_stride_and_is_never_discrete),
-        cmocka_unit_test(test_buffers_have_the_bytes_that_the_op_tells),
-        cmocka_unit_test(test_a_missing_or_small_buffer_is_named),
-        cmocka_unit_test(test_the_reference_backend_cannot_be_recorded),
-        cmocka_unit_test(test_empty_problems_need_no_buffers),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

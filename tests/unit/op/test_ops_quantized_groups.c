@@ -60,8 +60,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
 
 /* CUTLASS's test: elements -1, 0, 1, scales that are powers of two, float32 results. Stacked,
  * discrete and group by group are then one and the same. */
-static void test_signs_multiply_exactly_in_groups_of_any_size(void **state) {
-    (void)state;
+TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block;
     } cases[] = {{8, 512, 32}, {16, 256, 16}, {36, 400, 4}};
@@ -103,8 +102,7 @@ static const struct split {
                                1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000}},
 };
 
-static void test_any_split_of_the_rows_agrees_with_float64(void **state) {
-    (void)state;
+TEST(test_any_split_of_the_rows_agrees_with_float64) {
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++)
         for (size_t k = 0; k < KINDS; k++) {
             const struct split *s = &splits[i];
@@ -128,8 +126,7 @@ static void test_any_split_of_the_rows_agrees_with_float64(void **state) {
 
 /* ---- GLU ---- */
 
-static void test_every_order_and_run_takes_factors_of_any_sign(void **state) {
-    (void)state;
+TEST(test_every_order_and_run_takes_factors_of_any_sign) {
     enum { RUNS = 4 };
     static const size_t runs[RUNS] = {1, 8, 32, 0};
     static const moert_glu_form forms[] = {
@@ -165,8 +162,7 @@ static void test_every_order_and_run_takes_factors_of_any_sign(void **state) {
 /* ---- most operands ---- */
 
 /* Every buffer that a kind can have, at once. */
-static void test_an_op_takes_all_its_operands_together(void **state) {
-    (void)state;
+TEST(test_an_op_takes_all_its_operands_together) {
     static const uint32_t ends[] = {3, 3, 40, 96};
     for (size_t k = 0; k < KINDS * 2; k++) {
         const moert_op_kind kind = kinds[k / 2];
@@ -206,12 +202,4 @@ static void test_an_op_takes_all_its_operands_together(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signs_multiply_exactly_in_groups_of_any_size),
-        cmocka_unit_test(test_any_split_of_the_rows_agrees_with_float64),
-        cmocka_unit_test(test_every_order_and_run_takes_factors_of_any_sign),
-        cmocka_unit_test(test_an_op_takes_all_its_operands_together),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -39,8 +39,7 @@ static moert_op_options result_case(size_t i) {
     return o;
 }
 
-static void test_quantised_results_are_those_of_the_quantiser(void **state) {
-    (void)state;
+TEST(test_quantised_results_are_those_of_the_quantiser) {
     for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
         char title[64];
         const moert_op_options o = result_case(i);
@@ -50,8 +49,7 @@ static void test_quantised_results_are_those_of_the_quantiser(void **state) {
 }
 
 /* norm has its own rules, whatever the quantiser asks for. */
-static void test_a_norm_scales_quantised_results(void **state) {
-    (void)state;
+TEST(test_a_norm_scales_quantised_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
         moert_operand *result = result_of(&o);
@@ -67,8 +65,7 @@ static void test_a_norm_scales_quantised_results(void **state) {
 }
 
 /* A norm of 1 is one: of E8M0's least scale the reciprocal is infinite then, and 2^127 without. */
-static void test_a_norm_of_1_is_not_no_norm(void **state) {
-    (void)state;
+TEST(test_a_norm_of_1_is_not_no_norm) {
     for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.k = 1;
@@ -91,8 +88,7 @@ static void test_a_norm_of_1_is_not_no_norm(void **state) {
     }
 }
 
-static void test_factors_and_results_may_all_be_quantised(void **state) {
-    (void)state;
+TEST(test_factors_and_results_may_all_be_quantised) {
     for (size_t i = 0; i < FORMATS; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
         *ops_first_factor(&o) = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
@@ -105,8 +101,7 @@ static void test_factors_and_results_may_all_be_quantised(void **state) {
     }
 }
 
-static void test_plain_bytes_are_the_rounded_results(void **state) {
-    (void)state;
+TEST(test_plain_bytes_are_the_rounded_results) {
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
         const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
         moert_op_options o = ops_usual(MOERT_OP_GLU);
@@ -125,8 +120,7 @@ static void test_plain_bytes_are_the_rounded_results(void **state) {
     }
 }
 
-static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state) {
-    (void)state;
+TEST(test_column_scales_lie_where_tensor_cores_look_for_them) {
     const uint32_t ends[] = {256, 768, 1024};
     static const struct {
         moert_scale_layout layout;
@@ -154,14 +148,4 @@ static void test_column_scales_lie_where_tensor_cores_look_for_them(void **state
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantised_results_are_those_of_the_quantiser),
-        cmocka_unit_test(test_a_norm_scales_quantised_results),
-        cmocka_unit_test(test_a_norm_of_1_is_not_no_norm),
-        cmocka_unit_test(test_factors_and_results_may_all_be_quantised),
-        cmocka_unit_test(test_plain_bytes_are_the_rounded_results),
-        cmocka_unit_test(test_column_scales_lie_where_tensor_cores_look_for_them),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

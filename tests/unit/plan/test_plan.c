@@ -138,8 +138,7 @@ static void check_positions(const plan_case *c, const moert_plan *plan) {
     }
 }
 
-static void test_plan_places_rows_by_expert_then_global_token(void **state) {
-    (void)state;
+TEST(test_plan_places_rows_by_expert_then_global_token) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fixture f = {.counts = NULL};
         build(&cases[i], &f);
@@ -150,8 +149,7 @@ static void test_plan_places_rows_by_expert_then_global_token(void **state) {
     }
 }
 
-static void test_plan_gives_each_expert_one_owner_in_contiguous_blocks(void **state) {
-    (void)state;
+TEST(test_plan_gives_each_expert_one_owner_in_contiguous_blocks) {
     for (size_t experts = 1; experts <= 20; experts++) {
         for (size_t ranks = 1; ranks <= 24; ranks++) {
             size_t next = 0, largest = 0, smallest = experts;
@@ -171,8 +169,7 @@ static void test_plan_gives_each_expert_one_owner_in_contiguous_blocks(void **st
     }
 }
 
-static void test_plan_does_not_depend_on_the_number_of_ranks(void **state) {
-    (void)state;
+TEST(test_plan_does_not_depend_on_the_number_of_ranks) {
     const plan_case whole = {"", 8, 2, 1, {48}, RANDOM};
     fixture f = {.counts = NULL};
     build(&whole, &f);
@@ -198,8 +195,7 @@ static void test_plan_does_not_depend_on_the_number_of_ranks(void **state) {
     tear_down(&whole, &f);
 }
 
-static void test_plan_count_names_the_bad_slot(void **state) {
-    (void)state;
+TEST(test_plan_count_names_the_bad_slot) {
     static const struct {
         int32_t index[6];
         moert_status status;
@@ -224,8 +220,7 @@ static void test_plan_count_names_the_bad_slot(void **state) {
     assert_int_equal(counts[0], 0);
 }
 
-static void test_plan_rejects_counts_that_do_not_fit_the_index(void **state) {
-    (void)state;
+TEST(test_plan_rejects_counts_that_do_not_fit_the_index) {
     const int32_t index[] = {0, 1, 1, 2};
     const uint64_t few[] = {1, 1, 1}, many[] = {1, 2, 2};
     moert_plan *plan = NULL;
@@ -235,8 +230,7 @@ static void test_plan_rejects_counts_that_do_not_fit_the_index(void **state) {
     assert_null(plan);
 }
 
-static void test_plan_refuses_more_rows_than_its_indices_hold(void **state) {
-    (void)state;
+TEST(test_plan_refuses_more_rows_than_its_indices_hold) {
     const int32_t index[] = {0};
     /* rank 1 announces 2^32 slots of an expert of rank 1: both ranks refuse */
     const uint64_t counts[] = {1, 0, 0, (uint64_t)1 << 32};
@@ -249,14 +243,4 @@ static void test_plan_refuses_more_rows_than_its_indices_hold(void **state) {
     moert_plan_destroy(NULL);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_places_rows_by_expert_then_global_token),
-        cmocka_unit_test(test_plan_gives_each_expert_one_owner_in_contiguous_blocks),
-        cmocka_unit_test(test_plan_does_not_depend_on_the_number_of_ranks),
-        cmocka_unit_test(test_plan_count_names_the_bad_slot),
-        cmocka_unit_test(test_plan_rejects_counts_that_do_not_fit_the_index),
-        cmocka_unit_test(test_plan_refuses_more_rows_than_its_indices_hold),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -63,14 +63,12 @@ static void check(moert_format format, moert_axis axis, const struct shape *s) {
         free(all[i]);
 }
 
-static void test_every_code_and_scale_becomes_its_bf16_number(void **state) {
-    (void)state;
+TEST(test_every_code_and_scale_becomes_its_bf16_number) {
     for (size_t i = 0; i < SHAPES * FORMATS * 3; i++)
         check(formats[i / 3 % FORMATS], (moert_axis)(i % 3), &shapes[i / 3 / FORMATS]);
 }
 
-static void test_blocks_that_are_not_whole_are_left_to_the_quantisers(void **state) {
-    (void)state;
+TEST(test_blocks_that_are_not_whole_are_left_to_the_quantisers) {
     unsigned char byte = 0;
     moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_NUMBER_BF16, .columns = 40};
     op.x = upload(&byte, 1);
@@ -87,10 +85,4 @@ static void test_blocks_that_are_not_whole_are_left_to_the_quantisers(void **sta
     moert_buffer_destroy(op.x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_code_and_scale_becomes_its_bf16_number),
-        cmocka_unit_test(test_blocks_that_are_not_whole_are_left_to_the_quantisers),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

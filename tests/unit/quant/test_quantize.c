@@ -25,8 +25,7 @@ static void check_row(const moert_quantizer *how, const float *x, size_t n,
     }
 }
 
-static void test_blocks_of_one_value_give_the_published_bytes(void **state) {
-    (void)state;
+TEST(test_blocks_of_one_value_give_the_published_bytes) {
     const struct {
         uint32_t bits;
         unsigned char ceil_scale, ceil_q, floor_scale, floor_q;
@@ -54,8 +53,7 @@ static void test_blocks_of_one_value_give_the_published_bytes(void **state) {
     }
 }
 
-static void test_mxfp8_of_a_ramp_gives_the_published_bytes(void **state) {
-    (void)state;
+TEST(test_mxfp8_of_a_ramp_gives_the_published_bytes) {
     const unsigned char scale = 121;
     const unsigned char q[] = {0xec, 0xeb, 0xea, 0xea, 0xe9, 0xe8, 0xe6, 0xe5, 0xe3, 0xe2, 0xe0,
                                0xdd, 0xda, 0xd5, 0xcd, 0x00, 0x4d, 0x55, 0x5a, 0x5d, 0x60, 0x62,
@@ -66,8 +64,7 @@ static void test_mxfp8_of_a_ramp_gives_the_published_bytes(void **state) {
     check_row(&HOW(.format = MOERT_FORMAT_MXFP8_E4M3), x, 32, &scale, q);
 }
 
-static void test_nvfp4_gives_the_published_bytes_of_each_rule(void **state) {
-    (void)state;
+TEST(test_nvfp4_gives_the_published_bytes_of_each_rule) {
     const unsigned char scale[] = {0x7E, 0x54};
     const unsigned char nearest[] = {0x10, 0x29, 0x3a, 0xc4, 0x55, 0x6e, 0xf7, 0xf7,
                                      0x11, 0x32, 0x44, 0x55, 0x65, 0x66, 0x76, 0x77};
@@ -82,8 +79,7 @@ static void test_nvfp4_gives_the_published_bytes_of_each_rule(void **state) {
     check_row(&HOW(.format = nvfp4, .nvfp4_rule = MOERT_NVFP4_BRIDGE), x, 32, scale, bridge);
 }
 
-static void test_nvfp4_treats_tiny_blocks_by_each_rule(void **state) {
-    (void)state;
+TEST(test_nvfp4_treats_tiny_blocks_by_each_rule) {
     const float x[32] = {[0] = 2688, [16] = 0.010f, [17] = -0.004f};
     const struct {
         moert_nvfp4_rule rule;
@@ -98,8 +94,7 @@ static void test_nvfp4_treats_tiny_blocks_by_each_rule(void **state) {
                   cases[i].scale, cases[i].q);
 }
 
-static void test_zeros_and_what_becomes_zero_keep_their_sign(void **state) {
-    (void)state;
+TEST(test_zeros_and_what_becomes_zero_keep_their_sign) {
     const float x[128] = {448.0f, -0.0f, 0.0f, -0x1p-30f, 0x1p-30f, -1.0f};
     unsigned char mx_scale[] = {127, 0, 0, 0}, q[128] = {0x7E, 0x80, 0x00, 0x80, 0x00, 0xB8};
     const float scale = 1.0f;
@@ -109,8 +104,7 @@ static void test_zeros_and_what_becomes_zero_keep_their_sign(void **state) {
 
 /* ---- values ---- */
 
-static void test_values_come_back_within_half_a_step(void **state) {
-    (void)state;
+TEST(test_values_come_back_within_half_a_step) {
     enum { M = 64, N = 256 };
     /* relative to the block's amax: half a step of the largest binade, and the scale's rounding */
     const double tolerance[] = {1 / 16.0, 1 / 8.0, 1 / 3.0, 0.25, 1 / 16.0};
@@ -126,8 +120,7 @@ static void test_values_come_back_within_half_a_step(void **state) {
     free(x);
 }
 
-static void test_fp8_blocks_are_scaled_to_448(void **state) {
-    (void)state;
+TEST(test_fp8_blocks_are_scaled_to_448) {
     enum { M = 130, N = 129 };
     float *x = random_floats(M * N, 5.0f, 4);
     x[0] = -896.0f;
@@ -146,8 +139,7 @@ static void test_fp8_blocks_are_scaled_to_448(void **state) {
     free(x);
 }
 
-static void test_gpt_oss_blocks_are_mxfp4_along_rows(void **state) {
-    (void)state;
+TEST(test_gpt_oss_blocks_are_mxfp4_along_rows) {
     /* blocks[1,1,1,16], scales[1,1,1]: low halves first, value * 2^(scale - 127) */
     unsigned char blocks[16], scale = 125;
     float want[32];
@@ -177,8 +169,7 @@ static void test_gpt_oss_blocks_are_mxfp4_along_rows(void **state) {
 
 /* ---- NVFP4's options ---- */
 
-static void test_global_scales_are_of_tensor_or_group_and_may_be_given(void **state) {
-    (void)state;
+TEST(test_global_scales_are_of_tensor_or_group_and_may_be_given) {
     enum { M = 6, N = 16 };
     const uint32_t ends[] = {2, 2, 5};
     float x[M * N] = {[0] = 6.0f, [2 * N] = -12.0f, [5 * N] = 100.0f};
@@ -218,8 +209,7 @@ static void test_global_scales_are_of_tensor_or_group_and_may_be_given(void **st
     }
 }
 
-static void test_a_rotation_keeps_products_of_whole_and_of_partial_blocks(void **state) {
-    (void)state;
+TEST(test_a_rotation_keeps_products_of_whole_and_of_partial_blocks) {
     enum { M = 20, N = 16 };
     float x[M * N] = {0};
     x[3 * N] = 8.0f;  /* row 3 changes sign and spreads evenly: all magnitudes are 2 */
@@ -239,8 +229,7 @@ static void test_a_rotation_keeps_products_of_whole_and_of_partial_blocks(void *
     }
 }
 
-static void test_stochastic_rounding_follows_the_seed_and_is_unbiased(void **state) {
-    (void)state;
+TEST(test_stochastic_rounding_follows_the_seed_and_is_unbiased) {
     enum { M = 256, N = 64 };
     float *x = test_alloc(M * N * sizeof *x);
     for (size_t i = 0; i < M * N; i++)
@@ -264,8 +253,7 @@ static void test_stochastic_rounding_follows_the_seed_and_is_unbiased(void **sta
 
 /* ---- errors ---- */
 
-static void test_wrong_arguments_are_named(void **state) {
-    (void)state;
+TEST(test_wrong_arguments_are_named) {
     const float x[64] = {0};
     moert_buffer *buffer = upload(x, sizeof x);
     const moert_quantize good = {.size = sizeof(moert_quantize),
@@ -312,20 +300,4 @@ static void test_wrong_arguments_are_named(void **state) {
     moert_buffer_destroy(buffer);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks_of_one_value_give_the_published_bytes),
-        cmocka_unit_test(test_mxfp8_of_a_ramp_gives_the_published_bytes),
-        cmocka_unit_test(test_nvfp4_gives_the_published_bytes_of_each_rule),
-        cmocka_unit_test(test_zeros_and_what_becomes_zero_keep_their_sign),
-        cmocka_unit_test(test_nvfp4_treats_tiny_blocks_by_each_rule),
-        cmocka_unit_test(test_values_come_back_within_half_a_step),
-        cmocka_unit_test(test_fp8_blocks_are_scaled_to_448),
-        cmocka_unit_test(test_gpt_oss_blocks_are_mxfp4_along_rows),
-        cmocka_unit_test(test_global_scales_are_of_tensor_or_group_and_may_be_given),
-        cmocka_unit_test(test_a_rotation_keeps_products_of_whole_and_of_partial_blocks),
-        cmocka_unit_test(test_stochastic_rounding_follows_the_seed_and_is_unbiased),
-        cmocka_unit_test(test_wrong_arguments_are_named),
-    };
-    return cmocka_run_group_tests_name("quantize", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -29,8 +29,7 @@ static void check_block(moert_format format, float norm, float value, unsigned c
     }
 }
 
-static void test_the_worked_example_has_its_bytes_and_comes_back(void **state) {
-    (void)state;
+TEST(test_the_worked_example_has_its_bytes_and_comes_back) {
     const float norm = 0.01f, x[32] = {[5] = 1000.0f, [6] = -500.0f};
     const matrix m = {.x = x, .rows = 1, .columns = 32};
     check_block(MOERT_FORMAT_MXFP8_E4M3, norm, 1000.0f, 122, 0x7A);
@@ -45,16 +44,14 @@ static void test_the_worked_example_has_its_bytes_and_comes_back(void **state) {
     }
 }
 
-static void test_e5m2_ends_at_128(void **state) {
-    (void)state;
+TEST(test_e5m2_ends_at_128) {
     check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 128.0f, 127, 0x58);    /* 128 / 128 = 2^0 */
     check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 57344.0f, 136, 0x57);  /* 448 -> 2^9; 112 */
     check_block(MOERT_FORMAT_MXFP8_E5M2, 0.5f, -57344.0f, 135, 0xD7); /* 224 -> 2^8 */
     check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, INFINITY, 254, 0x7B);  /* at most 57344 */
 }
 
-static void test_the_smallest_scale_multiplies_by_the_largest_number(void **state) {
-    (void)state;
+TEST(test_the_smallest_scale_multiplies_by_the_largest_number) {
     check_block(MOERT_FORMAT_MXFP8_E4M3, 1.0f, 0x1p-126f, 0, 0x48); /* 2^-126 * FLT_MAX = 4 */
     check_block(MOERT_FORMAT_MXFP8_E4M3, 1.0f, 448 * 0x1p-126f, 1, 0x7E);
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-30f, 1.0f, 89, 0x78); /* 2^-38 / 448 * 512 */
@@ -62,8 +59,7 @@ static void test_the_smallest_scale_multiplies_by_the_largest_number(void **stat
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-127f, 448.0f, 0, 0x7E); /* 448 FLT_MAX saturates */
 }
 
-static void test_nan_and_infinity_stay_as_without_a_norm(void **state) {
-    (void)state;
+TEST(test_nan_and_infinity_stay_as_without_a_norm) {
     const float wrong[] = {0.0f, -1.0f, NAN};
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0.01f, NAN, 255, 0x7F);
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0.01f, -INFINITY, 254, 0xFE);
@@ -77,8 +73,7 @@ static void test_nan_and_infinity_stay_as_without_a_norm(void **state) {
 
 /* ---- NVFP4 ---- */
 
-static void test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes(void **state) {
-    (void)state;
+TEST(test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes) {
     const unsigned char scale[] = {0x7E, 0x54}; /* 448, 12 */
     const unsigned char q[] = {0x10, 0x29, 0x3a, 0xc4, 0x55, 0x6e, 0xf7, 0xf7,
                                0x11, 0x32, 0x44, 0x55, 0x65, 0x66, 0x76, 0x77};
@@ -96,8 +91,7 @@ static void test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes(vo
         }
 }
 
-static void test_nvfp4_scales_follow_the_formula(void **state) {
-    (void)state;
+TEST(test_nvfp4_scales_follow_the_formula) {
     check_block(MOERT_FORMAT_NVFP4, 1.0f, 6.0f, 0x38, 0x07);             /* scale 1 */
     check_block(MOERT_FORMAT_NVFP4, 4.0f, -6.0f, 0x48, 0x0F);            /* scale 4 */
     check_block(MOERT_FORMAT_NVFP4, 1.0f, 6000.0f, 0x7E, 0x07);          /* saturates, and q */
@@ -201,8 +195,7 @@ static void check_columns(const quantized *z, const moert_quantizer *how, const 
         }
 }
 
-static void test_random_matrices_agree_with_a_search_of_the_codes(void **state) {
-    (void)state;
+TEST(test_random_matrices_agree_with_a_search_of_the_codes) {
     enum { M = 70, N = 83, POWERS = 4 };
     const uint32_t ends[] = {33, 33, 65, M};
     const float norms[] = {1.0f, 0.01f, 3.7f, 2688.0f / 11.0f};
@@ -234,8 +227,7 @@ static void test_random_matrices_agree_with_a_search_of_the_codes(void **state) 
 
 /* ---- refusals ---- */
 
-static void test_a_norm_needs_a_buffer_and_scales_of_one_byte(void **state) {
-    (void)state;
+TEST(test_a_norm_needs_a_buffer_and_scales_of_one_byte) {
     const float x[64] = {0};
     moert_buffer *buffer = upload(x, sizeof x), *small;
     moert_quantize op = {.size = sizeof(moert_quantize),
@@ -255,16 +247,4 @@ static void test_a_norm_needs_a_buffer_and_scales_of_one_byte(void **state) {
     moert_buffer_destroy(small);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_worked_example_has_its_bytes_and_comes_back),
-        cmocka_unit_test(test_e5m2_ends_at_128),
-        cmocka_unit_test(test_the_smallest_scale_multiplies_by_the_largest_number),
-        cmocka_unit_test(test_nan_and_infinity_stay_as_without_a_norm),
-        cmocka_unit_test(test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes),
-        cmocka_unit_test(test_nvfp4_scales_follow_the_formula),
-        cmocka_unit_test(test_random_matrices_agree_with_a_search_of_the_codes),
-        cmocka_unit_test(test_a_norm_needs_a_buffer_and_scales_of_one_byte),
-    };
-    return cmocka_run_group_tests_name("quantize_norm", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

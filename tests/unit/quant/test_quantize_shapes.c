@@ -76,8 +76,7 @@ static float *make_data(int kind, size_t n) {
     return x;
 }
 
-static void test_backends_give_the_same_bytes_on_hostile_data_and_shapes(void **state) {
-    (void)state;
+TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
     const uint32_t ends[] = {0, 3, 3, 20, 37, 133, 133};
     const matrix shapes[] = {
         {.rows = 1, .columns = 1},
@@ -108,8 +107,7 @@ static void test_backends_give_the_same_bytes_on_hostile_data_and_shapes(void **
 
 /* ---- axes, groups, runs ---- */
 
-static void test_columns_are_the_rows_of_the_transpose_group_by_group(void **state) {
-    (void)state;
+TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
     enum { M = 96 + 40, N = 50 };
     const uint32_t ends[] = {96, 96, M};
     float *x = random_floats(M * N, 3.0f, 1), *turned = test_alloc(M * N * sizeof *turned);
@@ -146,8 +144,7 @@ static void test_columns_are_the_rows_of_the_transpose_group_by_group(void **sta
     free(x);
 }
 
-static void test_tiles_repeat_one_scale_and_rows_past_the_groups_stay(void **state) {
-    (void)state;
+TEST(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay) {
     enum { M = 70, N = 40 };
     const uint32_t ends[] = {33, 65};
     float *x = random_floats(M * N, 3.0f, 2);
@@ -167,8 +164,7 @@ static void test_tiles_repeat_one_scale_and_rows_past_the_groups_stay(void **sta
     free(x);
 }
 
-static void test_every_second_run_of_columns_is_quantised(void **state) {
-    (void)state;
+TEST(test_every_second_run_of_columns_is_quantised) {
     enum { M = 3, N = 48 };
     const size_t runs[] = {1, 8, 48};
     for (size_t i = 0; i < 3; i++)
@@ -236,8 +232,7 @@ static void check_codes(const char *backend, const moert_quantizer *how, const m
     free_quantized(&z);
 }
 
-static void test_values_come_back_as_bf16(void **state) {
-    (void)state;
+TEST(test_values_come_back_as_bf16) {
     enum { M = 37, N = 75 };
     float *x = random_floats((size_t)M * N, 1.0f, 3);
     const matrix m = {.x = x, .rows = M, .columns = N};
@@ -252,14 +247,4 @@ static void test_values_come_back_as_bf16(void **state) {
     free(x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backends_give_the_same_bytes_on_hostile_data_and_shapes),
-        cmocka_unit_test(test_columns_are_the_rows_of_the_transpose_group_by_group),
-        cmocka_unit_test(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay),
-        cmocka_unit_test(test_values_come_back_as_bf16),
-        cmocka_unit_test(test_every_second_run_of_columns_is_quantised),
-    };
-    return cmocka_run_group_tests_name("quantize_shapes", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -63,8 +63,7 @@ static void check_rows(const moert_quantizer *how, const matrix *m, size_t paddi
     free_quantized(&want);
 }
 
-static void test_rows_of_payload_and_scales_have_the_bytes_of_both(void **state) {
-    (void)state;
+TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
     const size_t columns[] = {1, 31, 32, 100, 1056};
     const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP4};
     for (size_t i = 0; i < 5; i++)
@@ -77,8 +76,7 @@ static void test_rows_of_payload_and_scales_have_the_bytes_of_both(void **state)
         }
 }
 
-static void test_rows_that_cannot_hold_their_scales_are_refused(void **state) {
-    (void)state;
+TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
     enum { M = 4, N = 64 };
     float *x = random_floats(M * N, 1.0f, 0);
     moert_quantize op = {.size = sizeof(moert_quantize),
@@ -128,8 +126,7 @@ static float *all_blocks(void) {
  * doubles the payload, which is exact, any other keeps its scale. Infinities stay infinite. The
  * exception are blocks whose largest element rounds up to 2^128, and so comes back infinite.
  */
-static void test_mxfp8_of_its_own_values_changes_nothing(void **state) {
-    (void)state;
+TEST(test_mxfp8_of_its_own_values_changes_nothing) {
     float *x = all_blocks();
     const matrix m = {.x = x, .rows = TOPS / 8, .columns = 8 * BLOCK};
     for (size_t b = 0; b < BACKENDS; b++) {
@@ -152,12 +149,4 @@ static void test_mxfp8_of_its_own_values_changes_nothing(void **state) {
     free(x);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_of_payload_and_scales_have_the_bytes_of_both),
-        cmocka_unit_test(test_rows_that_cannot_hold_their_scales_are_refused),
-        cmocka_unit_test(test_mxfp8_of_its_own_values_changes_nothing),
-    };
-    return cmocka_run_group_tests_name("quantized rows", tests, open_test_device,
-                                       close_test_device);
-}
+TESTS(open_test_device, close_test_device)

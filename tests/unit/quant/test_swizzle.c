@@ -77,8 +77,7 @@ static void check_tiles(const matrix *m, const unsigned char *tiles, size_t byte
     free(want);
 }
 
-static void test_scales_go_to_their_tiles_and_back(void **state) {
-    (void)state;
+TEST(test_scales_go_to_their_tiles_and_back) {
     const size_t shapes[][2] = {{1, 1},   {100, 3}, {129, 5}, {200, 10}, {384, 12},
                                 {128, 4}, {256, 8}, {50, 10}, {4, 4}};
     for (size_t i = 0; i < 9 * BACKENDS * 2; i++) {
@@ -95,8 +94,7 @@ static void test_scales_go_to_their_tiles_and_back(void **state) {
     }
 }
 
-static void test_published_places_of_scales_hold(void **state) {
-    (void)state;
+TEST(test_published_places_of_scales_hold) {
     enum { LINES = 200, WIDTH = 10 };
     unsigned char scales[LINES * WIDTH] = {0};
     scales[37 * WIDTH + 5] = 1;
@@ -112,8 +110,7 @@ static void test_published_places_of_scales_hold(void **state) {
     }
 }
 
-static void test_column_scales_lie_in_one_matrix_or_one_for_each_expert(void **state) {
-    (void)state;
+TEST(test_column_scales_lie_in_one_matrix_or_one_for_each_expert) {
     /* H = 256 columns, rows ending at 256, 768, 1024 in blocks of 32; column 130, row 300 */
     enum { LINES = 32, WIDTH = 256 };
     const uint32_t ends[] = {8, 24, 32};
@@ -132,8 +129,7 @@ static void test_column_scales_lie_in_one_matrix_or_one_for_each_expert(void **s
     }
 }
 
-static void test_experts_follow_each_other_from_a_new_tile_on(void **state) {
-    (void)state;
+TEST(test_experts_follow_each_other_from_a_new_tile_on) {
     const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716, 716};
     enum { GROUPS = 8, LINES = 720 };
     for (size_t width = 3; width < 400; width += 190)
@@ -156,8 +152,7 @@ static void test_experts_follow_each_other_from_a_new_tile_on(void **state) {
         }
 }
 
-static void test_groups_without_room_are_left_out(void **state) {
-    (void)state;
+TEST(test_groups_without_room_are_left_out) {
     enum { LINES = 300, WIDTH = 8 };
     const uint32_t ends[] = {100, LINES}; /* 1 and 2 rows of tiles, 25 and 50 columns of them */
     const size_t tiles[] = {2, 50}, kept[] = {2 * 512, 25 * 512};
@@ -224,8 +219,7 @@ static void check_runs(const char *backend, size_t rows, size_t width, size_t gr
     moert_buffer_destroy(to);
 }
 
-static void test_gate_and_up_alternate_in_runs_of_any_granularity(void **state) {
-    (void)state;
+TEST(test_gate_and_up_alternate_in_runs_of_any_granularity) {
     for (size_t b = 0; b < BACKENDS; b++) {
         check_runs(backends[b], 3, 64, 1, 4);
         check_runs(backends[b], 3, 64, 8, 1);
@@ -239,8 +233,7 @@ static void test_gate_and_up_alternate_in_runs_of_any_granularity(void **state) 
     ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of gate");
 }
 
-static void test_descriptions_of_another_size_are_refused(void **state) {
-    (void)state;
+TEST(test_descriptions_of_another_size_are_refused) {
     moert_scale_tiles tiles = MOERT_SCALE_TILES_INIT;
     moert_interleave runs = MOERT_INTERLEAVE_INIT;
     moert_cast cast = MOERT_CAST_INIT;
@@ -251,8 +244,7 @@ static void test_descriptions_of_another_size_are_refused(void **state) {
     ASSERT_FAILS(moert_cast_run(&cast), MOERT_ERROR_USAGE, "MOERT_CAST_INIT");
 }
 
-static void test_expert_offsets_are_inclusive_sums(void **state) {
-    (void)state;
+TEST(test_expert_offsets_are_inclusive_sums) {
     const uint64_t counts[] = {3, 0, 5, INT32_MAX - 8, 1};
     int32_t offsets[5];
     ASSERT_OK(moert_expert_offsets(counts, 4, offsets));
@@ -282,8 +274,7 @@ static void *cast(const char *backend, moert_number from, moert_number to, const
     return result;
 }
 
-static void test_casts_agree_on_every_code_and_around_every_midpoint(void **state) {
-    (void)state;
+TEST(test_casts_agree_on_every_code_and_around_every_midpoint) {
     for (moert_number type = MOERT_NUMBER_F16; type <= MOERT_NUMBER_E5M2; type++) {
         const size_t bytes = moert_number_bits(type) / 8, codes = (size_t)1 << 8 * bytes;
         const size_t n = codes * 6 + 5;
@@ -320,17 +311,4 @@ static void test_casts_agree_on_every_code_and_around_every_midpoint(void **stat
     ASSERT_FAILS(moert_cast_run(&op), MOERT_ERROR_USAGE, "a cast from f16 to bf16");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scales_go_to_their_tiles_and_back),
-        cmocka_unit_test(test_published_places_of_scales_hold),
-        cmocka_unit_test(test_column_scales_lie_in_one_matrix_or_one_for_each_expert),
-        cmocka_unit_test(test_experts_follow_each_other_from_a_new_tile_on),
-        cmocka_unit_test(test_groups_without_room_are_left_out),
-        cmocka_unit_test(test_gate_and_up_alternate_in_runs_of_any_granularity),
-        cmocka_unit_test(test_descriptions_of_another_size_are_refused),
-        cmocka_unit_test(test_expert_offsets_are_inclusive_sums),
-        cmocka_unit_test(test_casts_agree_on_every_code_and_around_every_midpoint),
-    };
-    return cmocka_run_group_tests_name("swizzle", tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -69,8 +69,7 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
     router_run_free(&run);
 }
 
-static void test_forward_agrees_with_float64_for_every_score(void **state) {
-    (void)state;
+TEST(test_forward_agrees_with_float64_for_every_score) {
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 8; bits++) {
             moert_router_options options = make(24, 4, (moert_score)score);
@@ -81,8 +80,7 @@ static void test_forward_agrees_with_float64_for_every_score(void **state) {
         }
 }
 
-static void test_forward_takes_every_size(void **state) {
-    (void)state;
+TEST(test_forward_takes_every_size) {
     static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
                                       {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
@@ -96,8 +94,7 @@ static void test_forward_takes_every_size(void **state) {
     check_forward(judged(make(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
 }
 
-static void test_forward_of_the_largest_router_chooses_every_expert_once(void **state) {
-    (void)state;
+TEST(test_forward_of_the_largest_router_chooses_every_expert_once) {
     static float logits[1024];
     for (int e = 0; e < 1024; e++)
         logits[e] = (float)(e * 37 % 1024) * 0.01f;
@@ -114,8 +111,7 @@ static void expect_index(const router_input *input, const int32_t *index) {
     router_run_free(&run);
 }
 
-static void test_ties_go_to_the_lower_expert(void **state) {
-    (void)state;
+TEST(test_ties_go_to_the_lower_expert) {
     float equal[40], pairs[20], zeros[3] = {-0.0f, 0.0f, -0.0f};
     for (int e = 0; e < 40; e++)
         equal[e] = 0.5f;
@@ -138,8 +134,7 @@ static void test_ties_go_to_the_lower_expert(void **state) {
     }
 }
 
-static void test_groups_are_judged_by_the_sum_of_their_best(void **state) {
-    (void)state;
+TEST(test_groups_are_judged_by_the_sum_of_their_best) {
     const float logits[9] = {9.0f, 0.0f, 0.0f, 6.0f, 6.0f, -9.0f, 5.0f, 5.0f, 4.0f};
     const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
     for (int best = 1; best <= 3; best++) {
@@ -151,8 +146,7 @@ static void test_groups_are_judged_by_the_sum_of_their_best(void **state) {
     }
 }
 
-static void test_groups_of_one_expert_judged_by_it_are_no_groups(void **state) {
-    (void)state;
+TEST(test_groups_of_one_expert_judged_by_it_are_no_groups) {
     enum { T = 9, E = 40, K = 5 };
     static float logits[T * E];
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
@@ -166,8 +160,7 @@ static void test_groups_of_one_expert_judged_by_it_are_no_groups(void **state) {
     }
 }
 
-static void test_softmax_chooses_by_probability_where_logits_still_differ(void **state) {
-    (void)state;
+TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
     /* both small logits give a probability of zero */
     const float logits[3] = {-200.0f, -150.0f, 10.0f};
     router_input input = {.options = make(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1};
@@ -177,8 +170,7 @@ static void test_softmax_chooses_by_probability_where_logits_still_differ(void *
     expect_index(&input, (int32_t[]){2, 1});
 }
 
-static void test_a_bias_selects_but_does_not_weigh(void **state) {
-    (void)state;
+TEST(test_a_bias_selects_but_does_not_weigh) {
     const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
     moert_router_options options = make(4, 2, MOERT_SCORE_SIGMOID);
     options.renormalise = false;
@@ -190,8 +182,7 @@ static void test_a_bias_selects_but_does_not_weigh(void **state) {
     router_run_free(&run);
 }
 
-static void test_experts_of_minus_infinite_bias_are_chosen_last(void **state) {
-    (void)state;
+TEST(test_experts_of_minus_infinite_bias_are_chosen_last) {
     const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f};
     const float bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
     router_input input = {.options = make(5, 5, MOERT_SCORE_SIGMOID), .tokens = 1};
@@ -200,8 +191,7 @@ static void test_experts_of_minus_infinite_bias_are_chosen_last(void **state) {
     expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
 }
 
-static void test_a_nan_in_the_bias_marks_every_token(void **state) {
-    (void)state;
+TEST(test_a_nan_in_the_bias_marks_every_token) {
     const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
     router_input input = {.options = make(2, 2, MOERT_SCORE_SOFTMAX), .tokens = 2};
     input.logits = logits;
@@ -209,8 +199,7 @@ static void test_a_nan_in_the_bias_marks_every_token(void **state) {
     expect_index(&input, (int32_t[]){-2, -1, -2, -1});
 }
 
-static void test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing(void **state) {
-    (void)state;
+TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
     static float logits[4 * 21];
     const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
@@ -237,8 +226,7 @@ static void test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing(vo
     }
 }
 
-static void test_no_tokens_are_no_work(void **state) {
-    (void)state;
+TEST(test_no_tokens_are_no_work) {
     const float none[1] = {0.0f};
     router_run run = router_do(
         &(router_input){make(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL, 0.0f, NULL});
@@ -255,8 +243,7 @@ static void same_token(const router_run *a, size_t t, const router_run *b, size_
     assert_memory_equal(a->lse + t, b->lse + to, 4);
 }
 
-static void test_a_token_has_the_same_bits_at_any_place(void **state) {
-    (void)state;
+TEST(test_a_token_has_the_same_bits_at_any_place) {
     enum { T = 45, E = 27, K = 3 };
     static float logits[T * E], turned[T * E], dweight[T * K], dturned[T * K], aux[E];
     for (size_t e = 0; e < E; e++)
@@ -285,8 +272,7 @@ static void expect_refusal(moert_router_options options, moert_status status, co
     ASSERT_FAILS(moert_router_check(&options), status, text);
 }
 
-static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
-    (void)state;
+TEST(test_check_refuses_contradictions_with_a_clear_text) {
     const moert_router_options good = make(16, 4, MOERT_SCORE_SIGMOID);
     moert_router_options bad = good;
     ASSERT_OK(moert_router_check(&good));
@@ -313,8 +299,7 @@ static void test_check_refuses_contradictions_with_a_clear_text(void **state) {
     }
 }
 
-static void test_forward_refuses_buffers_that_are_too_small(void **state) {
-    (void)state;
+TEST(test_forward_refuses_buffers_that_are_too_small) {
     const moert_router_options options = make(16, 4, MOERT_SCORE_SOFTMAX);
     const char eight[8] = "abcdefg";
     moert_buffer *large = unset_floats(2 * 16), *small;
@@ -331,23 +316,4 @@ static void test_forward_refuses_buffers_that_are_too_small(void **state) {
     moert_buffer_destroy(large);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check_refuses_contradictions_with_a_clear_text),
-        cmocka_unit_test(test_forward_agrees_with_float64_for_every_score),
-        cmocka_unit_test(test_forward_takes_every_size),
-        cmocka_unit_test(test_forward_of_the_largest_router_chooses_every_expert_once),
-        cmocka_unit_test(test_ties_go_to_the_lower_expert),
-        cmocka_unit_test(test_groups_are_judged_by_the_sum_of_their_best),
-        cmocka_unit_test(test_groups_of_one_expert_judged_by_it_are_no_groups),
-        cmocka_unit_test(test_softmax_chooses_by_probability_where_logits_still_differ),
-        cmocka_unit_test(test_a_bias_selects_but_does_not_weigh),
-        cmocka_unit_test(test_experts_of_minus_infinite_bias_are_chosen_last),
-        cmocka_unit_test(test_a_nan_in_the_bias_marks_every_token),
-        cmocka_unit_test(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing),
-        cmocka_unit_test(test_no_tokens_are_no_work),
-        cmocka_unit_test(test_a_token_has_the_same_bits_at_any_place),
-        cmocka_unit_test(test_forward_refuses_buffers_that_are_too_small),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -48,8 +48,7 @@ static void check_terms(moert_router_options options, size_t tokens, bool biased
     }
 }
 
-static void test_backward_is_the_gradient_of_every_kind_of_router(void **state) {
-    (void)state;
+TEST(test_backward_is_the_gradient_of_every_kind_of_router) {
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 16; bits++) {
             moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
@@ -64,8 +63,7 @@ static void test_backward_is_the_gradient_of_every_kind_of_router(void **state) 
         }
 }
 
-static void test_backward_takes_every_size(void **state) {
-    (void)state;
+TEST(test_backward_takes_every_size) {
     static const size_t sizes[][3] = {{1, 1, 3},   {5, 1, 40}, {8, 8, 17},
                                       {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
@@ -79,8 +77,7 @@ static void test_backward_takes_every_size(void **state) {
         }
 }
 
-static void test_a_dropped_slot_passes_no_gradient(void **state) {
-    (void)state;
+TEST(test_a_dropped_slot_passes_no_gradient) {
     enum { E = 18, K = 3 };
     float logits[E], dweight[K], without[K];
     for (int form = 0; form < 8; form++) {
@@ -160,16 +157,14 @@ static void check_aux(moert_aux_form form, moert_score score) {
     router_run_free(&run);
 }
 
-static void test_backward_is_the_gradient_of_both_forms_of_the_aux_loss(void **state) {
-    (void)state;
+TEST(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss) {
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         check_aux(MOERT_AUX_HUGGING_FACE, (moert_score)score);
         check_aux(MOERT_AUX_MEGATRON, (moert_score)score);
     }
 }
 
-static void test_aux_loss_has_the_values_of_the_formulas(void **state) {
-    (void)state;
+TEST(test_aux_loss_has_the_values_of_the_formulas) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = 4;
     options.topk = 2;
@@ -196,8 +191,7 @@ static void test_aux_loss_has_the_values_of_the_formulas(void **state) {
     assert_within((double)gradient[1], 0.01 * 4 * 10 / 200, 1e-9);
 }
 
-static void test_aux_loss_of_no_rows_is_zero(void **state) {
-    (void)state;
+TEST(test_aux_loss_of_no_rows_is_zero) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = options.topk = 2;
     float gradient[2] = {1.0f, 1.0f};
@@ -206,8 +200,7 @@ static void test_aux_loss_of_no_rows_is_zero(void **state) {
     assert_true(gradient[0] == 0.0f && gradient[1] == 0.0f);
 }
 
-static void test_update_bias_helps_the_experts_below_the_mean(void **state) {
-    (void)state;
+TEST(test_update_bias_helps_the_experts_below_the_mean) {
     float bias[4] = {0.5f, 0.0f, -0.25f, 0.0f};
     moert_router_update_bias(bias, (uint64_t[]){9, 1, 4, 2}, 4, 0.125f);
     const float expected[4] = {0.375f, 0.125f, -0.25f, 0.125f};
@@ -230,8 +223,7 @@ static float *mass_of(const moert_router_options *options, size_t tokens, const 
     return values;
 }
 
-static void test_mass_sums_the_shares_of_each_sequence(void **state) {
-    (void)state;
+TEST(test_mass_sums_the_shares_of_each_sequence) {
     enum { T = 23, E = 19, S = 4 };
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
     float logits[T * E];
@@ -265,8 +257,7 @@ static void test_mass_sums_the_shares_of_each_sequence(void **state) {
     }
 }
 
-static void test_mass_of_no_tokens_is_zero(void **state) {
-    (void)state;
+TEST(test_mass_of_no_tokens_is_zero) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = 3;
     options.topk = 1;
@@ -276,17 +267,4 @@ static void test_mass_of_no_tokens_is_zero(void **state) {
     free(mass);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_backward_is_the_gradient_of_every_kind_of_router),
-        cmocka_unit_test(test_backward_takes_every_size),
-        cmocka_unit_test(test_a_dropped_slot_passes_no_gradient),
-        cmocka_unit_test(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss),
-        cmocka_unit_test(test_aux_loss_has_the_values_of_the_formulas),
-        cmocka_unit_test(test_aux_loss_of_no_rows_is_zero),
-        cmocka_unit_test(test_update_bias_helps_the_experts_below_the_mean),
-        cmocka_unit_test(test_mass_sums_the_shares_of_each_sequence),
-        cmocka_unit_test(test_mass_of_no_tokens_is_zero),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

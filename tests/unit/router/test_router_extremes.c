@@ -16,8 +16,7 @@ static moert_router_options make(size_t experts, size_t topk, moert_score score)
     return options;
 }
 
-static void test_extreme_finite_logits_give_finite_results(void **state) {
-    (void)state;
+TEST(test_extreme_finite_logits_give_finite_results) {
     const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const float dweight[4] = {1.0f, 2.0f, 3.0f, 4.0f};
@@ -38,8 +37,7 @@ static void assert_relative(double got, double want, double tolerance) {
 }
 
 /* A score on its own is its weight, and its derivative the gradient: no larger one hides it. */
-static void test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large(void **state) {
-    (void)state;
+TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
     enum { T = 24 };
     static const float logits[T] = {-170.0f, -100.0f, -88.0f,      -60.0f, -17.5f, -16.000002f,
                                     -16.0f,  -15.99f, -12.0f,      -4.0f,  -1.0f,  -1e-30f,
@@ -64,8 +62,7 @@ static void test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_larg
     router_run_free(&run);
 }
 
-static void test_sqrt_softplus_ends_in_zero_and_in_the_root(void **state) {
-    (void)state;
+TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
     const float logits[4] = {-3e38f, 3e38f, -0.0f, 0.0f}, ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     router_run run = router_do(&(router_input){.options = make(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
                                                .tokens = 4,
@@ -80,8 +77,7 @@ static void test_sqrt_softplus_ends_in_zero_and_in_the_root(void **state) {
 }
 
 /* There the 1e-20 of the sums counts, and the squares of the scores vanish. */
-static void test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20(void **state) {
-    (void)state;
+TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
     enum { T = 5, E = 19, K = 3 };
     static const struct {
         moert_score score;
@@ -125,8 +121,7 @@ static float hostile_logit(size_t token, size_t experts, size_t expert) {
 }
 
 /* Groups take other kernels on GPUs, and may choose and round no differently. */
-static void test_to_keep_both_of_two_groups_changes_no_bit(void **state) {
-    (void)state;
+TEST(test_to_keep_both_of_two_groups_changes_no_bit) {
     enum { T = 203, MOST = 256 };
     static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};
     static float logits[T * MOST], bias[MOST];
@@ -155,13 +150,4 @@ static void test_to_keep_both_of_two_groups_changes_no_bit(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_extreme_finite_logits_give_finite_results),
-        cmocka_unit_test(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large),
-        cmocka_unit_test(test_sqrt_softplus_ends_in_zero_and_in_the_root),
-        cmocka_unit_test(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20),
-        cmocka_unit_test(test_to_keep_both_of_two_groups_changes_no_bit),
-    };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
-}
+TESTS(open_test_device, close_test_device)

@@ -56,8 +56,7 @@ static void refuse(const char *const *words, const char *message) {
     assert_string_equal(moert_last_error(), message);
 }
 
-static void test_defaults_come_from_the_table(void **state) {
-    (void)state;
+TEST(test_defaults_come_from_the_table) {
     accept((const char *const[]){NULL});
     assert_null(values.out);
     assert_int_equal(values.data.count, 0);
@@ -69,8 +68,7 @@ static void test_defaults_come_from_the_table(void **state) {
     assert_int_equal(values.schedule, 1);
 }
 
-static void test_values_follow_as_a_word_or_after_an_equals_sign(void **state) {
-    (void)state;
+TEST(test_values_follow_as_a_word_or_after_an_equals_sign) {
     accept(WORDS("--steps", "5000", "--rate=0.5", "--out=--x=y", "--schedule", "cos", "--shift",
                  "-2.5", "--seed=18446744073709551615"));
     assert_int_equal(values.steps, 5000);
@@ -80,8 +78,7 @@ static void test_values_follow_as_a_word_or_after_an_equals_sign(void **state) {
     assert_true(values.seed == SIZE_MAX);
 }
 
-static void test_lists_collect_words_and_repeat(void **state) {
-    (void)state;
+TEST(test_lists_collect_words_and_repeat) {
     accept(WORDS("--data", "a", "b", "--quiet", "--data=c"));
     assert_int_equal(values.data.count, 3);
     assert_string_equal(values.data.words[0], "a");
@@ -90,8 +87,7 @@ static void test_lists_collect_words_and_repeat(void **state) {
     assert_true(values.quiet);
 }
 
-static void test_flags_can_be_turned_off(void **state) {
-    (void)state;
+TEST(test_flags_can_be_turned_off) {
     accept(WORDS("--no-reproducible", "--quiet=1"));
     assert_false(values.reproducible);
     assert_true(values.quiet);
@@ -99,8 +95,7 @@ static void test_flags_can_be_turned_off(void **state) {
     refuse(WORDS("--no-steps"), "unknown option --no-steps; did you mean --steps?");
 }
 
-static void test_bad_values_get_one_clear_line(void **state) {
-    (void)state;
+TEST(test_bad_values_get_one_clear_line) {
     refuse(WORDS("--steps", "abc"), "--steps abc: expected an integer 1..5000");
     refuse(WORDS("--steps", "0"), "--steps 0: expected an integer 1..5000");
     refuse(WORDS("--steps", "5001"), "--steps 5001: expected an integer 1..5000");
@@ -115,8 +110,7 @@ static void test_bad_values_get_one_clear_line(void **state) {
     refuse(WORDS("--schedule", "con"), "--schedule con: expected constant|cosine|cos");
 }
 
-static void test_missing_values_and_stray_words_are_named(void **state) {
-    (void)state;
+TEST(test_missing_values_and_stray_words_are_named) {
     refuse(WORDS("--steps"), "--steps needs a value");
     refuse(WORDS("--steps", "--quiet"), "--steps needs a value");
     refuse(WORDS("--data"), "--data needs a value");
@@ -126,16 +120,14 @@ static void test_missing_values_and_stray_words_are_named(void **state) {
     refuse(WORDS("--quiet", "-v"), "unexpected word '-v'; options begin with --");
 }
 
-static void test_unknown_options_suggest_the_nearest(void **state) {
-    (void)state;
+TEST(test_unknown_options_suggest_the_nearest) {
     refuse(WORDS("--step", "3"), "unknown option --step; did you mean --steps?");
     refuse(WORDS("--shcedule=cosine"), "unknown option --shcedule; did you mean --schedule?");
     refuse(WORDS("--xylophone"), "unknown option --xylophone; --help lists the options");
     refuse(WORDS("--"), "unknown option --; --help lists the options");
 }
 
-static void test_help_is_noticed_and_prints_the_table(void **state) {
-    (void)state;
+TEST(test_help_is_noticed_and_prints_the_table) {
     bool help = false;
     char *text = NULL;
     size_t bytes = 0;
@@ -165,8 +157,7 @@ static int release(void **state) {
     return 0;
 }
 
-static void test_the_first_option_given_of_an_object_is_told(void **state) {
-    (void)state;
+TEST(test_the_first_option_given_of_an_object_is_told) {
     char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
                     "--no-quiet", "--steps", "3",    "--seed=4"};
     const int argc = sizeof argv / sizeof argv[0];
@@ -178,17 +169,4 @@ static void test_the_first_option_given_of_an_object_is_told(void **state) {
                         "data");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_come_from_the_table),
-        cmocka_unit_test(test_values_follow_as_a_word_or_after_an_equals_sign),
-        cmocka_unit_test(test_lists_collect_words_and_repeat),
-        cmocka_unit_test(test_flags_can_be_turned_off),
-        cmocka_unit_test(test_bad_values_get_one_clear_line),
-        cmocka_unit_test(test_missing_values_and_stray_words_are_named),
-        cmocka_unit_test(test_unknown_options_suggest_the_nearest),
-        cmocka_unit_test(test_help_is_noticed_and_prints_the_table),
-        cmocka_unit_test(test_the_first_option_given_of_an_object_is_told),
-    };
-    return cmocka_run_group_tests_name("options", tests, NULL, release);
-}
+TESTS(NULL, release)

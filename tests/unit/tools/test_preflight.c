@@ -64,31 +64,27 @@ static const char *judged(void) {
     return lines;
 }
 
-static void test_equal_ranks_have_no_findings(void **state) {
-    (void)state;
+TEST_WITH(test_equal_ranks_have_no_findings, make_cluster, free_cluster) {
     assert_string_equal(judged(), "");
     assert_within(made.rank[3].inside, 10.0, 0.0);
     assert_within(made.rank[3].between, 1.0, 0.0);
     assert_within(made.rank[3].between_us, 30.0, 0.0);
 }
 
-static void test_another_build_is_named_with_both_commits(void **state) {
-    (void)state;
+TEST_WITH(test_another_build_is_named_with_both_commits, make_cluster, free_cluster) {
     snprintf(made.rank[5].commit, sizeof made.rank[5].commit, "0.1.0 def");
     assert_string_equal(judged(),
                         "WRONG rank 5 (node2): another moert: 0.1.0 def; the others: 0.1.0 abc\n");
 }
 
-static void test_ranks_that_differ_alike_are_one_finding(void **state) {
-    (void)state;
+TEST_WITH(test_ranks_that_differ_alike_are_one_finding, make_cluster, free_cluster) {
     for (size_t r = 2; r < 5; r++)
         snprintf(made.rank[r].settings, sizeof made.rank[r].settings, "MOERT_BF16=widened");
     assert_string_equal(judged(), "WRONG node1, rank 4 (node2): other MOERT_* variables: "
                                   "MOERT_BF16=widened; the others: none\n");
 }
 
-static void test_a_slow_device_is_named_with_its_share(void **state) {
-    (void)state;
+TEST_WITH(test_a_slow_device_is_named_with_its_share, make_cluster, free_cluster) {
     made.rank[6].rates.gemm_gflops = 52.0;
     assert_string_equal(
         judged(), "WRONG rank 6 (node3): slow: 0.52 of the median GEMM rate (52 of 100 GFLOP/s)\n");
@@ -96,8 +92,7 @@ static void test_a_slow_device_is_named_with_its_share(void **state) {
     assert_string_equal(judged(), "");
 }
 
-static void test_a_slow_node_is_named_and_its_peers_are_not(void **state) {
-    (void)state;
+TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, free_cluster) {
     for (size_t r = 0; r < RANKS; r++)
         if (r / EACH != 2)
             set_link(r, 2 * EACH + r % EACH, (moert_link){30.0, 0.31});
@@ -105,22 +100,19 @@ static void test_a_slow_node_is_named_and_its_peers_are_not(void **state) {
                                   "nodes (0.31 of 1 GB/s)\n");
 }
 
-static void test_a_slow_link_between_good_nodes_is_the_link(void **state) {
-    (void)state;
+TEST_WITH(test_a_slow_link_between_good_nodes_is_the_link, make_cluster, free_cluster) {
     set_link(1, 7, (moert_link){30.0, 0.25});
     assert_string_equal(judged(), "WRONG the link of ranks 1 and 7 (node0, node3): slow: 0.25 of "
                                   "the median bandwidth (0.25 of 1 GB/s)\n");
 }
 
-static void test_late_messages_are_found(void **state) {
-    (void)state;
+TEST_WITH(test_late_messages_are_found, make_cluster, free_cluster) {
     set_link(4, 5, (moert_link){900.0, 10.0});
     assert_string_equal(judged(), "WRONG node2: late: a small message inside of the node takes 900 "
                                   "us, the median is 2 us\n");
 }
 
-static void test_what_a_host_lacks_is_named(void **state) {
-    (void)state;
+TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, free_cluster) {
     made.rank[2].skew_s = made.rank[3].skew_s = -3.25;
     made.rank[4].shm_bytes = made.rank[5].shm_bytes = 20 << 20;
     made.rank[6].memory_bytes = made.rank[7].memory_bytes = 512 << 20;
@@ -134,8 +126,7 @@ static void test_what_a_host_lacks_is_named(void **state) {
                         "are wanted\n");
 }
 
-static void test_remarks_are_not_wrong(void **state) {
-    (void)state;
+TEST_WITH(test_remarks_are_not_wrong, make_cluster, free_cluster) {
     for (size_t r = 0; r < RANKS; r++)
         made.rank[r].timeout_s = 0;
     made.rank[7].shared = true;
@@ -146,8 +137,7 @@ static void test_remarks_are_not_wrong(void **state) {
     assert_non_null(strstr(lines, "note node2 has 3 ranks, node0 has 2"));
 }
 
-static void test_of_two_nodes_neither_is_blamed_for_their_link(void **state) {
-    (void)state;
+TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, free_cluster) {
     made.ranks = 2;
     made.rank[1].node = 1;
     made.links[1] = made.links[2] = (moert_link){500.0, 0.001};
@@ -159,8 +149,7 @@ static void test_of_two_nodes_neither_is_blamed_for_their_link(void **state) {
 
 /* ---- the tournament ---- */
 
-static void test_every_pair_meets_once(void **state) {
-    (void)state;
+TEST(test_every_pair_meets_once) {
     for (size_t count = 1; count <= 9; count++) {
         unsigned met[9][9] = {{0}};
         for (size_t round = 0; round < moert_links_rounds(count); round++)
@@ -178,8 +167,7 @@ static void test_every_pair_meets_once(void **state) {
     }
 }
 
-static void test_links_are_the_same_from_both_sides(void **state) {
-    (void)state;
+TEST(test_links_are_the_same_from_both_sides) {
     moert_link links[16], all[16 * 16];
     bool good = true;
     ASSERT_OK_ON_ALL(moert_links_measure(test_comm, 0.2, links));
@@ -193,23 +181,4 @@ static void test_links_are_the_same_from_both_sides(void **state) {
     ASSERT_ON_ALL(good);
 }
 
-int main(int count, char **arguments) {
-#define ON_CLUSTER(test) cmocka_unit_test_setup_teardown(test, make_cluster, free_cluster)
-    const struct CMUnitTest tests[] = {
-        ON_CLUSTER(test_equal_ranks_have_no_findings),
-        ON_CLUSTER(test_another_build_is_named_with_both_commits),
-        ON_CLUSTER(test_ranks_that_differ_alike_are_one_finding),
-        ON_CLUSTER(test_a_slow_device_is_named_with_its_share),
-        ON_CLUSTER(test_a_slow_node_is_named_and_its_peers_are_not),
-        ON_CLUSTER(test_a_slow_link_between_good_nodes_is_the_link),
-        ON_CLUSTER(test_late_messages_are_found),
-        ON_CLUSTER(test_what_a_host_lacks_is_named),
-        ON_CLUSTER(test_remarks_are_not_wrong),
-        ON_CLUSTER(test_of_two_nodes_neither_is_blamed_for_their_link),
-        cmocka_unit_test(test_every_pair_meets_once),
-        cmocka_unit_test(test_links_are_the_same_from_both_sides),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("preflight", tests, NULL, NULL));
-}
+MPI_TESTS(NULL, NULL)

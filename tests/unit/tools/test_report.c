@@ -61,8 +61,7 @@ static void assert_says(const moert_run_record *record, bool warns, const char *
 
 /* ---- words ---- */
 
-static void test_a_slow_rank_is_named_with_its_host(void **state) {
-    (void)state;
+TEST(test_a_slow_rank_is_named_with_its_host) {
     moert_run_record record = make_record(4, 2, 8);
     make_late(&record, 3, 41.0);
     make_late(&record, 1, 5.0);
@@ -70,8 +69,7 @@ static void test_a_slow_rank_is_named_with_its_host(void **state) {
     moert_run_record_free(&record);
 }
 
-static void test_a_rank_with_more_rows_has_too_much_to_do(void **state) {
-    (void)state;
+TEST(test_a_rank_with_more_rows_has_too_much_to_do) {
     moert_run_record record = make_record(4, 2, 8);
     make_late(&record, 2, 30.0);
     for (size_t r = 0; r < 4; r++)
@@ -82,8 +80,7 @@ static void test_a_rank_with_more_rows_has_too_much_to_do(void **state) {
     moert_run_record_free(&record);
 }
 
-static void test_ranks_that_wait_in_turn_and_ranks_that_keep_pace(void **state) {
-    (void)state;
+TEST(test_ranks_that_wait_in_turn_and_ranks_that_keep_pace) {
     moert_run_record record = make_record(2, 2, 8);
     assert_says(&record, false,
                 "The ranks keep pace: none is waited for more than 0 % of the step.");
@@ -96,8 +93,7 @@ static void test_ranks_that_wait_in_turn_and_ranks_that_keep_pace(void **state) 
     moert_run_record_free(&record);
 }
 
-static void test_a_hot_expert_is_named_with_its_owner(void **state) {
-    (void)state;
+TEST(test_a_hot_expert_is_named_with_its_owner) {
     moert_run_record record = make_record(4, 3, 8);
     assert_says(
         &record, false,
@@ -113,8 +109,7 @@ static void test_a_hot_expert_is_named_with_its_owner(void **state) {
     moert_run_record_free(&record);
 }
 
-static void test_numbers_of_any_size_are_said(void **state) {
-    (void)state;
+TEST(test_numbers_of_any_size_are_said) {
     moert_run_record record = make_record(2, 1, 8);
     moert_verdict verdict;
     for (size_t i = 0; i < STEPS; i++)
@@ -132,8 +127,7 @@ static void test_numbers_of_any_size_are_said(void **state) {
     moert_run_record_free(&record);
 }
 
-static void test_speed_parts_and_loss_are_said(void **state) {
-    (void)state;
+TEST(test_speed_parts_and_loss_are_said) {
     moert_run_record record = make_record(8, 1, 8);
     moert_verdict verdict;
     record.step[0].tokens_per_s = 10.0; /* compiling */
@@ -203,8 +197,7 @@ static void assert_page_has(const moert_run_record *record, const char *text) {
     free(page);
 }
 
-static void test_pages_of_any_size_are_well_formed(void **state) {
-    (void)state;
+TEST(test_pages_of_any_size_are_well_formed) {
     static const size_t sizes[][3] = {{1, 1, 1}, {1, 2, 8}, {2, 2, 8}, {13, 3, 17}, {64, 48, 128}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         moert_run_record record = make_record(sizes[i][0], sizes[i][1], sizes[i][2]);
@@ -213,16 +206,14 @@ static void test_pages_of_any_size_are_well_formed(void **state) {
     }
 }
 
-static void test_what_comes_from_outside_is_escaped(void **state) {
-    (void)state;
+TEST(test_what_comes_from_outside_is_escaped) {
     moert_run_record record = make_record(8, 1, 8);
     assert_page_has(&record, "a&#60;b&#62;&#38;&#34;????"
                              "?</small>");
     moert_run_record_free(&record);
 }
 
-static void test_the_late_rank_and_hot_experts_are_marked(void **state) {
-    (void)state;
+TEST(test_the_late_rank_and_hot_experts_are_marked) {
     moert_run_record record = make_record(4, 2, 8);
     make_late(&record, 3, 41.0);
     record.expert_rows[8 + 5] = 430.0;
@@ -236,8 +227,7 @@ static void test_the_late_rank_and_hot_experts_are_marked(void **state) {
     moert_run_record_free(&record);
 }
 
-static void test_steps_without_a_loss_break_the_curve(void **state) {
-    (void)state;
+TEST(test_steps_without_a_loss_break_the_curve) {
     moert_run_record record = make_record(2, 1, 8);
     assert_page_has(&record, "M0.0 0.0L1.0");
     record.step[0].loss = record.step[3].loss = NAN;
@@ -248,18 +238,4 @@ static void test_steps_without_a_loss_break_the_curve(void **state) {
     moert_run_record_free(&record);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_slow_rank_is_named_with_its_host),
-        cmocka_unit_test(test_a_rank_with_more_rows_has_too_much_to_do),
-        cmocka_unit_test(test_ranks_that_wait_in_turn_and_ranks_that_keep_pace),
-        cmocka_unit_test(test_a_hot_expert_is_named_with_its_owner),
-        cmocka_unit_test(test_speed_parts_and_loss_are_said),
-        cmocka_unit_test(test_numbers_of_any_size_are_said),
-        cmocka_unit_test(test_pages_of_any_size_are_well_formed),
-        cmocka_unit_test(test_what_comes_from_outside_is_escaped),
-        cmocka_unit_test(test_the_late_rank_and_hot_experts_are_marked),
-        cmocka_unit_test(test_steps_without_a_loss_break_the_curve),
-    };
-    return cmocka_run_group_tests_name("report", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -67,8 +67,7 @@ static void check_division(size_t packages, size_t cores, size_t threads, size_t
     moert_topology_destroy(topology);
 }
 
-static void test_ranks_divide_all_cores_without_overlap(void **state) {
-    (void)state;
+TEST(test_ranks_divide_all_cores_without_overlap) {
     const size_t packages[] = {1, 2, 4}, cores[] = {1, 2, 3, 4, 8, 12};
     const size_t ranks[] = {1, 2, 3, 4, 5, 7, 8, 16, 64};
     for (size_t p = 0; p < sizeof packages / sizeof *packages; p++)
@@ -78,8 +77,7 @@ static void test_ranks_divide_all_cores_without_overlap(void **state) {
                     check_division(packages[p], cores[c], threads, ranks[r]);
 }
 
-static void test_a_rank_gets_neighbouring_cores_with_their_hardware_threads(void **state) {
-    (void)state;
+TEST(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads) {
     moert_topology *topology = make("pack:2 core:4 pu:2");
     moert_placement placement = place(topology, 1, 2, false);
     assert_string_equal(placement.cpus, "8-15"); /* the second package */
@@ -90,8 +88,7 @@ static void test_a_rank_gets_neighbouring_cores_with_their_hardware_threads(void
     moert_topology_destroy(topology);
 }
 
-static void test_more_ranks_than_cores_spread_evenly_over_them(void **state) {
-    (void)state;
+TEST(test_more_ranks_than_cores_spread_evenly_over_them) {
     moert_topology *topology = make("pack:1 core:2 pu:1");
     const char *expected[] = {"0", "0", "0", "1", "1"};
     for (size_t rank = 0; rank < 5; rank++) {
@@ -103,8 +100,7 @@ static void test_more_ranks_than_cores_spread_evenly_over_them(void **state) {
     moert_topology_destroy(topology);
 }
 
-static void test_only_ranks_with_the_same_mask_divide_it(void **state) {
-    (void)state;
+TEST(test_only_ranks_with_the_same_mask_divide_it) {
     moert_topology *topology = make("pack:1 core:4 pu:1");
     char masks[4][MOERT_CPUS_BYTES] = {"0-3", "4-7", "0-3", "8"};
     const char *expected[] = {"0-1", "0-3", "2-3", "0-3"};
@@ -118,8 +114,7 @@ static void test_only_ranks_with_the_same_mask_divide_it(void **state) {
     moert_topology_destroy(topology);
 }
 
-static void test_a_machine_without_cores_is_divided_by_processors(void **state) {
-    (void)state;
+TEST(test_a_machine_without_cores_is_divided_by_processors) {
     moert_topology *topology = make("pu:4");
     assert_string_equal(place(topology, 1, 2, false).cpus, "2-3");
     moert_topology_destroy(topology);
@@ -135,8 +130,7 @@ static void check_gpus(const moert_topology *topology, size_t ranks, const char 
     }
 }
 
-static void test_ranks_sit_near_their_gpus(void **state) {
-    (void)state;
+TEST(test_ranks_sit_near_their_gpus) {
     /* 2 packages of 4 cores (processors i and i+8) and 2 GPUs; a server board's display chip */
     moert_topology *topology = make("tests/topology/four-gpus.xml");
     const char *a = "0000:1b:00.0", *b = "0000:3b:00.0", *c = "0000:9d:00.0", *d = "0001:bc:1f.3";
@@ -154,8 +148,7 @@ static void test_ranks_sit_near_their_gpus(void **state) {
     moert_topology_destroy(topology);
 }
 
-static void test_gpus_of_overlapping_places_leave_the_cores_divided_evenly(void **state) {
-    (void)state;
+TEST(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly) {
     /* one GPU in a package, one at the machine; the integrated GPU is not counted */
     moert_topology *topology = make("tests/topology/far-gpu.xml");
     check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
@@ -163,8 +156,7 @@ static void test_gpus_of_overlapping_places_leave_the_cores_divided_evenly(void 
     moert_topology_destroy(topology);
 }
 
-static void test_a_bad_description_is_refused_by_its_name(void **state) {
-    (void)state;
+TEST(test_a_bad_description_is_refused_by_its_name) {
     const char *bad[] = {"pack:2 core:", "nonsense", "pack:-1", "tests/topology/none.xml"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         moert_topology *topology = NULL;
@@ -176,8 +168,7 @@ static void test_a_bad_description_is_refused_by_its_name(void **state) {
     moert_topology_destroy(NULL);
 }
 
-static void test_a_synthetic_topology_binds_nothing(void **state) {
-    (void)state;
+TEST(test_a_synthetic_topology_binds_nothing) {
     moert_topology *topology = make("pack:2 core:4 pu:2");
     moert_placement placement = place(topology, 1, 2, false);
     cpu_set_t before, after;
@@ -196,8 +187,7 @@ static void test_a_synthetic_topology_binds_nothing(void **state) {
     moert_topology_destroy(topology);
 }
 
-static void test_a_rank_outside_the_host_is_refused(void **state) {
-    (void)state;
+TEST(test_a_rank_outside_the_host_is_refused) {
     moert_topology *topology = make("pack:1 core:2 pu:1");
     moert_placement placement = {.cpu_count = 77};
     assert_int_equal(moert_topology_place(topology, 2, 2, NULL, false, &placement),
@@ -212,8 +202,7 @@ static void check_bound(const moert_placement *placement) {
     assert_true(CPU_EQUAL(&expected, &actual));
 }
 
-static void test_this_machine_is_bound_within_the_mask_of_the_process(void **state) {
-    (void)state;
+TEST(test_this_machine_is_bound_within_the_mask_of_the_process) {
     cpu_set_t before, after;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     moert_topology *topology = make(NULL);
@@ -254,8 +243,7 @@ static size_t list_tasks(int ids[MAX_TASKS]) {
     return count;
 }
 
-static void test_workers_of_opencl_get_a_core_each(void **state) {
-    (void)state;
+TEST(test_workers_of_opencl_get_a_core_each) {
     moert_topology *topology = make(NULL);
     moert_placement placement = place(topology, 0, 1, false);
     ASSERT_OK(moert_topology_bind(topology, &placement));
@@ -297,20 +285,4 @@ static void test_workers_of_opencl_get_a_core_each(void **state) {
     moert_topology_destroy(topology);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks_divide_all_cores_without_overlap),
-        cmocka_unit_test(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads),
-        cmocka_unit_test(test_more_ranks_than_cores_spread_evenly_over_them),
-        cmocka_unit_test(test_only_ranks_with_the_same_mask_divide_it),
-        cmocka_unit_test(test_a_machine_without_cores_is_divided_by_processors),
-        cmocka_unit_test(test_ranks_sit_near_their_gpus),
-        cmocka_unit_test(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly),
-        cmocka_unit_test(test_a_bad_description_is_refused_by_its_name),
-        cmocka_unit_test(test_a_synthetic_topology_binds_nothing),
-        cmocka_unit_test(test_a_rank_outside_the_host_is_refused),
-        cmocka_unit_test(test_this_machine_is_bound_within_the_mask_of_the_process),
-        cmocka_unit_test(test_workers_of_opencl_get_a_core_each),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

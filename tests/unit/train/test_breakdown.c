@@ -87,8 +87,7 @@ static bool is_sound(const json_t *root, const char *table, double steps) {
     return sound;
 }
 
-static void test_rows_add_up_to_the_step_even_if_waits_overlap_kernels(void **state) {
-    (void)state;
+TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     moert_breakdown breakdown;
     const char *table = in_folder("table");
     ASSERT_OK_ON_ALL(moert_breakdown_start(device(), test_comm, 0, 10, &breakdown));
@@ -104,8 +103,7 @@ static void test_rows_add_up_to_the_step_even_if_waits_overlap_kernels(void **st
     json_decref(root);
 }
 
-static void test_the_first_steps_are_left_out_if_there_are_more(void **state) {
-    (void)state;
+TEST(test_the_first_steps_are_left_out_if_there_are_more) {
     static const uint64_t cases[][3] = {/* first, end, from */
                                         {0, 1, 0}, {0, 2, 1}, {0, 3, 2},
                                         {0, 9, 2}, {5, 9, 7}, {9, 9, 9}};
@@ -113,8 +111,7 @@ static void test_the_first_steps_are_left_out_if_there_are_more(void **state) {
         assert_int_equal(moert_breakdown_from(cases[i][0], cases[i][1]), cases[i][2]);
 }
 
-static void test_a_folder_that_is_not_there_fails_on_all_ranks(void **state) {
-    (void)state;
+TEST(test_a_folder_that_is_not_there_fails_on_all_ranks) {
     const moert_breakdown breakdown = {.roof = {1.0, 1.0}, .steps = 1};
     ASSERT_OK_ON_ALL(moert_profile_enable(device()));
     span(false);
@@ -133,13 +130,4 @@ static int end(void **state) {
     return close_test_context(state) != 0 || remove_test_folder(state) != 0 ? -1 : 0;
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels),
-        cmocka_unit_test(test_the_first_steps_are_left_out_if_there_are_more),
-        cmocka_unit_test(test_a_folder_that_is_not_there_fails_on_all_ranks),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("breakdown", tests, begin, end));
-}
+MPI_TESTS(begin, end)

@@ -145,8 +145,7 @@ static bool is_shared(const moert_storage *storage) {
     return on_all(right);
 }
 
-static void test_segments_of_several_pieces_are_those_of_all_ranks(void **state) {
-    (void)state;
+TEST(test_segments_of_several_pieces_are_those_of_all_ranks) {
     const size_t before = count_open_files();
     moert_storage storage;
     ASSERT_OK_ON_ALL(make(BYTES, &storage));
@@ -156,8 +155,7 @@ static void test_segments_of_several_pieces_are_those_of_all_ranks(void **state)
     ASSERT_ON_ALL(count_open_files() == before);
 }
 
-static void test_pieces_that_lie_apart_are_taken_again(void **state) {
-    (void)state;
+TEST(test_pieces_that_lie_apart_are_taken_again) {
     static const size_t gaps[] = {2, 6}, turns[] = {2, 3};
     const size_t before = count_open_files(), others = test_ranks - 1;
     for (size_t i = 0; i < 2; i++) {
@@ -177,8 +175,7 @@ static void test_pieces_that_lie_apart_are_taken_again(void **state) {
     ASSERT_ON_ALL(count_open_files() == before);
 }
 
-static void test_what_a_rank_cannot_make_or_reach_fails_on_all(void **state) {
-    (void)state;
+TEST(test_what_a_rank_cannot_make_or_reach_fails_on_all) {
     const size_t before = count_open_files();
     const bool last = test_rank == test_ranks - 1;
     moert_storage storage;
@@ -211,13 +208,4 @@ static int begin(void **state) {
     return 0;
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_segments_of_several_pieces_are_those_of_all_ranks),
-        cmocka_unit_test(test_pieces_that_lie_apart_are_taken_again),
-        cmocka_unit_test(test_what_a_rank_cannot_make_or_reach_fails_on_all),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("export", tests, begin, close_test_device));
-}
+MPI_TESTS(begin, close_test_device)

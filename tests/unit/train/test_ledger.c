@@ -177,13 +177,11 @@ static void check(size_t ep) {
     ASSERT_ON_ALL(right);
 }
 
-static void test_rows_bytes_and_times_fit_and_the_hot_expert_is_named(void **state) {
-    (void)state;
+TEST(test_rows_bytes_and_times_fit_and_the_hot_expert_is_named) {
     check(0);
 }
 
-static void test_replicas_count_once_and_bytes_stay_in_their_group(void **state) {
-    (void)state;
+TEST(test_replicas_count_once_and_bytes_stay_in_their_group) {
     check(test_ranks > 1 ? test_ranks / 2 : 1);
 }
 
@@ -195,12 +193,4 @@ static int end(void **state) {
     return close_test_context(state) != 0 || remove_test_folder(state) != 0 ? -1 : 0;
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_bytes_and_times_fit_and_the_hot_expert_is_named),
-        cmocka_unit_test(test_replicas_count_once_and_bytes_stay_in_their_group),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(cmocka_run_group_tests_name("ledger", tests, begin, end));
-}
+MPI_TESTS(begin, end)

@@ -17,16 +17,14 @@ static void assert_rate(double got, double want) {
     assert_within(got, want, 1e-6 * fabs(want));
 }
 
-static void test_rate_warms_up_and_stays(void **state) {
-    (void)state;
+TEST(test_rate_warms_up_and_stays) {
     const moert_schedule schedule = {.kind = MOERT_SCHEDULE_CONSTANT, .rate = 1.0, .warmup = 4};
     assert_rate(moert_schedule_rate(&schedule, 0, 100), 0.25);
     assert_rate(moert_schedule_rate(&schedule, 3, 100), 1.0);
     assert_rate(moert_schedule_rate(&schedule, 99, 100), 1.0);
 }
 
-static void test_rate_falls_as_a_cosine_to_the_floor(void **state) {
-    (void)state;
+TEST(test_rate_falls_as_a_cosine_to_the_floor) {
     moert_schedule schedule = {
         .kind = MOERT_SCHEDULE_COSINE, .rate = 2.0, .floor_fraction = 0.1, .warmup = 10};
     assert_rate(moert_schedule_rate(&schedule, 4, 110), 1.0);
@@ -74,8 +72,7 @@ static void assert_steps(size_t count) {
     free(text);
 }
 
-static void test_lines_are_json_with_null_for_what_is_not_finite(void **state) {
-    (void)state;
+TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
     write_run(0, 2);
     char *text = read_file(in_folder(run), NULL);
     assert_string_equal(
@@ -91,8 +88,7 @@ static void test_lines_are_json_with_null_for_what_is_not_finite(void **state) {
     free(text);
 }
 
-static void test_resuming_drops_the_lines_it_will_write_again(void **state) {
-    (void)state;
+TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 10);
     FILE *file = fopen(in_folder(run), "a"); /* a line cut short by a crash */
     fputs("{\"step\": 3, \"loss\"", file);
@@ -108,8 +104,7 @@ static void test_resuming_drops_the_lines_it_will_write_again(void **state) {
     unlink(in_folder(run));
 }
 
-static void test_console_lines_come_as_often_as_asked(void **state) {
-    (void)state;
+TEST(test_console_lines_come_as_often_as_asked) {
     char *text = NULL;
     size_t bytes = 0, lines = 0;
     FILE *console = tmpfile();
@@ -127,8 +122,7 @@ static void test_console_lines_come_as_often_as_asked(void **state) {
     fclose(console);
 }
 
-static void test_a_path_that_cannot_be_written_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_path_that_cannot_be_written_is_an_error) {
     const char *bad = in_folder("no/such/folder");
     moert_metrics *metrics = NULL;
     ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
@@ -138,8 +132,7 @@ static void test_a_path_that_cannot_be_written_is_an_error(void **state) {
     ASSERT_OK(moert_metrics_close(NULL));
 }
 
-static void test_plots_are_svg_when_gnuplot_is_there(void **state) {
-    (void)state;
+TEST(test_plots_are_svg_when_gnuplot_is_there) {
     write_run(0, 20);
     ASSERT_OK(moert_metrics_plot(in_folder(run)));
     if (system("command -v gnuplot >/dev/null") != 0)
@@ -154,8 +147,7 @@ static void test_plots_are_svg_when_gnuplot_is_there(void **state) {
     }
 }
 
-static void test_a_missing_gnuplot_is_only_a_warning(void **state) {
-    (void)state;
+TEST(test_a_missing_gnuplot_is_only_a_warning) {
     char *saved = strdup(getenv("PATH"));
     write_run(0, 3);
     setenv("PATH", test_folder, 1);
@@ -169,8 +161,7 @@ static bool is_there(const char *name) {
     return access(in_folder(name), F_OK) == 0;
 }
 
-static void test_pruning_keeps_the_checkpoints_of_this_run(void **state) {
-    (void)state;
+TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     static const char *const names[] = {"step-00000003", "step-00000005",     "step-00000010",
                                         "step-00000030", "step-00000007.tmp", "notes"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -185,17 +176,4 @@ static void test_pruning_keeps_the_checkpoints_of_this_run(void **state) {
     free(path);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rate_warms_up_and_stays),
-        cmocka_unit_test(test_rate_falls_as_a_cosine_to_the_floor),
-        cmocka_unit_test(test_lines_are_json_with_null_for_what_is_not_finite),
-        cmocka_unit_test(test_resuming_drops_the_lines_it_will_write_again),
-        cmocka_unit_test(test_console_lines_come_as_often_as_asked),
-        cmocka_unit_test(test_a_path_that_cannot_be_written_is_an_error),
-        cmocka_unit_test(test_plots_are_svg_when_gnuplot_is_there),
-        cmocka_unit_test(test_a_missing_gnuplot_is_only_a_warning),
-        cmocka_unit_test(test_pruning_keeps_the_checkpoints_of_this_run),
-    };
-    return cmocka_run_group_tests_name("train_parts", tests, make_test_folder, remove_test_folder);
-}
+TESTS(make_test_folder, remove_test_folder)

@@ -144,8 +144,7 @@ static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     return right;
 }
 
-static void test_norm_and_steps_have_the_bits_of_whole_tensors(void **state) {
-    (void)state;
+TEST(test_norm_and_steps_have_the_bits_of_whole_tensors) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
         moert_mesh *mesh;
         moert_optimizer *optimizer;
@@ -162,8 +161,7 @@ static void test_norm_and_steps_have_the_bits_of_whole_tensors(void **state) {
 }
 
 /* The moments of all ranks that hold a block are those of the block, once, in even shares. */
-static void test_moments_are_shared_by_the_ranks_that_hold_a_block(void **state) {
-    (void)state;
+TEST(test_moments_are_shared_by_the_ranks_that_hold_a_block) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
         moert_mesh *mesh;
         moert_optimizer *optimizer;
@@ -199,13 +197,4 @@ static int open_device(void **state) {
     return status;
 }
 
-int main(int count, char **arguments) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm_and_steps_have_the_bits_of_whole_tensors),
-        cmocka_unit_test(test_moments_are_shared_by_the_ranks_that_hold_a_block),
-    };
-    if (!mpi_tests_begin(count, arguments))
-        return 1;
-    return mpi_tests_end(
-        cmocka_run_group_tests_name("zero", tests, open_device, close_test_context));
-}
+MPI_TESTS(open_device, close_test_context)
