@@ -7,8 +7,7 @@
  * the weights of their own: weights come from L3 or memory, as in a model of many layers. A pair of
  * samples in which a thread waited for a core is taken again.
  */
-#ifndef BENCH_COMMON_MEASURE_H
-#define BENCH_COMMON_MEASURE_H
+#pragma once
 
 #include "bench/common/report.h"
 #include "bench/gemm/peak.h"
@@ -28,5 +27,3 @@ typedef struct bench_setup {
  * Fills all of the row but the goal. */
 moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, bench_op op,
                            bench_row *row);
-
-#endif

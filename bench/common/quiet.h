@@ -2,8 +2,7 @@
  * Whether other programs had the cores: a contender that divides its work evenly loses more to them
  * than one that does not, so that ratios taken on a busy machine mislead.
  */
-#ifndef BENCH_COMMON_QUIET_H
-#define BENCH_COMMON_QUIET_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -12,5 +11,3 @@
 double bench_waited_seconds(bool caller_too);
 
 void bench_sleep(double seconds);
-
-#endif

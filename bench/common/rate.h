@@ -1,6 +1,5 @@
 /* The rate of work that is done again and again, and the median of samples. */
-#ifndef BENCH_COMMON_RATE_H
-#define BENCH_COMMON_RATE_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/ops.h"
@@ -17,5 +16,3 @@ moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void
 /* The same of moert_op_execute. */
 moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
                            double flops, double *tflops);
-
-#endif

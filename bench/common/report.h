@@ -1,6 +1,5 @@
 /* The rows of bench_gemm: aligned columns for a reader, the same as JSON for a script. */
-#ifndef BENCH_COMMON_REPORT_H
-#define BENCH_COMMON_REPORT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -34,5 +33,3 @@ moert_status bench_report_write(const json_t *rows, const char *path);
 /* "name, processor", and the commit that the bench was built from. */
 void bench_report_machine(char *text, size_t bytes);
 const char *bench_report_commit(void);
-
-#endif

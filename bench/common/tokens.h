@@ -1,6 +1,5 @@
 /* Rows and experts of tokens, that every rank can compute for all tokens of a job. */
-#ifndef BENCH_COMMON_TOKENS_H
-#define BENCH_COMMON_TOKENS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ const char *bench_skew_name(bench_skew skew);
  * BENCH_ONE all slots but the first are -1. Errors: ERROR_MEMORY. */
 moert_status bench_route(bench_skew skew, uint64_t seed, size_t tokens, size_t topk, size_t experts,
                          int32_t *index);
-
-#endif

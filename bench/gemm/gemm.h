@@ -6,8 +6,7 @@
  *   wgrad weight = y^T x
  * FLOPs of each, the GLU's exponentials not counted: 2 M N K, M summed over the experts.
  */
-#ifndef BENCH_GEMM_GEMM_H
-#define BENCH_GEMM_GEMM_H
+#pragma once
 
 #include "gemm/gemm.h"
 #include "tools/common/gemm_shapes.h"
@@ -65,5 +64,3 @@ size_t bench_result_count(const bench_problem *problem, bench_op op); /* element
  */
 moert_status bench_count_wrong(const bench_problem *problem, bench_op op,
                                const moert_buffer *buffer, const float *memory, size_t *wrong);
-
-#endif

@@ -1,6 +1,5 @@
 /* The factors of bench_op's products, patterns of random codes, and what their results must be. */
-#ifndef BENCH_GEMM_OP_FACTORS_H
-#define BENCH_GEMM_OP_FACTORS_H
+#pragma once
 
 #include "moert/ops.h"
 
@@ -49,5 +48,3 @@ moert_status op_problem_check(const factors *f, const problem *p, moert_op_kind 
 
 /* Bytes of a factor, or of two halves. */
 size_t op_factor_bytes(const factors *f);
-
-#endif

@@ -1,7 +1,6 @@
 /* The most that the cores can do: independent multiply-adds on registers, on all of them at
  * once. */
-#ifndef BENCH_GEMM_PEAK_H
-#define BENCH_GEMM_PEAK_H
+#pragma once
 
 #include "bench/gemm/team.h"
 #include "moert/formats.h"
@@ -13,5 +12,3 @@ typedef struct bench_peak {
 
 /* Of products of F32, or of BF16 summed in float32; best of some short runs. */
 bench_peak bench_peak_measure(bench_team *team, moert_number type);
-
-#endif

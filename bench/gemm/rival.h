@@ -3,8 +3,7 @@
  * a system has, if it has one. Its GLU is a plain loop in C over the same threads, compiled with
  * the bench.
  */
-#ifndef BENCH_GEMM_RIVAL_H
-#define BENCH_GEMM_RIVAL_H
+#pragma once
 
 #include "bench/gemm/gemm.h"
 #include "bench/gemm/team.h"
@@ -34,5 +33,3 @@ double bench_rival_restless(const bench_rival *rival);
  * expert without rows gets a weight gradient of zeros. */
 void bench_rival_run(const bench_rival *rival, const bench_problem *problem, bench_op op,
                      float *result, float *between);
-
-#endif

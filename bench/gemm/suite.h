@@ -1,6 +1,5 @@
 /* The ratios to the rival that are asked of bench_gemm's suite of shapes. */
-#ifndef BENCH_GEMM_SUITE_H
-#define BENCH_GEMM_SUITE_H
+#pragma once
 
 #include "bench/gemm/gemm.h"
 
@@ -10,5 +9,3 @@ size_t bench_suite_experts(const bench_shape *shape, bool ragged);
 
 /* The ratio that the suite CPU asks of a row; 0 = none. */
 double bench_suite_goal(bench_op op, moert_number type, bool ragged, size_t rows);
-
-#endif

@@ -2,8 +2,7 @@
  * Threads of a bench, one to a core: the caller is the last of them, the others sleep between the
  * calls. What a rival starts on its own is pinned to the same cores.
  */
-#ifndef BENCH_GEMM_TEAM_H
-#define BENCH_GEMM_TEAM_H
+#pragma once
 
 #include "topology/topology.h"
 
@@ -24,5 +23,3 @@ size_t bench_team_cache_bytes(const bench_team *team); /* of L2, of all cores */
 
 /* Pins the threads started since the snapshot, one to a core in turn; frees the snapshot. */
 moert_status bench_pin_since(const moert_placement *placement, moert_thread_snapshot *snapshot);
-
-#endif

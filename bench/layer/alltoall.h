@@ -3,8 +3,7 @@
  * expert; and back: packed, MPI_Alltoallv, every token's rows summed. Plain C on host memory by the
  * threads of a team, but for the sum, which is the kernel that moert's engines use (CPU devices).
  */
-#ifndef BENCH_LAYER_ALLTOALL_H
-#define BENCH_LAYER_ALLTOALL_H
+#pragma once
 
 #include "bench/gemm/team.h"
 #include "moert/device.h"
@@ -28,5 +27,3 @@ void *bench_alltoall_rows(bench_alltoall *a);
  * of k by fma from 0. Collective over MPI_COMM_WORLD. */
 moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moert_buffer *weight,
                                     moert_buffer *target);
-
-#endif

@@ -1,6 +1,5 @@
 /* A layer's y and dx beside float64, for some tokens of every rank. */
-#ifndef BENCH_LAYER_LAYER_CHECK_H
-#define BENCH_LAYER_LAYER_CHECK_H
+#pragma once
 
 #include "comm/comm.h"
 #include "moert/layer.h"
@@ -24,5 +23,3 @@ typedef struct bench_layer_case {
 enum { BENCH_SAMPLES = 4 };
 moert_status bench_layer_check(const bench_layer_case *c, const float *y, const float *dx,
                                double worst[2]);
-
-#endif

@@ -1,6 +1,5 @@
 /* What is in the rows that bench_exchange moves: known from the global number of a token. */
-#ifndef BENCH_LAYER_PAYLOAD_H
-#define BENCH_LAYER_PAYLOAD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of
  * take no part. */
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, size_t tokens, size_t topk,
                                 const float *weight, const uint32_t *slot_rank, const float *sums);
-
-#endif

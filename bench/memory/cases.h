@@ -1,6 +1,5 @@
 /* What the files of bench_memory's kernels share: see memory.h for the three functions of each. */
-#ifndef BENCH_MEMORY_CASES_H
-#define BENCH_MEMORY_CASES_H
+#pragma once
 
 #include "bench/memory/memory.h"
 
@@ -35,5 +34,3 @@ moert_status bench_dispatch_run(const bench_memory *b);
 moert_status bench_dispatch_check(const bench_memory *b, double chosen, double *got, double *want);
 moert_status bench_combine_run(const bench_memory *b);
 moert_status bench_combine_check(const bench_memory *b, double chosen, double *got, double *want);
-
-#endif

@@ -1,7 +1,6 @@
 /* What bench_memory times: the memory-bound kernels, each with the bytes that it must move and what
  * samples of its result must be. */
-#ifndef BENCH_MEMORY_MEMORY_H
-#define BENCH_MEMORY_MEMORY_H
+#pragma once
 
 #include "exchange/exchange.h"
 #include "moert/formats.h"
@@ -66,5 +65,3 @@ typedef struct bench_case {
 
 extern const bench_case bench_cases[];
 extern const size_t bench_case_count;
-
-#endif

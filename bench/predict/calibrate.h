@@ -1,6 +1,5 @@
 /* Measures the machine that a job runs on, for predictions (machine.h). */
-#ifndef BENCH_PREDICT_CALIBRATE_H
-#define BENCH_PREDICT_CALIBRATE_H
+#pragma once
 
 #include "bench/predict/machine.h"
 #include "bench/predict/predict.h"
@@ -23,5 +22,3 @@ moert_status bench_calibrate_links(moert_comm *world, bench_machine *machine);
  * all ranks. */
 moert_status bench_calibrate_crowd(moert_context *context, const bench_work *work,
                                    bench_machine *machine);
-
-#endif

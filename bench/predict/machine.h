@@ -4,8 +4,7 @@
  *
  * A link or an engine is the line seconds = us * 1e-6 + bytes / (gbps * 1e9).
  */
-#ifndef BENCH_PREDICT_MACHINE_H
-#define BENCH_PREDICT_MACHINE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -80,5 +79,3 @@ moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *ra
  */
 moert_status bench_machine_product(const bench_machine *machine, const char *op, const char *type,
                                    double groups, double rows, double n, double k, double *seconds);
-
-#endif

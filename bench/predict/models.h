@@ -1,6 +1,5 @@
 /* The layers of released models that benches know by name. */
-#ifndef BENCH_PREDICT_MODELS_H
-#define BENCH_PREDICT_MODELS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -40,5 +39,3 @@ static inline const bench_model *bench_model_take(size_t choice, size_t *hidden,
     *topk = m->topk;
     return m;
 }
-
-#endif

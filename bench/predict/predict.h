@@ -23,8 +23,7 @@
  * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every wave costs anew W times. Where N ranks
  * take turns on a core, it has others' work to do meanwhile: only 1/N of the time is hidden.
  */
-#ifndef BENCH_PREDICT_PREDICT_H
-#define BENCH_PREDICT_PREDICT_H
+#pragma once
 
 #include "bench/predict/machine.h"
 #include "bench/predict/spread.h"
@@ -83,5 +82,3 @@ double bench_sum_seconds(const bench_machine *machine, size_t ranks, size_t coun
  * ERROR_MEMORY. */
 moert_status bench_predict(const bench_machine *machine, const bench_work *work,
                            bench_prediction *prediction);
-
-#endif

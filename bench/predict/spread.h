@@ -5,8 +5,7 @@
  * exact. Skewed (bench_skew, tokens.h): expert e is among the K with probability inclusion[e],
  * solved from sum(inclusion) = K, and experts are taken as independent of each other.
  */
-#ifndef BENCH_PREDICT_SPREAD_H
-#define BENCH_PREDICT_SPREAD_H
+#pragma once
 
 #include <stddef.h>
 
@@ -28,5 +27,3 @@ double bench_largest_normal(size_t count);
  */
 moert_status bench_spread_of(bench_skew skew, size_t tokens, size_t topk, size_t experts, size_t ep,
                              size_t nodes, bench_spread *spread);
-
-#endif

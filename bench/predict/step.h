@@ -5,8 +5,7 @@
  * Dense products have the machine's rates, attention its own; what else happens to rows of H or V
  * numbers is passes over memory, counted from the kernels of a step.
  */
-#ifndef BENCH_PREDICT_STEP_H
-#define BENCH_PREDICT_STEP_H
+#pragma once
 
 #include "bench/predict/predict.h"
 
@@ -24,5 +23,3 @@ typedef struct bench_step {
  * bench_predict. */
 moert_status bench_predict_step(const bench_machine *machine, const bench_work *work,
                                 const bench_stack *stack, bench_step *step);
-
-#endif

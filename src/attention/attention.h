@@ -2,8 +2,7 @@
  * Causal attention over the sequences of a batch; head h of q uses head h * kv_heads / heads of k
  * and v. Calls enqueue and return; they are not collective.
  */
-#ifndef MOERT_ATTENTION_ATTENTION_H
-#define MOERT_ATTENTION_ATTENTION_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/formats.h"
@@ -32,5 +31,3 @@ typedef struct moert_attention {
 } moert_attention;
 moert_status moert_attention_forward(const moert_attention *attention);
 moert_status moert_attention_backward(const moert_attention *attention);
-
-#endif

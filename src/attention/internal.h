@@ -1,7 +1,6 @@
 /* The forms of attention, which src/attention/attention.c chooses between. Descriptions have been
  * checked. */
-#ifndef MOERT_ATTENTION_INTERNAL_H
-#define MOERT_ATTENTION_INTERNAL_H
+#pragma once
 
 #include "attention/attention.h"
 
@@ -13,5 +12,3 @@ moert_status moert_attention_portable_backward(const moert_attention *attention)
 bool moert_attention_nvidia_takes(const moert_attention *attention);
 moert_status moert_attention_nvidia_forward(const moert_attention *attention);
 moert_status moert_attention_nvidia_backward(const moert_attention *attention);
-
-#endif

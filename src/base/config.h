@@ -4,8 +4,7 @@
  * X(field, NAME, TYPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or CHOICE; a
  * CHOICE is stored as the index of the word in its '|' separated list.
  */
-#ifndef MOERT_BASE_CONFIG_H
-#define MOERT_BASE_CONFIG_H
+#pragma once
 
 #include <stddef.h>
 
@@ -136,5 +135,3 @@ int moert_config_is_legal(const moert_variable *variable);
 
 /* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);
-
-#endif

@@ -5,8 +5,7 @@
  * the code. MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level the way it takes is logged
  * with function and line.
  */
-#ifndef MOERT_BASE_ERROR_H
-#define MOERT_BASE_ERROR_H
+#pragma once
 
 #include "moert/status.h"
 
@@ -42,5 +41,3 @@ void moert_error_set(const char *text);
  * back; restore frees the copy, which may be NULL. */
 char *moert_error_keep(void);
 void moert_error_restore(char *kept);
-
-#endif

@@ -3,8 +3,7 @@
  *   error  the call fails            warn   works, but not as asked     info   a few lines per run
  *   debug  a few lines per step      trace  every operation
  */
-#ifndef MOERT_BASE_LOG_H
-#define MOERT_BASE_LOG_H
+#pragma once
 
 typedef enum moert_log_level {
     MOERT_LOG_ERROR,
@@ -33,5 +32,3 @@ void moert_log_write(moert_log_level level, const char *format, ...)
 void moert_log_set_rank(int rank, int size);
 /* 1 on rank 0: for warnings that all ranks would give alike. */
 int moert_log_is_first(void);
-
-#endif

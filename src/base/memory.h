@@ -1,6 +1,5 @@
 /* Checked host memory and checked narrowing. */
-#ifndef MOERT_BASE_MEMORY_H
-#define MOERT_BASE_MEMORY_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ static inline size_t moert_min(size_t a, size_t b) {
 static inline size_t moert_max(size_t a, size_t b) {
     return a > b ? a : b;
 }
-
-#endif

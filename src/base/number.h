@@ -3,8 +3,7 @@
  * easier to believe than to run. Rounding is to nearest even, the sign of zero is kept, and codes
  * of 4 bits are in the low half of a byte.
  */
-#ifndef MOERT_BASE_NUMBER_H
-#define MOERT_BASE_NUMBER_H
+#pragma once
 
 #include "moert/formats.h"
 
@@ -32,5 +31,3 @@ float moert_e8m0_inverse(uint8_t b);
 uint32_t moert_number_bits_of(float x);
 float moert_number_of_bits(uint32_t bits);
 float moert_number_quiet(float x);
-
-#endif

@@ -2,8 +2,7 @@
  * Long loops of the host on all processors that the calling thread may use, by threads that live as
  * long as the loop.
  */
-#ifndef MOERT_BASE_PARALLEL_H
-#define MOERT_BASE_PARALLEL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -16,5 +15,3 @@ typedef void moert_parallel_work(void *context, size_t first, size_t end);
  * thread.
  */
 void moert_parallel(size_t count, size_t least, moert_parallel_work *work, void *context);
-
-#endif

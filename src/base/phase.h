@@ -2,8 +2,7 @@
  * What this process is doing, for the watchdog and the profile: the step and a phase of it.
  * Process-wide, lock-free.
  */
-#ifndef MOERT_BASE_PHASE_H
-#define MOERT_BASE_PHASE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -65,5 +64,3 @@ uint64_t moert_phase_step(void);
 moert_phase moert_phase_get(void); /* START until one is set */
 uint64_t moert_phase_ticks(void); /* grows with every set, begin and end: no growth = no progress */
 int moert_phase_waiting(void);
-
-#endif

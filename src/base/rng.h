@@ -5,8 +5,7 @@
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
  * 2011).
  */
-#ifndef MOERT_BASE_RNG_H
-#define MOERT_BASE_RNG_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double dev
 
 /* A 64-bit stream number from a name, such as a tensor's (FNV-1a). */
 uint64_t moert_rng_stream(const char *name);
-
-#endif

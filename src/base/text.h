@@ -1,6 +1,5 @@
 /* Small helpers for strings. */
-#ifndef MOERT_BASE_TEXT_H
-#define MOERT_BASE_TEXT_H
+#pragma once
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ char *moert_text_format_list(const char *format, va_list arguments)
 
 /* 1 if `text` ends with `ending`. */
 int moert_text_ends_with(const char *text, const char *ending);
-
-#endif

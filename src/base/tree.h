@@ -11,8 +11,7 @@
  * (4,4): (0,4)      (4,4)            (4,4) is complete since leaves 6 and 7 do not exist (0,2)
  * (2,2) (4,2)  - 0  1  2  3  4  5
  */
-#ifndef MOERT_BASE_TREE_H
-#define MOERT_BASE_TREE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
  */
 void moert_tree_join(size_t total, const moert_tree_node *nodes, float *const *rows, size_t count,
                      float *sum, size_t n);
-
-#endif

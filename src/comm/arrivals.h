@@ -6,8 +6,7 @@
  * of the others came, of those without whom it did not leave, it has waited for that one. The rest
  * of the call is the message's. Process-wide, as base/phase.h; off it costs a branch a call.
  */
-#ifndef MOERT_COMM_ARRIVALS_H
-#define MOERT_COMM_ARRIVALS_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -24,5 +23,3 @@ void moert_arrivals_begin(void);
  * Collective over all communicators there are. Errors: ERROR_MEMORY, ERROR_COMM.
  */
 moert_status moert_arrivals_end(double *waited_ns);
-
-#endif

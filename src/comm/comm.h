@@ -5,8 +5,7 @@
  * order. They mark their wait for the watchdog (base/phase.h). Sizes are size_t and may exceed
  * INT_MAX.
  */
-#ifndef MOERT_COMM_COMM_H
-#define MOERT_COMM_COMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -98,5 +97,3 @@ void *moert_shared_segment(const moert_shared *shared, size_t rank);
 moert_status moert_shared_sync(moert_shared *shared);
 /* Other ranks keep what they have mapped. NULL is legal. */
 void moert_shared_destroy(moert_shared *shared);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of src/comm share: the communicator and the wrapper of MPI calls. */
-#ifndef MOERT_COMM_INTERNAL_H
-#define MOERT_COMM_INTERNAL_H
+#pragma once
 
 #include <mpi.h>
 
@@ -94,5 +93,3 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
         if (mpi_waited_ != MPI_SUCCESS)                                                            \
             return moert_mpi_fail((comm), mpi_waited_, #call, __func__, __LINE__);                 \
     } while (0)
-
-#endif

@@ -6,8 +6,7 @@
  * in the order in which they were posted, so both sides post the same numbers of rows, however
  * their runs divide them. More than 4 MiB travel in several messages.
  */
-#ifndef MOERT_COMM_MAIL_H
-#define MOERT_COMM_MAIL_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -61,5 +60,3 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait);
 /* Messages of a part that are not done, or of all parts. */
 size_t moert_mail_left(const moert_mail *mail, size_t part);
 size_t moert_mail_left_of_all(const moert_mail *mail);
-
-#endif

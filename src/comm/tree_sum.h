@@ -6,8 +6,7 @@
  * Of n columns every rank owns a slice, [border[r], border[r + 1]) of border[size + 1], which rises
  * from 0 to n and is the same on all ranks.
  */
-#ifndef MOERT_COMM_TREE_SUM_H
-#define MOERT_COMM_TREE_SUM_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -34,5 +33,3 @@ moert_status moert_tree_sum_wait(moert_tree_sum *sum);
 
 /* Completes values[n], of which this rank brings its slice. Collective. */
 moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values);
-
-#endif

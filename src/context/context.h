@@ -1,6 +1,5 @@
 /* What the layers above see of a context. */
-#ifndef MOERT_CONTEXT_INTERNAL_H
-#define MOERT_CONTEXT_INTERNAL_H
+#pragma once
 
 #include "comm/comm.h"
 #include "device/device.h"
@@ -25,5 +24,3 @@ bool moert_context_is_watched(const moert_context *context);
 /* True for the first rank of its host that is about to report a failure and to abort; the others
  * end without words. context may be NULL. Not collective. */
 bool moert_context_claim_report(moert_context *context);
-
-#endif

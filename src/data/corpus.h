@@ -2,8 +2,7 @@
  * The files that training data is read from: found, checked, and kept in memory (small ones) or
  * mapped.
  */
-#ifndef MOERT_DATA_CORPUS_H
-#define MOERT_DATA_CORPUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 
 /* Gives files and mappings back; the corpus is empty afterwards. */
 void moert_corpus_clear(moert_corpus *corpus);
-
-#endif

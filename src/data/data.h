@@ -13,8 +13,7 @@
  * reads length + 1: target[i] = input[i + 1]. Sources are read-only once made. No call is
  * collective; ranks must be given the same data.
  */
-#ifndef MOERT_DATA_DATA_H
-#define MOERT_DATA_DATA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -83,5 +82,3 @@ bool moert_data_holds_out(const moert_data *data);
  */
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target);
-
-#endif

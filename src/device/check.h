@@ -1,6 +1,5 @@
 /* Checks of what operations on device buffers are given. Each fails with ERROR_USAGE. */
-#ifndef MOERT_DEVICE_CHECK_H
-#define MOERT_DEVICE_CHECK_H
+#pragma once
 
 #include "device/device.h"
 
@@ -11,5 +10,3 @@ moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, si
 
 /* A description's size is that of its initialiser. */
 moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);
-
-#endif

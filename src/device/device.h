@@ -10,8 +10,7 @@
  * give the number of work-groups only, the kernel the size of one. Families of a directory nvidia/
  * are for NVIDIA's compiler alone, with -DARENA= for sm_90a (device/nvidia/ptx.h).
  */
-#ifndef MOERT_DEVICE_DEVICE_H
-#define MOERT_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -283,5 +282,3 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts
  * from NULL. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of src/device share. */
-#ifndef MOERT_DEVICE_INTERNAL_H
-#define MOERT_DEVICE_INTERNAL_H
+#pragma once
 
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -138,5 +137,3 @@ void moert_cache_end(moert_cache_entry *entry, bool done);
 /* Tells PoCL, which looks at its first call, to cache in the same folder or not at all; what the
  * user has set stays. */
 void moert_cache_lend_to_pocl(void);
-
-#endif

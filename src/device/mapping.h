@@ -1,6 +1,5 @@
 /* Buffers as host memory, for the reference backends: mapped together; and checked groups. */
-#ifndef MOERT_DEVICE_MAPPING_H
-#define MOERT_DEVICE_MAPPING_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/quantize.h"
@@ -23,5 +22,3 @@ moert_status moert_unmap_all(moert_mapping *maps, moert_status status);
 
 /* ERROR_USAGE unless the ends ascend within the rows. */
 moert_status moert_check_ends(const moert_groups *groups, const uint32_t *ends);
-
-#endif

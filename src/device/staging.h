@@ -5,8 +5,7 @@
  *
  * Marks tell the host, without waiting, that a device has come so far; and order its two queues.
  */
-#ifndef MOERT_DEVICE_STAGING_H
-#define MOERT_DEVICE_STAGING_H
+#pragma once
 
 #include "device/device.h"
 
@@ -37,5 +36,3 @@ moert_status moert_mark_look(const moert_mark *mark, bool *passed);
 /* What is enqueued next begins after it: on the other queue than its own (moert_device_turn). */
 moert_status moert_mark_follow(const moert_mark *mark);
 void moert_mark_free(moert_mark *mark); /* NULL is legal */
-
-#endif

@@ -5,8 +5,7 @@
  * against what a real model allocates. Memory that OpenCL, MPI and compiled kernels take is not in
  * it.
  */
-#ifndef MOERT_ESTIMATE_MEMORY_H
-#define MOERT_ESTIMATE_MEMORY_H
+#pragma once
 
 #include "device/device.h"
 #include "io/model_config.h"
@@ -53,5 +52,3 @@ typedef struct moert_memory {
  */
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,
                                    moert_memory *memory);
-
-#endif

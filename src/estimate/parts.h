@@ -1,6 +1,5 @@
 /* What the files of the memory estimate share. */
-#ifndef MOERT_ESTIMATE_PARTS_H
-#define MOERT_ESTIMATE_PARTS_H
+#pragma once
 
 #include "estimate/memory.h"
 
@@ -22,5 +21,3 @@ size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memo
 /* Floats in the mesh's scratch buffers of layer/precision.c, layer/factor.c and
  * layer/wire.c. */
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s);
-
-#endif

@@ -40,8 +40,7 @@
  * enqueue their last kernels. There the rank keeps its own error, to be handed to the next plan as
  * `local`.
  */
-#ifndef MOERT_EXCHANGE_EXCHANGE_H
-#define MOERT_EXCHANGE_EXCHANGE_H
+#pragma once
 
 #include "base/config.h"
 #include "comm/comm.h"
@@ -275,5 +274,3 @@ moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer 
  * stay as they are until it, or combine_beside, returns. */
 moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *transfer,
                                       const moert_buffer *rows);
-
-#endif

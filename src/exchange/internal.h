@@ -1,6 +1,5 @@
 /* What the files of src/exchange share: the engines, windows and kernels. */
-#ifndef MOERT_EXCHANGE_INTERNAL_H
-#define MOERT_EXCHANGE_INTERNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -211,5 +210,3 @@ typedef struct moert_gather {
     moert_buffer *packed;
 } moert_gather;
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather);
-
-#endif

@@ -3,8 +3,7 @@
  * runs of its window, one for each expert; on the other side one run of the rows that a rank packs,
  * or gets back, sorted by (owner, row there): the places moert_plan.slot_position.
  */
-#ifndef MOERT_EXCHANGE_ROUTES_H
-#define MOERT_EXCHANGE_ROUTES_H
+#pragma once
 
 #include "comm/mail.h"
 #include "exchange/exchange.h"
@@ -20,5 +19,3 @@ moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *
 void moert_routes_free(moert_routes *routes);
 /* Rows that this rank packs. */
 size_t moert_routes_packed_rows(const moert_plan *plan);
-
-#endif

@@ -3,8 +3,7 @@
  * (base/config.h) each, which declares moert_backend_<name>. src/gemm/gemm.c and glu.c have checked
  * the arguments before a backend is called.
  */
-#ifndef MOERT_GEMM_BACKEND_H
-#define MOERT_GEMM_BACKEND_H
+#pragma once
 
 #include "base/config.h"
 #include "device/check.h"
@@ -99,5 +98,3 @@ moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
 
 /* Checks a GLU, and fills in its strides and run. */
 moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);
-
-#endif

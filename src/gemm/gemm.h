@@ -23,8 +23,7 @@
  * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of this
  * device supports), ERROR_DEVICE.
  */
-#ifndef MOERT_GEMM_GEMM_H
-#define MOERT_GEMM_GEMM_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/formats.h"
@@ -266,5 +265,3 @@ typedef struct moert_backend_report {
     char reason[256]; /* why it does not work; "" if it does */
 } moert_backend_report;
 bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report);
-
-#endif

@@ -5,8 +5,7 @@
  * its writer), moert_durable_commit(temp, final). Nothing here is collective: one process does it.
  * Every message holds the path, errno's text and a hint.
  */
-#ifndef MOERT_IO_DURABLE_H
-#define MOERT_IO_DURABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,5 +52,3 @@ moert_status moert_remove_tree(const char *path);
 
 /* Creates a directory and its missing parents; existing ones are fine. ERROR_IO. */
 moert_status moert_make_folders(const char *path);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of this module share: one mapped file. */
-#ifndef MOERT_IO_INTERNAL_H
-#define MOERT_IO_INTERNAL_H
+#pragma once
 
 #include "io/json.h"
 #include "io/safetensors.h"
@@ -31,5 +30,3 @@ bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, si
 /* "[96, 64]" into text. */
 enum { MOERT_SHAPE_TEXT_BYTES = 24 * MOERT_FILE_MAX_RANK };
 void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]);
-
-#endif

@@ -1,6 +1,5 @@
 /* JSON objects from text, with one clear message when they are malformed. */
-#ifndef MOERT_IO_JSON_H
-#define MOERT_IO_JSON_H
+#pragma once
 
 #include <jansson.h>
 
@@ -10,5 +9,3 @@
  * and `path` open the message. Errors: ERROR_FORMAT. */
 moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
                               json_t **object);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Hugging Face config.json: what a model is, and the names its tensors have on disk.
  */
-#ifndef MOERT_IO_MODEL_CONFIG_H
-#define MOERT_IO_MODEL_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -94,5 +93,3 @@ bool moert_experts_are_fused(const moert_model_config *config);
  * transformers 5 reads it, the same bytes for the same config; *text is to be freed. What is read
  * back equals the config. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);
-
-#endif

@@ -1,6 +1,5 @@
 /* Keys of config.json as typed, checked values. Messages name the file, the key and the limit. */
-#ifndef MOERT_IO_MODEL_FIELDS_H
-#define MOERT_IO_MODEL_FIELDS_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ json_t *moert_field_value(const json_t *root, const char *key);
 moert_status moert_field_float(const char *path, const char *key, const json_t *value,
                                bool positive, float *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
-
-#endif

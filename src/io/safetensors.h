@@ -6,8 +6,7 @@
  * names file, tensor, value and limit; nothing is trusted (header length, JSON, dtypes, shapes,
  * offsets, overlaps, duplicates, truncation).
  */
-#ifndef MOERT_IO_SAFETENSORS_H
-#define MOERT_IO_SAFETENSORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -119,5 +118,3 @@ moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, siz
 /* Flushes to disk (fsync) and closes; the writer is gone even on failure. ERROR_IO, as when the
  * disk is full. */
 moert_status moert_writer_close(moert_tensor_writer *writer);
-
-#endif

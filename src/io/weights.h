@@ -11,8 +11,7 @@
  *
  * Values that are not finite are refused. Nothing here is collective.
  */
-#ifndef MOERT_IO_WEIGHTS_H
-#define MOERT_IO_WEIGHTS_H
+#pragma once
 
 #include "io/safetensors.h"
 
@@ -33,5 +32,3 @@ moert_status moert_weight_find(const moert_tensors *files, const char *name, siz
 /* out[count] = elements [first, first + count) in the order of the file, reading their bytes and
  * scales alone. ERROR_UNSUPPORTED, ERROR_FORMAT (not finite), ERROR_USAGE beyond the last one. */
 moert_status moert_weight_read(const moert_weight *weight, size_t first, size_t count, float *out);
-
-#endif

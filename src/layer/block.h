@@ -20,8 +20,7 @@
  * the model's files, as many for each rank up to one: so what is summed by chunks has the same bits
  * for any slices.
  */
-#ifndef MOERT_LAYER_BLOCK_H
-#define MOERT_LAYER_BLOCK_H
+#pragma once
 
 #include "comm/tree_sum.h"
 #include "device/device.h"
@@ -147,5 +146,3 @@ const moert_routing *moert_layer_routing(const moert_layer *layer);
 static inline moert_span moert_batch_span(const moert_batch *batch) {
     return (moert_span){batch->first_sequence, batch->sequences, batch->total_sequences};
 }
-
-#endif

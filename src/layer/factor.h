@@ -3,8 +3,7 @@
  * products that read them. What is only multiplied comes as codes from the operation that computes
  * it; of what others read too codes are made in scratch.
  */
-#ifndef MOERT_LAYER_FACTOR_H
-#define MOERT_LAYER_FACTOR_H
+#pragma once
 
 #include "layer/mesh.h"
 
@@ -26,5 +25,3 @@ moert_status moert_factor_take(moert_mesh *mesh, moert_number type, size_t n,
 /* *factor = where an operation puts n factors itself: `plain`, or codes to a scratch buffer. */
 moert_status moert_factor_place(moert_mesh *mesh, moert_number type, size_t n, moert_scratch which,
                                 moert_buffer *plain, moert_buffer **factor);
-
-#endif

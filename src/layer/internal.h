@@ -1,6 +1,5 @@
 /* What the files of the layer share. */
-#ifndef MOERT_LAYER_INTERNAL_H
-#define MOERT_LAYER_INTERNAL_H
+#pragma once
 
 #include "layer/block.h"
 #include "layer/mesh.h"
@@ -60,5 +59,3 @@ moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer 
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
                                     moert_buffer **buffer);
-
-#endif

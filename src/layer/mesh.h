@@ -2,8 +2,7 @@
  * The EP x EDP arrangement of the ranks, and what layers on it share: the exchange, windows that no
  * layer keeps, scratch.
  */
-#ifndef MOERT_LAYER_MESH_H
-#define MOERT_LAYER_MESH_H
+#pragma once
 
 #include "comm/tree_sum.h"
 #include "context/context.h"
@@ -80,5 +79,3 @@ moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t fl
 /* The shared window with rows of `width` floats. Collective when the width is new. */
 moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
                                moert_window **window);
-
-#endif

@@ -22,8 +22,7 @@
  * dgrad collective over the mesh's world; wgrad uses what they have found. Each rank's status rides
  * along: if one has failed, the gather fails on all ranks alike.
  */
-#ifndef MOERT_LAYER_PRECISION_H
-#define MOERT_LAYER_PRECISION_H
+#pragma once
 
 #include "layer/internal.h"
 
@@ -65,5 +64,3 @@ bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm);
 
 /* Whether rows travel as the bf16 codes that the experts' products take. */
 bool moert_precision_takes_wire(const moert_layer_options *options);
-
-#endif

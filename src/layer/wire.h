@@ -4,8 +4,7 @@
  * so many floats, which dispatch copies bit by bit. And what their results are on the way back
  * (moert_combine).
  */
-#ifndef MOERT_LAYER_WIRE_H
-#define MOERT_LAYER_WIRE_H
+#pragma once
 
 #include "layer/internal.h"
 
@@ -40,5 +39,3 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
                                 moert_gemm *product);
 /* They are made: brings them into the window, or sends them, if they are elsewhere. */
 moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *product);
-
-#endif

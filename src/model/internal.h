@@ -1,6 +1,5 @@
 /* What the files of the model share. */
-#ifndef MOERT_MODEL_INTERNAL_H
-#define MOERT_MODEL_INTERNAL_H
+#pragma once
 
 #include <math.h>
 
@@ -145,5 +144,3 @@ static inline moert_status moert_model_attended(moert_model *model, moert_attent
 static inline size_t moert_model_head(const moert_model *model) {
     return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;
 }
-
-#endif

@@ -7,8 +7,7 @@
  * in low precision (io/weights.h) are decoded on the way in; gradients have the plain names and
  * shapes.
  */
-#ifndef MOERT_MODEL_LAYER_FILES_H
-#define MOERT_MODEL_LAYER_FILES_H
+#pragma once
 
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -45,5 +44,3 @@ moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slice
  * collective. */
 moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices,
                                        size_t count, bool replicated, moert_tensor_writer *writer);
-
-#endif

@@ -5,8 +5,7 @@
  * (moert_model_share); parameters outside the experts are replicated, with their gradients summed
  * in the tree over sequences. All calls are collective over the mesh's context unless said.
  */
-#ifndef MOERT_MODEL_MODEL_H
-#define MOERT_MODEL_MODEL_H
+#pragma once
 
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -116,5 +115,3 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
 /* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the
  * same status. */
 moert_status moert_model_load(moert_model *model, const char *path);
-
-#endif

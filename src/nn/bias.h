@@ -2,8 +2,7 @@
  * The bias of an expert's second projection, scaled by each row's routing weight (which the GLU has
  * applied to the rest).
  */
-#ifndef MOERT_NN_BIAS_H
-#define MOERT_NN_BIAS_H
+#pragma once
 
 #include "gemm/gemm.h"
 
@@ -24,5 +23,3 @@ typedef struct moert_scaled_bias {
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias);
 moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias);
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias);
-
-#endif

@@ -7,8 +7,7 @@
  * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
  * the partials. T = S * length may be 0.
  */
-#ifndef MOERT_NN_NN_H
-#define MOERT_NN_NN_H
+#pragma once
 
 #include "base/tree.h"
 #include "device/device.h"
@@ -190,5 +189,3 @@ typedef struct moert_adamw {
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,
                               moert_buffer *second_moment);
-
-#endif

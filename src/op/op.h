@@ -1,6 +1,5 @@
 /* What the files of op objects share (moert/ops.h): the checked description and the backends. */
-#ifndef MOERT_OP_OP_H
-#define MOERT_OP_OP_H
+#pragma once
 
 #include "base/number.h"
 #include "device/device.h"
@@ -140,5 +139,3 @@ static inline bool moert_op_takes_c(const moert_op *op) {
 static inline bool moert_op_dglu_scales(const moert_op *op) {
     return op->options.glu.offset == 0.0f;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * MOERT_QUANT_TABLE as moert_<backend>_<entry>. The arguments have been checked by
  * src/quant/quantize.c or scales.c before it is called.
  */
-#ifndef MOERT_QUANT_BACKEND_H
-#define MOERT_QUANT_BACKEND_H
+#pragma once
 
 #include "device/check.h"
 #include "quant/quantize.h"
@@ -40,5 +39,3 @@ const moert_quant_backend *moert_quant_backend_get(void);
     moert_status moert_portable_##entry(const argument *);
 MOERT_QUANT_TABLE(MOERT_QUANT_ENTRIES)
 #undef MOERT_QUANT_ENTRIES
-
-#endif

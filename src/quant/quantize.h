@@ -1,6 +1,5 @@
 /* What the library keeps to itself of the quantisers of moert/quantize.h. */
-#ifndef MOERT_QUANT_QUANTIZE_H
-#define MOERT_QUANT_QUANTIZE_H
+#pragma once
 
 #include "moert/quantize.h"
 
@@ -14,5 +13,3 @@ enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
 
 /* The program of a family (with options) for a block-scaled format. */
 void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]);
-
-#endif

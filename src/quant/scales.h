@@ -6,8 +6,7 @@
  *   fold_globals  to[g] = alpha[g] * (first * second); NULL = 1
  *   transpose     to[g][c][r] = from[g][r][c]
  */
-#ifndef MOERT_QUANT_SCALES_H
-#define MOERT_QUANT_SCALES_H
+#pragma once
 
 #include "base/memory.h"
 #include "moert/quantize.h"
@@ -49,5 +48,3 @@ typedef struct moert_transpose {
     const moert_buffer *from;
     moert_buffer *to;
 } moert_transpose;
-
-#endif

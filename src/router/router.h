@@ -4,8 +4,7 @@
  * All buffers are dense row-major float32 unless said; T may be 0. None of these calls is
  * collective.
  */
-#ifndef MOERT_ROUTER_ROUTER_H
-#define MOERT_ROUTER_ROUTER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -63,5 +62,3 @@ typedef enum moert_aux_form { MOERT_AUX_HUGGING_FACE, MOERT_AUX_MEGATRON } moert
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
                              const uint64_t *counts, const double *mass, double rows,
                              double coefficient, float *gradient);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of this module share. */
-#ifndef MOERT_TOPOLOGY_INTERNAL_H
-#define MOERT_TOPOLOGY_INTERNAL_H
+#pragma once
 
 #include <hwloc.h>
 
@@ -37,5 +36,3 @@ moert_status moert_topology_bitmap(hwloc_bitmap_t *set);
 
 /* Fills the GPU fields from the loaded tree. */
 moert_status moert_topology_find_gpus(moert_topology *topology);
-
-#endif

@@ -14,8 +14,7 @@
  *
  * The placement is pure arithmetic on the topology, so that it is tested on synthetic ones.
  */
-#ifndef MOERT_TOPOLOGY_TOPOLOGY_H
-#define MOERT_TOPOLOGY_TOPOLOGY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ moert_status moert_threads_snapshot(moert_thread_snapshot *snapshot);
  * ERROR_MEMORY. */
 moert_status moert_threads_pin_new(const moert_topology *topology, const moert_placement *placement,
                                    moert_thread_snapshot *snapshot, size_t *pinned);
-
-#endif

@@ -5,8 +5,7 @@
  * explains as "host", add up to the wall time of a step; a rank that waits for another shows in
  * the rows of messages. Rates stand beside what the device reaches at best (roofs).
  */
-#ifndef MOERT_TRAIN_BREAKDOWN_H
-#define MOERT_TRAIN_BREAKDOWN_H
+#pragma once
 
 #include <stdio.h>
 
@@ -45,5 +44,3 @@ double moert_breakdown_fit(double *ns, double wall_ns);
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,
                                     const moert_breakdown *breakdown, FILE *console,
                                     const char *path);
-
-#endif

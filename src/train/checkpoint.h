@@ -9,8 +9,7 @@
  * bytes depend on the model and the run alone, not on ranks, engines, paths or time. All functions
  * are collective unless said.
  */
-#ifndef MOERT_TRAIN_CHECKPOINT_H
-#define MOERT_TRAIN_CHECKPOINT_H
+#pragma once
 
 #include "train/optimizer.h"
 
@@ -59,5 +58,3 @@ moert_status moert_checkpoint_latest(const char *folder, char **path);
  * collective.
  */
 moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep);
-
-#endif

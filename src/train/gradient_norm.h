@@ -3,8 +3,7 @@
  * taken by the rank in whose slice it is (layer/block.h), added chunk by chunk, then in the order
  * of the model's tensors: the same bits for any number of ranks.
  */
-#ifndef MOERT_TRAIN_GRADIENT_NORM_H
-#define MOERT_TRAIN_GRADIENT_NORM_H
+#pragma once
 
 #include "model/model.h"
 
@@ -16,5 +15,3 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm);
 
 /* *value = the 2-norm over all parameters, each counted once. Collective. */
 moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value);
-
-#endif

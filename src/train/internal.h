@@ -1,6 +1,5 @@
 /* What the files of the training loop share. */
-#ifndef MOERT_TRAIN_INTERNAL_H
-#define MOERT_TRAIN_INTERNAL_H
+#pragma once
 
 #include "train/breakdown.h"
 #include "train/ledger.h"
@@ -41,5 +40,3 @@ moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);
 /* Mean cross-entropy over the held-out sequences, in pieces of the micro-batch. Collective. */
 moert_status moert_trainer_held_out(moert_trainer *t, double *loss);
-
-#endif

@@ -15,8 +15,7 @@
  * one set of experts, in blocks; waited_ms: how long the row's rank waited for the column's; bytes:
  * from the row's rank to the column's; expert_rows: [layer][expert].
  */
-#ifndef MOERT_TRAIN_LEDGER_H
-#define MOERT_TRAIN_LEDGER_H
+#pragma once
 
 #include "model/model.h"
 
@@ -42,5 +41,3 @@ moert_status moert_ledger_end(moert_ledger *ledger, uint64_t step);
 
 /* Writes profile-ranks.json. Collective. Errors as above. */
 moert_status moert_ledger_write(moert_ledger *ledger);
-
-#endif

@@ -6,8 +6,7 @@
  * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}; the last two
  * only where they apply. Numbers are written in full; one that is not finite is null.
  */
-#ifndef MOERT_TRAIN_METRICS_H
-#define MOERT_TRAIN_METRICS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ moert_status moert_metrics_plot(const char *path);
 
 /* The number of `field` in a line of the file; false when it is absent or null. */
 bool moert_metrics_field(const char *line, const char *field, double *value);
-
-#endif

@@ -3,8 +3,7 @@
  * state of its slices of the blocks (layer/block.h) and updates these; then all get all weights.
  * The bits do not depend on the slices.
  */
-#ifndef MOERT_TRAIN_OPTIMIZER_H
-#define MOERT_TRAIN_OPTIMIZER_H
+#pragma once
 
 #include "model/model.h"
 #include "nn/nn.h"
@@ -44,5 +43,3 @@ moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, doubl
  * begin. */
 const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
                                              const moert_model_tensor *tensor, size_t *at);
-
-#endif

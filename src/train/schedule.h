@@ -1,6 +1,5 @@
 /* The learning rate over a run: linear warm-up, then constant or a cosine down to a floor. */
-#ifndef MOERT_TRAIN_SCHEDULE_H
-#define MOERT_TRAIN_SCHEDULE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ typedef struct moert_schedule {
  * == warmup to the floor at step == total, which the run does not reach; the floor from there on.
  */
 double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total);
-
-#endif

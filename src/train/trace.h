@@ -4,8 +4,7 @@
  * back, one row each, and the steps. Times are microseconds since a barrier that
  * all ranks left together, so that ranks of several hosts compare to within its length.
  */
-#ifndef MOERT_TRAIN_TRACE_H
-#define MOERT_TRAIN_TRACE_H
+#pragma once
 
 #include "comm/comm.h"
 #include "device/profile/profile.h"
@@ -26,5 +25,3 @@ void moert_trace_step(moert_trace *trace, uint64_t step, uint64_t start_ns, uint
 
 /* Rank 0 writes the spans of all ranks to `path`. Once. Collective. Errors as above. */
 moert_status moert_trace_write(moert_trace *trace);
-
-#endif

@@ -2,8 +2,7 @@
  * The training loop: batches, micro-batches, losses, optimizer, held-out loss, metrics,
  * checkpoints, samples.
  */
-#ifndef MOERT_TRAIN_TRAINER_H
-#define MOERT_TRAIN_TRAINER_H
+#pragma once
 
 #include "data/data.h"
 #include "train/checkpoint.h"
@@ -57,5 +56,3 @@ moert_status moert_train_logits(moert_model *model, const moert_data *data,
  */
 moert_status moert_sample_text(moert_model *model, const char *prompt, size_t count,
                                double temperature, uint64_t seed, size_t length, char *text);
-
-#endif

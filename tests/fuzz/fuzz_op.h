@@ -6,8 +6,7 @@
  * "strokes", by the first bytes, then set single fields and buffers to anything. An input that is
  * too short goes on in zeros, which mean the plainest choice.
  */
-#ifndef MOERT_FUZZ_OP_H
-#define MOERT_FUZZ_OP_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/ops.h"
@@ -75,5 +74,3 @@ bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, co
 uint64_t fuzz_buffers_hash(void);
 /* Fails if a byte outside of the buffers has changed; then gives them back. */
 void fuzz_buffers_release(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Files of tests: one temporary folder per program, whole files, safetensors by their bytes. */
-#ifndef MOERT_TESTS_FILES_H
-#define MOERT_TESTS_FILES_H
+#pragma once
 
 #include "support/test.h"
 
@@ -26,5 +25,3 @@ char *read_file(const char *path, size_t *bytes);
 size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
 /* Writes them (at most 4096) into the folder; returns the path. */
 const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes);
-
-#endif

@@ -2,8 +2,7 @@
  * Tests on several ranks. An assertion that fails on one rank alone would leave the others in their
  * next collective: between collectives, verdicts are reduced first and then asserted by all.
  */
-#ifndef MOERT_TESTS_MPI_H
-#define MOERT_TESTS_MPI_H
+#pragma once
 
 #include "comm/comm.h"
 #include "context/context.h"
@@ -44,5 +43,3 @@ moert_status agreed(moert_status mine);
 static inline uint64_t mpi_value(size_t from, size_t to, size_t index) {
     return from * 1000003 + to * 1009 + index;
 }
-
-#endif

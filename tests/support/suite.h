@@ -1,6 +1,5 @@
 /* What the tables of other libraries' test suites share: slow rows, splits, cheap values. */
-#ifndef MOERT_TESTS_SUITE_H
-#define MOERT_TESTS_SUITE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,5 +35,3 @@ void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32
  * are left out; returns the rows. */
 size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
                   uint32_t *ends);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * A failing assertion ends the running cmocka test.
  */
-#ifndef MOERT_TESTS_TEST_H
-#define MOERT_TESTS_TEST_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,5 +140,3 @@ void assert_same_bits(const char *what, const float *got, const float *want, siz
  */
 void assert_gradient(const char *what, const float *gradient, double *value, size_t n,
                      size_t stride, double (*loss)(void *context), void *context);
-
-#endif

@@ -5,8 +5,7 @@
  * Knows nothing of MPI. UDP over IPv4. What is lost is lost: the next one follows soon. A host is
  * sent to at all of its addresses until it has been heard from, then at the one it was heard from.
  */
-#ifndef MOERT_COMM_WATCHDOG_BEACON_H
-#define MOERT_COMM_WATCHDOG_BEACON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ bool moert_beacon_refused(moert_beacon *beacon, size_t *host);
 
 /* NULL is legal. */
 void moert_beacon_close(moert_beacon *beacon);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of the watchdog share. */
-#ifndef MOERT_COMM_WATCHDOG_INTERNAL_H
-#define MOERT_COMM_WATCHDOG_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 
@@ -45,5 +44,3 @@ void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_su
  * never heard of. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);
-
-#endif

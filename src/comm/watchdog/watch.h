@@ -5,8 +5,7 @@
  * Knows nothing of MPI: the table is plain memory that the processes share. Each entry is written
  * by its own process only.
  */
-#ifndef MOERT_COMM_WATCHDOG_WATCH_H
-#define MOERT_COMM_WATCHDOG_WATCH_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -94,5 +93,3 @@ size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint6
  * step 12 in phase 'dispatch'". */
 void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict verdict,
                           uint64_t now_ns, char *text, size_t bytes);
-
-#endif

@@ -15,8 +15,7 @@
  * itself would. Where datagrams (UDP over IPv4) do not pass, all that can be said is who waits.
  * Where ranks of a host share no memory, the watchdog warns and is off.
  */
-#ifndef MOERT_COMM_WATCHDOG_WATCHDOG_H
-#define MOERT_COMM_WATCHDOG_WATCHDOG_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -35,5 +34,3 @@ bool moert_watchdog_claim(moert_watchdog *watchdog);
 bool moert_watchdog_is_on(const moert_watchdog *watchdog);
 /* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);
-
-#endif

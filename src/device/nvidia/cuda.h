@@ -2,8 +2,7 @@
  * NVIDIA's driver library, which is opened when it is first needed. What is used of the CUDA driver
  * API is declared here, so that nothing of it is needed to build.
  */
-#ifndef MOERT_DEVICE_NVIDIA_CUDA_H
-#define MOERT_DEVICE_NVIDIA_CUDA_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -67,5 +66,3 @@ extern const moert_cuda *moert_cuda_substitute;
     } while (0)
 moert_status moert_cuda_fail(const moert_cuda *cuda, int code, const char *field,
                              const char *function, int line);
-
-#endif

@@ -1,6 +1,5 @@
 /* PTX as NVIDIA's OpenCL compiler gives it, turned into what it would not give. */
-#ifndef MOERT_DEVICE_NVIDIA_PTX_H
-#define MOERT_DEVICE_NVIDIA_PTX_H
+#pragma once
 
 #include <stddef.h>
 
@@ -13,5 +12,3 @@
  * ERROR_DEVICE (no target sm_90 or no arena to be found), ERROR_MEMORY.
  */
 moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **transformed);
-
-#endif

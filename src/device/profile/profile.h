@@ -6,8 +6,7 @@
  * each command; they are read when there are many, and at the end. The in-order queue lets no two
  * commands overlap, so times add up, and what is left of the wall time is the host's.
  */
-#ifndef MOERT_DEVICE_PROFILE_PROFILE_H
-#define MOERT_DEVICE_PROFILE_PROFILE_H
+#pragma once
 
 #include "base/phase.h"
 #include "device/device.h"
@@ -111,5 +110,3 @@ typedef struct moert_roof {
     double gflops, gbps;
 } moert_roof;
 moert_status moert_roof_measure(moert_device *device, moert_roof *roof);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The parts of the node engine (engine.c): its memory, its messages and its combine.
  */
-#ifndef MOERT_EXCHANGE_NODE_NODE_H
-#define MOERT_EXCHANGE_NODE_NODE_H
+#pragma once
 
 #include "comm/mail.h"
 #include "exchange/internal.h"
@@ -51,5 +50,3 @@ moert_status moert_node_meet(moert_comm *comm, moert_status status);
 
 moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *t,
                                 moert_status status);
-
-#endif

@@ -8,8 +8,7 @@
  * sums of their slots' results on the way back; results one by one come from the experts' owners,
  * without a relay.
  */
-#ifndef MOERT_EXCHANGE_NODE_RELAY_H
-#define MOERT_EXCHANGE_NODE_RELAY_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -77,5 +76,3 @@ moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
 /* Once `incoming` has arrived. */
 moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay);
 void moert_relay_destroy(moert_relay *relay); /* NULL is legal. */
-
-#endif

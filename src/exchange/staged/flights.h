@@ -7,8 +7,7 @@
  * all receives. A dispatch sends its waves one after the other, so that the first comes first. Who
  * waits lets messages move and marks pass meanwhile.
  */
-#ifndef MOERT_EXCHANGE_STAGED_FLIGHTS_H
-#define MOERT_EXCHANGE_STAGED_FLIGHTS_H
+#pragma once
 
 #include "exchange/internal.h"
 #include "exchange/routes.h"
@@ -56,5 +55,3 @@ void moert_stage_advance(moert_stage *stage);
 /* Until a wave's rows have come, or ALL messages are done; the first failure noted. */
 enum { MOERT_STAGE_ALL = -1 };
 moert_status moert_stage_await(moert_stage *stage, int wave);
-
-#endif

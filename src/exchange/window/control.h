@@ -2,8 +2,7 @@
  * The window engine but for its moves (engine.c): what it makes and finds out as it opens,
  * and how ranks meet.
  */
-#ifndef MOERT_EXCHANGE_WINDOW_CONTROL_H
-#define MOERT_EXCHANGE_WINDOW_CONTROL_H
+#pragma once
 
 #include "exchange/window/flags.h"
 
@@ -39,5 +38,3 @@ moert_status moert_control_gather(moert_exchange *exchange, const void *mine, si
                                   void *all);
 moert_status moert_control_fetch(moert_exchange *exchange);
 moert_status moert_control_check(moert_exchange *exchange);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * For devices that run the kernels of all ranks at the same time: one rank each.
  */
-#ifndef MOERT_EXCHANGE_WINDOW_FLAGS_H
-#define MOERT_EXCHANGE_WINDOW_FLAGS_H
+#pragma once
 
 #include "exchange/internal.h"
 
@@ -37,5 +36,3 @@ moert_status moert_flags_fetch(moert_flags *flags);
  * is worthless.
  */
 moert_status moert_flags_check(moert_flags *flags);
-
-#endif

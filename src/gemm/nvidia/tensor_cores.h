@@ -4,8 +4,7 @@
  * of one 16-bit type. Sums are the tensor cores' float32 sums: the same in every
  * run and for a row among any others, but within rounding of the other backends' only.
  */
-#ifndef MOERT_GEMM_NVIDIA_TENSOR_CORES_H
-#define MOERT_GEMM_NVIDIA_TENSOR_CORES_H
+#pragma once
 
 #include "gemm/backend.h"
 
@@ -35,5 +34,3 @@ bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
 /* The bytes that its parts take at most, in any kind; 0: in none it is such a product. */
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm);
-
-#endif

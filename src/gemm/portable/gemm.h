@@ -4,8 +4,7 @@
  * `ends` and `bias` are of all groups, `accumulate` is as in gemm/gemm.h. The arguments have been
  * checked.
  */
-#ifndef MOERT_GEMM_PORTABLE_GEMM_H
-#define MOERT_GEMM_PORTABLE_GEMM_H
+#pragma once
 
 #include "base/memory.h"
 #include "gemm/backend.h"
@@ -95,5 +94,3 @@ static inline size_t moert_gated_columns(size_t width, unsigned tile_width) {
     const size_t columns = tile_width * (size_t)MOERT_VECTOR;
     return moert_ceil_div(width, columns / 2) * columns;
 }
-
-#endif

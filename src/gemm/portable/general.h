@@ -3,8 +3,7 @@
  * kernels/gemm/gemm.cl: kernels/op/rows.cl and glu.cl, where an operand has another type, order or
  * epilogue.
  */
-#ifndef MOERT_GEMM_PORTABLE_GENERAL_H
-#define MOERT_GEMM_PORTABLE_GENERAL_H
+#pragma once
 
 #include "base/memory.h"
 #include "gemm/backend.h"
@@ -35,5 +34,3 @@ static inline size_t moert_general_split(const moert_device *device, size_t colu
 
 /* Turns the product in `acc` into v, h and what comes with them, or into dv. */
 moert_status moert_general_glu(const moert_gemm *gemm);
-
-#endif

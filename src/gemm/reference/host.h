@@ -1,6 +1,5 @@
 /* What the files of the reference backend share: host arrays, mapped buffers, elements. */
-#ifndef MOERT_GEMM_REFERENCE_HOST_H
-#define MOERT_GEMM_REFERENCE_HOST_H
+#pragma once
 
 #include "base/number.h"
 #include "device/mapping.h"
@@ -44,5 +43,3 @@ void moert_host_dglu(const moert_host_gemm *host, size_t g);
 
 /* The GLU alone. */
 moert_status moert_reference_glu(const moert_glu *glu, bool backward);
-
-#endif

@@ -1,6 +1,5 @@
 /* Measures what rows of tuning choose among (gemm/tuning/tuning.h). */
-#ifndef MOERT_GEMM_TUNING_SEARCH_H
-#define MOERT_GEMM_TUNING_SEARCH_H
+#pragma once
 
 #include "gemm/tuning/tuning.h"
 
@@ -54,5 +53,3 @@ typedef struct moert_tune_result {
 moert_status moert_tune_search(const moert_trial *trial, const moert_choices *first,
                                moert_tune_axis first_axis, uint64_t budget_ns,
                                moert_tune_result *result);
-
-#endif

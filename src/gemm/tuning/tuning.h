@@ -8,8 +8,7 @@
  * whole lines; of two rows for the same shape the later one is taken. What cannot be read is
  * skipped with a warning.
  */
-#ifndef MOERT_GEMM_TUNING_TUNING_H
-#define MOERT_GEMM_TUNING_TUNING_H
+#pragma once
 
 #include "device/device.h"
 #include "moert/formats.h"
@@ -127,5 +126,3 @@ void moert_choices_print(const moert_choices *choices, char *text, size_t bytes)
 
 bool moert_tuning_matches(const moert_tuning_row *row, const moert_device_info *info,
                           const moert_tuning_key *key);
-
-#endif

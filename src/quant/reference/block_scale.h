@@ -1,6 +1,5 @@
 /* The scale of one block by the formulas of moert/quantize.h, for the reference backend. */
-#ifndef MOERT_QUANT_REFERENCE_BLOCK_SCALE_H
-#define MOERT_QUANT_REFERENCE_BLOCK_SCALE_H
+#pragma once
 
 #include "moert/formats.h"
 
@@ -21,5 +20,3 @@ moert_block_scale moert_block_scale_normed(moert_format format, float amax, floa
 
 /* The global scale of NVFP4. */
 float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax);
-
-#endif

@@ -1,6 +1,5 @@
 /* Shapes of grouped products to measure, by name. */
-#ifndef MOERT_TOOLS_COMMON_GEMM_SHAPES_H
-#define MOERT_TOOLS_COMMON_GEMM_SHAPES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -20,5 +19,3 @@ typedef enum moert_gemm_suite {
 
 enum { MOERT_MOST_GEMM_SHAPES = 32 };
 size_t moert_gemm_shapes(moert_gemm_suite suite, moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES]);
-
-#endif

@@ -5,8 +5,7 @@
  * Messages are those of the staged exchange (moert_comm_alltoallv), from host memory to host
  * memory, both ways at once.
  */
-#ifndef MOERT_TOOLS_COMMON_LINKS_H
-#define MOERT_TOOLS_COMMON_LINKS_H
+#pragma once
 
 #include "comm/comm.h"
 
@@ -27,5 +26,3 @@ size_t moert_links_partner(size_t count, size_t round, size_t i);
  * ERROR_COMM.
  */
 moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *links);
-
-#endif

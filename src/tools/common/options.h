@@ -12,8 +12,7 @@
  * the next option and may be repeated. A word that begins with -- is never a value of --name; write
  * --name=value.
  */
-#ifndef MOERT_TOOLS_COMMON_OPTIONS_H
-#define MOERT_TOOLS_COMMON_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,5 +74,3 @@ const char *moert_options_given(const moert_option *table, size_t count, int arg
 /* The usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the table. */
 void moert_options_usage(FILE *file, const char *synopsis, const char *about,
                          const moert_option *table, size_t count);
-
-#endif

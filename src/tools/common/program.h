@@ -4,8 +4,7 @@
  *
  * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else.
  */
-#ifndef MOERT_TOOLS_COMMON_PROGRAM_H
-#define MOERT_TOOLS_COMMON_PROGRAM_H
+#pragma once
 
 #include "context/context.h"
 #include "tools/common/options.h"
@@ -25,5 +24,3 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
 /* Prints to stdout on rank 0 only. */
 void moert_program_say(const moert_context *context, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-
-#endif

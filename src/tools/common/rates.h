@@ -1,6 +1,5 @@
 /* What a rank's device does in a second, measured in about one. */
-#ifndef MOERT_TOOLS_COMMON_RATES_H
-#define MOERT_TOOLS_COMMON_RATES_H
+#pragma once
 
 #include "comm/comm.h"
 #include "device/device.h"
@@ -53,5 +52,3 @@ typedef struct moert_rate_product {
 } moert_rate_product;
 moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
                               const moert_rate_product *product, double *gflops);
-
-#endif

@@ -1,7 +1,6 @@
 /* Aligned tables from JSON arrays of objects: what a script reads and what a person reads are
  * one. */
-#ifndef MOERT_TOOLS_COMMON_TABLE_H
-#define MOERT_TOOLS_COMMON_TABLE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -32,5 +31,3 @@ typedef struct moert_column {
 /* The titles, then a line for each object of `rows`, indented by two. Errors: ERROR_MEMORY. */
 moert_status moert_table_print(FILE *file, const json_t *rows, const moert_column *columns,
                                size_t count);
-
-#endif

@@ -1,6 +1,5 @@
 /* What moert-info tells, as JSON. */
-#ifndef MOERT_TOOLS_INFO_SURVEY_H
-#define MOERT_TOOLS_INFO_SURVEY_H
+#pragma once
 
 #include <jansson.h>
 
@@ -42,5 +41,3 @@ moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_
 /* Its tuning[] and measured alone; NULL when memory is short. */
 json_t *moert_survey_tuning(const moert_device *device);
 json_t *moert_survey_measured(void);
-
-#endif

@@ -2,8 +2,7 @@
  * What the grouped GEMMs of moert-op share: a table says which tensor of the file is which buffer
  * of an op (moert/ops.h); the shapes, and what the op is asked for, follow from the tensors there.
  */
-#ifndef MOERT_TOOLS_OP_GEMM_H
-#define MOERT_TOOLS_OP_GEMM_H
+#pragma once
 
 #include "op/op.h"
 #include "tools/op/op.h"
@@ -85,5 +84,3 @@ moert_status moert_gemm_check_scales(const moert_op_options *options, bool given
  */
 moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *options,
                                 const moert_gemm_tensor *tensors, size_t count);
-
-#endif

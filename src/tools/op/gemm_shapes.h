@@ -1,7 +1,6 @@
 /* Shapes of the tensors of a grouped GEMM: read from the file, held against each other, and those
  * of the results. */
-#ifndef MOERT_TOOLS_OP_GEMM_SHAPES_H
-#define MOERT_TOOLS_OP_GEMM_SHAPES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -42,5 +41,3 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job);
 /* Names the buffer of a row as a result. */
 moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                const moert_buffer *buffer);
-
-#endif

@@ -2,8 +2,7 @@
  * What the operations of moert-op share: an operation reads tensors from one safetensors file, runs
  * on the device, and writes its results to another.
  */
-#ifndef MOERT_TOOLS_OP_OP_H
-#define MOERT_TOOLS_OP_OP_H
+#pragma once
 
 #include "gemm/gemm.h"
 #include "io/safetensors.h"
@@ -109,5 +108,3 @@ moert_file_op_format moert_file_op_format_of(unsigned word);
 /* How files name a number type, and whether they may hold it in this one (8 bits: as bytes too). */
 moert_file_type moert_file_type_of(moert_number number);
 bool moert_file_type_holds(moert_file_type type, moert_number number);
-
-#endif

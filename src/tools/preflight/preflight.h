@@ -7,8 +7,7 @@
  * below the share `slow` of it. Two that are alone cannot tell which of them is slow where it takes
  * both, as on a link.
  */
-#ifndef MOERT_TOOLS_PREFLIGHT_PREFLIGHT_H
-#define MOERT_TOOLS_PREFLIGHT_PREFLIGHT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -66,5 +65,3 @@ void moert_preflight_free(moert_preflight *all);
  * wrong (bool; else a remark), text, hint. Pure. Errors: ERROR_MEMORY.
  */
 moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **findings);
-
-#endif

@@ -1,7 +1,6 @@
 /* The figures of a report, as SVG whose widths follow the page's; numbers lie beside them as
  * text. */
-#ifndef MOERT_TOOLS_REPORT_CHARTS_H
-#define MOERT_TOOLS_REPORT_CHARTS_H
+#pragma once
 
 #include "tools/report/markup.h"
 #include "tools/report/verdict.h"
@@ -27,5 +26,3 @@ double moert_matrix_width(size_t ranks);
 
 /* Each layer's rows by expert, hot ones framed. */
 void moert_chart_load(moert_markup *m, const moert_run_record *record);
-
-#endif

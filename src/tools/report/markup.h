@@ -2,8 +2,7 @@
  * Writes HTML and SVG that an XML parser accepts: elements close in order, text is escaped. Names
  * and attributes are the program's own and written as they are; what comes from outside is text.
  */
-#ifndef MOERT_TOOLS_REPORT_MARKUP_H
-#define MOERT_TOOLS_REPORT_MARKUP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ void moert_markup_element(moert_markup *m, const char *name, const char *attribu
                           const char *text, ...) MOERT_PRINTF(4, 5);
 /* The program's own text by printf rules, as it is: styles, the points of a line. */
 void moert_markup_raw(moert_markup *m, const char *text, ...) MOERT_PRINTF(2, 3);
-
-#endif

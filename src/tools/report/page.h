@@ -1,6 +1,5 @@
 /* The page of a run: one file without scripts, with everything in it. */
-#ifndef MOERT_TOOLS_REPORT_PAGE_H
-#define MOERT_TOOLS_REPORT_PAGE_H
+#pragma once
 
 #include "tools/report/trace.h"
 #include "tools/report/verdict.h"
@@ -10,5 +9,3 @@
 moert_status moert_report_page(const char *name, const moert_run_record *record,
                                const moert_verdict *verdict, const moert_trace_step *trace,
                                char **page);
-
-#endif

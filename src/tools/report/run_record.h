@@ -3,8 +3,7 @@
  * and, with --profile, profile-steps.jsonl and profile-ranks.json (train/ledger.h) and profile.json
  * (train/breakdown.h).
  */
-#ifndef MOERT_TOOLS_REPORT_RUN_RECORD_H
-#define MOERT_TOOLS_REPORT_RUN_RECORD_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -64,5 +63,3 @@ typedef struct moert_run_record {
 moert_status moert_run_record_read(const char *path, moert_run_record *record);
 /* Of a failed read, too. */
 void moert_run_record_free(moert_run_record *record);
-
-#endif

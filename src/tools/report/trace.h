@@ -1,7 +1,6 @@
 /* One step of a trace (train/trace.h), drawn: what every rank's device did and when it waited for
  * messages, side by side. */
-#ifndef MOERT_TOOLS_REPORT_TRACE_H
-#define MOERT_TOOLS_REPORT_TRACE_H
+#pragma once
 
 #include "tools/report/markup.h"
 #include "tools/report/run_record.h"
@@ -27,5 +26,3 @@ void moert_trace_step_free(moert_trace_step *step);
 
 /* A lane for each rank: its device above, messages below. */
 void moert_chart_trace(moert_markup *m, const moert_trace_step *step);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a run's record says, in words: how fast, what bounds a step, who is waited for, which expert
  * is hot. */
-#ifndef MOERT_TOOLS_REPORT_VERDICT_H
-#define MOERT_TOOLS_REPORT_VERDICT_H
+#pragma once
 
 #include "tools/report/run_record.h"
 
@@ -35,5 +34,3 @@ double moert_expert_times(const moert_run_record *record, size_t layer, size_t e
 /* The mean step of all ranks, in ms, and of it one class of times. */
 double moert_mean_step(const moert_run_record *record);
 double moert_mean_time(const moert_run_record *record, moert_time time);
-
-#endif

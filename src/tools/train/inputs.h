@@ -1,6 +1,5 @@
 /* What moert-train works on: the model and the data that its options name. */
-#ifndef MOERT_TOOLS_TRAIN_INPUTS_H
-#define MOERT_TOOLS_TRAIN_INPUTS_H
+#pragma once
 
 #include "data/data.h"
 #include "io/model_config.h"
@@ -28,5 +27,3 @@ typedef struct moert_train_data {
 moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
-
-#endif

@@ -1,6 +1,5 @@
 /* A grouped product with random data, to be measured by candidates of tuning. */
-#ifndef MOERT_TOOLS_TUNE_PRODUCT_H
-#define MOERT_TOOLS_TUNE_PRODUCT_H
+#pragma once
 
 #include "gemm/gemm.h"
 #include "gemm/tuning/search.h"
@@ -26,5 +25,3 @@ moert_trial moert_tune_product_trial(moert_tune_product *product);
 /* Runs it by both; ERROR_NUMERIC if the results differ in any bit. */
 moert_status moert_tune_product_compare(moert_tune_product *product, const moert_choices *a,
                                         const moert_choices *b);
-
-#endif

@@ -3,8 +3,7 @@
  * index: rows, slots and sums, exactly. The sums are the host's chains of fmaf, bit for bit; of an
  * exchange that sums by node first, chains of chains.
  */
-#ifndef SUPPORT_EXCHANGE_ROUND_TRIP_H
-#define SUPPORT_EXCHANGE_ROUND_TRIP_H
+#pragma once
 
 #include "exchange/exchange.h"
 
@@ -58,5 +57,3 @@ moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status
  * exchange does that, in t->waves; the first round trip wave by wave, as a layer goes. The verdict
  * is that of all ranks. */
 moert_status trip_run(const shape *c, trip *t);
-
-#endif

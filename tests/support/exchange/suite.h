@@ -2,8 +2,7 @@
  * What tests of the exchange have in common: the exchanges that they test, a row of a table each,
  * and a run of the rows that this device and job have.
  */
-#ifndef SUPPORT_EXCHANGE_SUITE_H
-#define SUPPORT_EXCHANGE_SUITE_H
+#pragma once
 
 #include "exchange/window/control.h"
 #include "support/exchange/round_trip.h"
@@ -71,5 +70,3 @@ bool has_windows(void);
 /* main() of a module: those of `tests` that apply to this device and number of ranks. */
 int run_exchange_tests(const char *name, const struct CMUnitTest *tests, size_t count,
                        int arguments, char **argument);
-
-#endif

@@ -2,8 +2,7 @@
  * Grouped products of hostile shapes for the tests of gemm/gemm.h: host arrays with guards, and
  * the ways to compute them (backend, type, packed weights).
  */
-#ifndef SUPPORT_GEMM_GEMM_H
-#define SUPPORT_GEMM_GEMM_H
+#pragma once
 
 #include "gemm/gemm.h"
 #include "support/test.h"
@@ -111,5 +110,3 @@ void check_rows_alone(const problem *whole, operation op, const way *by, const a
                       size_t first, size_t count);
 /* The same of some rows of 300, forward and dgrad. */
 void check_rows_in_company(const problem *whole, const way *by);
-
-#endif

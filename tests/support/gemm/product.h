@@ -3,8 +3,7 @@
  * on the host, so that an element of a result can be checked from the same functions: bit for bit
  * against the promised chain of fma (moert/ops.h), and in float64.
  */
-#ifndef SUPPORT_GEMM_PRODUCT_H
-#define SUPPORT_GEMM_PRODUCT_H
+#pragma once
 
 #include "op/op.h"
 #include "support/test.h"
@@ -33,5 +32,3 @@ void product_check(const char *title, const product *p, const void *result, size
 
 /* Without a permutation: every group alone gives the bits that it has among the others. */
 void product_check_parts(const char *title, const product *p, const void *result);
-
-#endif

@@ -1,6 +1,5 @@
 /* A MoE layer in float64, for tests: obvious code, one token at a time, all experts at once. */
-#ifndef SUPPORT_LAYER_LAYER_ORACLE_H
-#define SUPPORT_LAYER_LAYER_ORACLE_H
+#pragma once
 
 #include "moert/layer.h"
 
@@ -32,5 +31,3 @@ double oracle_layer_loss(const oracle_layer *layer, double *y);
 /* gradient[n] of the loss by value[n], a part of `layer`, by central differences. */
 void oracle_layer_differentiate(const oracle_layer *layer, double *value, size_t n,
                                 double *gradient);
-
-#endif

@@ -1,6 +1,5 @@
 /* Runs a MoE layer over all ranks for tests, and brings its results to every rank. */
-#ifndef SUPPORT_LAYER_LAYER_RUN_H
-#define SUPPORT_LAYER_LAYER_RUN_H
+#pragma once
 
 #include "comm/comm.h"
 #include "moert/layer.h"
@@ -38,5 +37,3 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 /* ERROR_MISMATCH if replicas of an expert hold different bits. */
 moert_status layer_run_collect(const layer_run *run, layer_results *results);
 void layer_results_free(layer_results *results);
-
-#endif

@@ -1,6 +1,5 @@
 /* The router in float64, for tests: obvious code, one token at a time. */
-#ifndef SUPPORT_LAYER_ROUTER_ORACLE_H
-#define SUPPORT_LAYER_ROUTER_ORACLE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -35,5 +34,3 @@ double oracle_choose(const moert_router_options *options, const double *logits, 
 /* logits[T,E], normal with `deviation`, such that every choice has a margin of 1e-5. */
 void oracle_logits(const moert_router_options *options, size_t tokens, const float *bias,
                    double deviation, uint64_t key, float *logits);
-
-#endif

@@ -1,6 +1,5 @@
 /* Runs the router on the device for tests, with guards behind every output. */
-#ifndef SUPPORT_LAYER_ROUTER_RUN_H
-#define SUPPORT_LAYER_ROUTER_RUN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ typedef struct router_input {
 /* Fails the test unless every call succeeds and stays within its buffers. */
 router_run router_do(const router_input *input);
 void router_run_free(router_run *run);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the tests of ops with quantised operands describe alike. */
-#ifndef SUPPORT_OP_CASES_H
-#define SUPPORT_OP_CASES_H
+#pragma once
 
 #include "support/op/quantized.h"
 
@@ -11,5 +10,3 @@ moert_op_options ops_product(moert_op_kind kind, moert_operand factor, size_t gr
 
 /* Two ops that differ in how weights are given hold the same bytes of everything else. */
 void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want);
-
-#endif

@@ -7,8 +7,7 @@
  * that changes it, and by 1e-5 of itself. Bytes (elements, scales, rounded numbers) must be those
  * of a value that is not further away: a single byte, except next to a rounding boundary.
  */
-#ifndef SUPPORT_OP_EXACT_H
-#define SUPPORT_OP_EXACT_H
+#pragma once
 
 #include "support/op/quantized.h"
 
@@ -35,5 +34,3 @@ void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *w
 /* A buffer by its type: element i, and setting it. */
 double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
 void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
-
-#endif

@@ -1,6 +1,5 @@
 /* GLU and dGLU ops in their forms, orders and interleavings, and the GLU in float64. */
-#ifndef SUPPORT_OP_GLU_H
-#define SUPPORT_OP_GLU_H
+#pragma once
 
 #include "support/op/run.h"
 
@@ -26,5 +25,3 @@ double ops_glu_factor(const ops_data *data, moert_op_buffer which, size_t i);
 
 /* Within the rounding of the type, and float32's on the way at magnitude `scale`. */
 void assert_rounded(const char *title, moert_number type, double got, double want, double scale);
-
-#endif

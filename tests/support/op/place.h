@@ -2,8 +2,7 @@
  * Where the elements and scales of an op's operands lie, one at a time, written down once more from
  * moert/ops.h.
  */
-#ifndef SUPPORT_OP_PLACE_H
-#define SUPPORT_OP_PLACE_H
+#pragma once
 
 #include "op/op.h"
 
@@ -34,5 +33,3 @@ typedef struct ops_place {
 
 /* Of element (line, j) of group g, `line` counted from the group's first. */
 ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j);
-
-#endif

@@ -3,8 +3,7 @@
  * these values, and where the bytes of a result must lie. Addresses follow moert/ops.h, one element
  * at a time.
  */
-#ifndef SUPPORT_OP_QUANTIZED_H
-#define SUPPORT_OP_QUANTIZED_H
+#pragma once
 
 #include "support/op/place.h"
 #include "support/test.h"
@@ -72,5 +71,3 @@ moert_op_options ops_usual(moert_op_kind kind);
 
 /* The one of x and y that is multiplied first. */
 moert_operand *ops_first_factor(moert_op_options *options);
-
-#endif

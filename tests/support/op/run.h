@@ -2,8 +2,7 @@
  * Op objects on host arrays: random operands with guards, an execute on a chosen backend, and what
  * a GEMM must give, in float64.
  */
-#ifndef SUPPORT_OP_RUN_H
-#define SUPPORT_OP_RUN_H
+#pragma once
 
 #include "op/op.h"
 #include "support/test.h"
@@ -51,5 +50,3 @@ void ops_expect_gemm(ops_data *data);
 
 /* All arrays are the same bit for bit. */
 void ops_compare(const char *title, const ops_data *got, const ops_data *want);
-
-#endif

@@ -3,8 +3,7 @@
  * a grid, blocks found by their coordinates. For MXFP8 with rounded-up scales and for NVFP4 as
  * TransformerEngine has it; shares no code with the library.
  */
-#ifndef SUPPORT_QUANT_QUANTIZE_ORACLE_H
-#define SUPPORT_QUANT_QUANTIZE_ORACLE_H
+#pragma once
 
 #include "support/quant/quantized.h"
 
@@ -24,5 +23,3 @@ unsigned char oracle_block(moert_format format, const float *x, size_t n, float 
  */
 void oracle_check_quantized(const char *what, const moert_quantizer *how, const matrix *m,
                             const quantized *z, size_t most);
-
-#endif

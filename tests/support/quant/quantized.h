@@ -1,6 +1,5 @@
 /* Quantises and dequantises on the device for tests, with guards behind every output. */
-#ifndef SUPPORT_QUANT_QUANTIZED_H
-#define SUPPORT_QUANT_QUANTIZED_H
+#pragma once
 
 #include "moert/quantize.h"
 #include "support/test.h"
@@ -35,5 +34,3 @@ void free_quantized(quantized *z);
 
 /* All bytes are the same. */
 void assert_same_quantized(const char *what, const quantized *got, const quantized *want);
-
-#endif
