@@ -4,32 +4,26 @@
 
 #include "args/args.h"
 
-#define MOERT_ATTENTION_ARGS(X, S)                                                                 \
-    X(S, ulong, length, 0)                                                                         \
-    X(S, int, heads, 8)                                                                            \
-    X(S, int, kv_heads, 12)                                                                        \
-    X(S, float, scale, 16)
-MOERT_ARGS_STRUCT(moert_attention_args, MOERT_ATTENTION_ARGS, 24)
+typedef struct moert_attention_args {
+    args_u64 length;
+    args_i32 heads, kv_heads;
+    args_f32 scale;
+} moert_attention_args;
+MOERT_ARGS_LAYOUT(moert_attention_args, scale, 16, 24)
 
-#define MOERT_ROUND_ARGS(X, S)                                                                     \
-    X(S, ulong, rows, 0)                                                                           \
-    X(S, ulong, stride, 8)                                                                         \
-    X(S, ulong, column, 16)                                                                        \
-    X(S, ulong, length, 24)                                                                        \
-    X(S, ulong, from, 32)                                                                          \
-    X(S, int, columns, 40)                                                                         \
-    X(S, float, factor, 44)                                                                        \
-    X(S, int, heads, 48)
-MOERT_ARGS_STRUCT(moert_round_args, MOERT_ROUND_ARGS, 56)
+typedef struct moert_round_args {
+    args_u64 rows, stride, column, length, from;
+    args_i32 columns;
+    args_f32 factor;
+    args_i32 heads;
+} moert_round_args;
+MOERT_ARGS_LAYOUT(moert_round_args, heads, 48, 56)
 
-#define MOERT_NVIDIA_ATTENTION_ARGS(X, S)                                                          \
-    X(S, ulong, stats_at, 0)                                                                       \
-    X(S, int, tiles, 8)                                                                            \
-    X(S, int, length, 12)                                                                          \
-    X(S, int, heads, 16)                                                                           \
-    X(S, int, kv_heads, 20)                                                                        \
-    X(S, int, sequences, 24)                                                                       \
-    X(S, float, scale, 28)
-MOERT_ARGS_STRUCT(moert_nvidia_attention_args, MOERT_NVIDIA_ATTENTION_ARGS, 32)
+typedef struct moert_nvidia_attention_args {
+    args_u64 stats_at;
+    args_i32 tiles, length, heads, kv_heads, sequences;
+    args_f32 scale;
+} moert_nvidia_attention_args;
+MOERT_ARGS_LAYOUT(moert_nvidia_attention_args, scale, 28, 32)
 
 #endif

@@ -22,39 +22,24 @@ enum { MOERT_PLAN_WORDS = 240, MOERT_PLAN_CHUNK = 32 };
 
 /* Of a window and its rows. `chain`: the most rows of a token that are summed before they are sent,
  * 1: none are. `storing`: work-groups that store. */
-#define MOERT_EXCHANGE_ARGS(X, S)                                                                  \
-    X(S, uint, tokens, 0)                                                                          \
-    X(S, uint, topk, 4)                                                                            \
-    X(S, uint, slots, 8)                                                                           \
-    X(S, uint, width, 12)                                                                          \
-    X(S, uint, stride, 16)                                                                         \
-    X(S, uint, capacity, 20)                                                                       \
-    X(S, uint, rows, 24)                                                                           \
-    X(S, uint, ranks, 28)                                                                          \
-    X(S, uint, rank, 32)                                                                           \
-    X(S, uint, chain, 36)                                                                          \
-    X(S, uint, codes, 40)                                                                          \
-    X(S, uint, once, 44)                                                                           \
-    X(S, uint, storing, 48)                                                                        \
-    X(S, uint, round, 52)
-MOERT_ARGS_STRUCT(moert_exchange_args, MOERT_EXCHANGE_ARGS, 56)
+typedef struct moert_exchange_args {
+    args_u32 tokens, topk, slots, width, stride, capacity, rows, ranks, rank, chain, codes, once,
+        storing, round;
+} moert_exchange_args;
+MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)
 
 /* Of a meeting of the ranks' devices; of no ranks: nobody waits. */
-#define MOERT_MEETING_ARGS(X, S)                                                                   \
-    X(S, ulong, patience_ns, 0)                                                                    \
-    X(S, uint, ranks, 8)                                                                           \
-    X(S, uint, rank, 12)                                                                           \
-    X(S, int, number, 16)
-MOERT_ARGS_STRUCT(moert_meeting_args, MOERT_MEETING_ARGS, 24)
+typedef struct moert_meeting_args {
+    args_u64 patience_ns;
+    args_u32 ranks, rank;
+    args_i32 number;
+} moert_meeting_args;
+MOERT_ARGS_LAYOUT(moert_meeting_args, number, 16, 24)
 
 /* Of the slots of a batch; `first`: of the words, or lanes, of a table that count here. */
-#define MOERT_PLAN_ARGS(X, S)                                                                      \
-    X(S, uint, tokens, 0)                                                                          \
-    X(S, uint, topk, 4)                                                                            \
-    X(S, uint, experts, 8)                                                                         \
-    X(S, uint, chunks, 12)                                                                         \
-    X(S, uint, first, 16)                                                                          \
-    X(S, uint, count, 20)
-MOERT_ARGS_STRUCT(moert_plan_args, MOERT_PLAN_ARGS, 24)
+typedef struct moert_plan_args {
+    args_u32 tokens, topk, experts, chunks, first, count;
+} moert_plan_args;
+MOERT_ARGS_LAYOUT(moert_plan_args, count, 20, 24)
 
 #endif

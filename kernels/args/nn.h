@@ -4,83 +4,58 @@
 
 #include "args/args.h"
 
-#define MOERT_BIAS_ARGS(X, S)                                                                      \
-    X(S, ulong, ldy, 0)                                                                            \
-    X(S, ulong, prob_stride, 8)                                                                    \
-    X(S, uint, skip, 16)                                                                           \
-    X(S, uint, n, 20)                                                                              \
-    X(S, int, accumulate, 24)                                                                      \
-    X(S, uint, columns, 28)
-MOERT_ARGS_STRUCT(moert_bias_args, MOERT_BIAS_ARGS, 32)
+typedef struct moert_bias_args {
+    args_u64 ldy, prob_stride;
+    args_u32 skip, n;
+    args_i32 accumulate;
+    args_u32 columns;
+} moert_bias_args;
+MOERT_ARGS_LAYOUT(moert_bias_args, columns, 28, 32)
 
-#define MOERT_EMBEDDING_ARGS(X, S)                                                                 \
-    X(S, ulong, tokens, 0)                                                                         \
-    X(S, ulong, hidden, 8)                                                                         \
-    X(S, ulong, length, 16)                                                                        \
-    X(S, ulong, first_row, 24)                                                                     \
-    X(S, ulong, rows, 32)                                                                          \
-    X(S, ulong, share, 40)                                                                         \
-    X(S, ulong, first_leaf, 48)                                                                    \
-    X(S, ulong, stride, 56)                                                                        \
-    X(S, ulong, offset, 64)                                                                        \
-    X(S, int, accumulate, 72)
-MOERT_ARGS_STRUCT(moert_embedding_args, MOERT_EMBEDDING_ARGS, 80)
+typedef struct moert_embedding_args {
+    args_u64 tokens, hidden, length, first_row, rows, share, first_leaf, stride, offset;
+    args_i32 accumulate;
+} moert_embedding_args;
+MOERT_ARGS_LAYOUT(moert_embedding_args, accumulate, 72, 80)
 
-#define MOERT_LOSS_ARGS(X, S)                                                                      \
-    X(S, ulong, vocabulary, 0)                                                                     \
-    X(S, float, factor, 8)
-MOERT_ARGS_STRUCT(moert_loss_args, MOERT_LOSS_ARGS, 16)
+typedef struct moert_loss_args {
+    args_u64 vocabulary;
+    args_f32 factor;
+} moert_loss_args;
+MOERT_ARGS_LAYOUT(moert_loss_args, factor, 8, 16)
 
-#define MOERT_NORM_ARGS(X, S)                                                                      \
-    X(S, ulong, rows, 0)                                                                           \
-    X(S, ulong, block, 8)                                                                          \
-    X(S, ulong, sequence_rows, 16)                                                                 \
-    X(S, ulong, pieces, 24)                                                                        \
-    X(S, int, width, 32)                                                                           \
-    X(S, float, epsilon, 36)                                                                       \
-    X(S, int, heads, 40)                                                                           \
-    X(S, int, length, 44)                                                                          \
-    X(S, int, accumulate, 48)
-MOERT_ARGS_STRUCT(moert_norm_args, MOERT_NORM_ARGS, 56)
+typedef struct moert_norm_args {
+    args_u64 rows, block, sequence_rows, pieces;
+    args_i32 width;
+    args_f32 epsilon;
+    args_i32 heads, length, accumulate;
+} moert_norm_args;
+MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 48, 56)
 
-#define MOERT_ADAMW_ARGS(X, S)                                                                     \
-    X(S, ulong, at, 0)                                                                             \
-    X(S, ulong, state_at, 8)                                                                       \
-    X(S, ulong, n, 16)                                                                             \
-    X(S, float, scale, 24)                                                                         \
-    X(S, float, keep, 28)                                                                          \
-    X(S, float, beta1, 32)                                                                         \
-    X(S, float, rest1, 36)                                                                         \
-    X(S, float, beta2, 40)                                                                         \
-    X(S, float, rest2, 44)                                                                         \
-    X(S, float, step, 48)                                                                          \
-    X(S, float, root, 52)                                                                          \
-    X(S, float, epsilon, 56)
-MOERT_ARGS_STRUCT(moert_adamw_args, MOERT_ADAMW_ARGS, 64)
+typedef struct moert_adamw_args {
+    args_u64 at, state_at, n;
+    args_f32 scale, keep, beta1, rest1, beta2, rest2, step, root, epsilon;
+} moert_adamw_args;
+MOERT_ARGS_LAYOUT(moert_adamw_args, epsilon, 56, 64)
 
-#define MOERT_TREE_ARGS(X, S)                                                                      \
-    X(S, ulong, n, 0)                                                                              \
-    X(S, ulong, stride, 8)                                                                         \
-    X(S, ulong, offset, 16)                                                                        \
-    X(S, uint, first, 24)                                                                          \
-    X(S, uint, count, 28)                                                                          \
-    X(S, uint, total, 32)                                                                          \
-    X(S, int, accumulate, 36)
-MOERT_ARGS_STRUCT(moert_tree_args, MOERT_TREE_ARGS, 40)
+typedef struct moert_tree_args {
+    args_u64 n, stride, offset;
+    args_u32 first, count, total;
+    args_i32 accumulate;
+} moert_tree_args;
+MOERT_ARGS_LAYOUT(moert_tree_args, accumulate, 36, 40)
 
-#define MOERT_SQUARES_ARGS(X, S)                                                                   \
-    X(S, ulong, first_block, 0)                                                                    \
-    X(S, uint, first_tensor, 8)                                                                    \
-    X(S, uint, last, 12)
-MOERT_ARGS_STRUCT(moert_squares_args, MOERT_SQUARES_ARGS, 16)
+typedef struct moert_squares_args {
+    args_u64 first_block;
+    args_u32 first_tensor, last;
+} moert_squares_args;
+MOERT_ARGS_LAYOUT(moert_squares_args, last, 12, 16)
 
-#define MOERT_ROPE_ARGS(X, S)                                                                      \
-    X(S, ulong, tokens, 0)                                                                         \
-    X(S, ulong, block, 8)                                                                          \
-    X(S, ulong, length, 16)                                                                        \
-    X(S, int, heads, 24)                                                                           \
-    X(S, int, head_size, 28)                                                                       \
-    X(S, float, sign, 32)
-MOERT_ARGS_STRUCT(moert_rope_args, MOERT_ROPE_ARGS, 40)
+typedef struct moert_rope_args {
+    args_u64 tokens, block, length;
+    args_i32 heads, head_size;
+    args_f32 sign;
+} moert_rope_args;
+MOERT_ARGS_LAYOUT(moert_rope_args, sign, 32, 40)
 
 #endif

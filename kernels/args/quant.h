@@ -4,50 +4,33 @@
 
 #include "args/args.h"
 
-#define MOERT_AMAX_ARGS(X, S)                                                                      \
-    X(S, uint, groups, 0)                                                                          \
-    X(S, uint, rows, 4)                                                                            \
-    X(S, int, columns, 8)                                                                          \
-    X(S, int, hadamard, 12)                                                                        \
-    X(S, int, group_scales, 16)                                                                    \
-    X(S, uint, count, 20)                                                                          \
-    X(S, int, rule, 24)
-MOERT_ARGS_STRUCT(moert_amax_args, MOERT_AMAX_ARGS, 28)
+typedef struct moert_amax_args {
+    args_u32 groups, rows;
+    args_i32 columns, hadamard, group_scales;
+    args_u32 count;
+    args_i32 rule;
+} moert_amax_args;
+MOERT_ARGS_LAYOUT(moert_amax_args, rule, 24, 28)
 
-#define MOERT_SCALES_ARGS(X, S)                                                                    \
-    X(S, uint, groups, 0)                                                                          \
-    X(S, uint, rows, 4)                                                                            \
-    X(S, uint, width, 8)                                                                           \
-    X(S, int, transposed, 12)                                                                      \
-    X(S, int, whole, 16)                                                                           \
-    X(S, uint, tiles, 20)                                                                          \
-    X(S, uint, block, 24)                                                                          \
-    X(S, uint, most, 28)                                                                           \
-    X(S, uint, first_stride, 32)                                                                   \
-    X(S, uint, second_stride, 36)
-MOERT_ARGS_STRUCT(moert_scales_args, MOERT_SCALES_ARGS, 40)
+typedef struct moert_scales_args {
+    args_u32 groups, rows, width;
+    args_i32 transposed, whole;
+    args_u32 tiles, block, most, first_stride, second_stride;
+} moert_scales_args;
+MOERT_ARGS_LAYOUT(moert_scales_args, second_stride, 36, 40)
 
-#define MOERT_INTERLEAVE_ARGS(X, S)                                                                \
-    X(S, ulong, width, 0)                                                                          \
-    X(S, ulong, granularity, 8)                                                                    \
-    X(S, ulong, element_bytes, 16)                                                                 \
-    X(S, int, inverse, 24)
-MOERT_ARGS_STRUCT(moert_interleave_args, MOERT_INTERLEAVE_ARGS, 32)
+typedef struct moert_interleave_args {
+    args_u64 width, granularity, element_bytes;
+    args_i32 inverse;
+} moert_interleave_args;
+MOERT_ARGS_LAYOUT(moert_interleave_args, inverse, 24, 32)
 
-#define MOERT_QUANTIZE_ARGS(X, S)                                                                  \
-    X(S, ulong, q_bytes, 0)                                                                        \
-    X(S, ulong, scales, 8)                                                                         \
-    X(S, ulong, seed, 16)                                                                          \
-    X(S, uint, groups, 24)                                                                         \
-    X(S, uint, rows, 28)                                                                           \
-    X(S, int, columns, 32)                                                                         \
-    X(S, int, strip, 36)                                                                           \
-    X(S, int, x_runs, 40)                                                                          \
-    X(S, int, x_type, 44)                                                                          \
-    X(S, int, group_scales, 48)                                                                    \
-    X(S, int, scale_rounding, 52)                                                                  \
-    X(S, int, hadamard, 56)                                                                        \
-    X(S, uint, blocks, 60)
-MOERT_ARGS_STRUCT(moert_quantize_args, MOERT_QUANTIZE_ARGS, 64)
+typedef struct moert_quantize_args {
+    args_u64 q_bytes, scales, seed;
+    args_u32 groups, rows;
+    args_i32 columns, strip, x_runs, x_type, group_scales, scale_rounding, hadamard;
+    args_u32 blocks;
+} moert_quantize_args;
+MOERT_ARGS_LAYOUT(moert_quantize_args, blocks, 60, 64)
 
 #endif

@@ -4,17 +4,14 @@
 
 #include "args/args.h"
 
-#define MOERT_ROUTER_ARGS(X, S)                                                                    \
-    X(S, ulong, tokens, 0)                                                                         \
-    X(S, int, topk, 8)                                                                             \
-    X(S, int, normalised, 12)                                                                      \
-    X(S, float, scale, 16)                                                                         \
-    X(S, int, experts, 20)                                                                         \
-    X(S, int, score, 24)                                                                           \
-    X(S, float, z_factor, 28)                                                                      \
-    X(S, int, groups, 32)                                                                          \
-    X(S, int, kept_groups, 36)                                                                     \
-    X(S, int, group_best, 40)
-MOERT_ARGS_STRUCT(moert_router_args, MOERT_ROUTER_ARGS, 48)
+typedef struct moert_router_args {
+    args_u64 tokens;
+    args_i32 topk, normalised;
+    args_f32 scale;
+    args_i32 experts, score;
+    args_f32 z_factor;
+    args_i32 groups, kept_groups, group_best;
+} moert_router_args;
+MOERT_ARGS_LAYOUT(moert_router_args, group_best, 40, 48)
 
 #endif

@@ -3,10 +3,6 @@
  * The cuDNN frontend's grouped products of 16 bits, which it runs without a check, and the exact
  * test of CUTLASS's MoE example: signs and zeros, sizes of groups of which many are nothing.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/gemm/product.h"
 #include "support/op/run.h"
 #include "support/suite.h"

@@ -6,10 +6,6 @@
  * the result is quantised; its tolerances are 0.1 and wider. Not offered here: fp4 with
  * (16, e8m0), and srelu.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "device/internal.h"
 #include "support/op/cases.h"
 #include "support/op/exact.h"

@@ -4,8 +4,6 @@
  * global scales, against float64 within 5e-6 of the largest (0.1 and 0.2 there); and what it has no
  * test of: accumulation, experts without tokens, float32.
  */
-#include <math.h>
-
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"

@@ -4,10 +4,6 @@
  * to MXFP8, NVFP4 with its group quantise. There elements may differ a little in MXFP8; here every
  * byte is that of an oracle.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "base/number.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantize_oracle.h"

@@ -4,10 +4,6 @@
  * accumulation; bit for bit the GEMM of each group alone; against float64 within the tolerances
  * there, and against the promised chain of fma without any.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/gemm/product.h"
 #include "support/suite.h"
 

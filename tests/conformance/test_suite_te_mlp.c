@@ -4,10 +4,6 @@
  * 256, 512 and 768 rows in any order, SwiGLU and clamped GLUs; forward and backward as six ops, one
  * on the other's results, against float64 from end to end.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/glu.h"
 #include "support/suite.h"
 

@@ -5,11 +5,6 @@
  * float32, which holds every narrower type, and are compared exactly; a limit on the rows, there
  * num_out_tokens, is a choice of -1 for the slots past it.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "exchange/exchange.h"
 #include "support/mpi.h"

@@ -4,10 +4,6 @@
  * in all of TN, NN and NT, each factor in blocks along what is summed over. Every result against
  * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"

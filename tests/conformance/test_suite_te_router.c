@@ -4,11 +4,6 @@
  * load-balancing loss with its gradient, against float64 within the tolerances there. Its groups
  * are judged by their best topk/group_topk experts, and need four or more experts per token.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
 #include "support/layer/router_run.h"

@@ -4,11 +4,6 @@
  * products of training with rounded operands (two stacked matrices, or the rows of two). Its byte
  * cases are in test_quantize, its tiles of scales in test_swizzle.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantized.h"

@@ -5,11 +5,6 @@
  * groups of 0, 256, 512 and 768 rows in any order. Every op is right in float64 on the values of
  * its operands; what its result is worth beside the layer without rounding is in decibel.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"

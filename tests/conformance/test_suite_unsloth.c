@@ -3,10 +3,6 @@
  * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens, as they
  * lie or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/gemm/product.h"
 #include "support/suite.h"
 

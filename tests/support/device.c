@@ -1,8 +1,4 @@
 /* The device of test.h and its guarded buffers. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "base/number.h"
 #include "support/test.h"

@@ -2,9 +2,6 @@
 #include "support/files.h"
 
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "io/durable.h"
 

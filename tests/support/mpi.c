@@ -1,9 +1,6 @@
 /* Begin, end and verdicts of tests on several ranks. */
 #include "support/mpi.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 enum { MOST_RANKS = 256 };
 
 moert_comm *test_comm;

@@ -1,10 +1,6 @@
 /* Slow rows, splits and routings of suite.h. */
 #include "support/suite.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "support/test.h"
 

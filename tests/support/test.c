@@ -1,10 +1,6 @@
 /* Values and comparisons of test.h. */
 #include "support/test.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "base/rng.h"
 

@@ -1,10 +1,6 @@
 /* Exchanges under test. */
 #include "support/exchange/suite.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "base/memory.h"
 #include "support/suite.h"

@@ -1,10 +1,6 @@
 /* Problems of gemm.h: their arrays, and running them. */
 #include "support/gemm/gemm.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/number.h"

@@ -1,10 +1,6 @@
 /* Products of product.h. */
 #include "support/gemm/product.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/suite.h"
 
 enum { LEVELS = 256, MIDDLE = 126 };

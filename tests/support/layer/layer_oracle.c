@@ -1,11 +1,6 @@
 /* A MoE layer in float64. */
 #include "support/layer/layer_oracle.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/layer/router_oracle.h"
 #include "support/test.h"
 

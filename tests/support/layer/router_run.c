@@ -1,8 +1,6 @@
 /* Runs the router on the device for tests. */
 #include "support/layer/router_run.h"
 
-#include <stdlib.h>
-
 #include "support/test.h"
 
 /* The content of a buffer that is no longer needed. */

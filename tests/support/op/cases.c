@@ -1,8 +1,6 @@
 /* The descriptions of cases.h. */
 #include "support/op/cases.h"
 
-#include <string.h>
-
 moert_op_options ops_product(moert_op_kind kind, moert_operand factor, size_t groups, size_t rows,
                              size_t n, size_t k) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;

@@ -1,10 +1,6 @@
 /* The formulas of exact.h. */
 #include "support/op/exact.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 
 /* ---- buffers ---- */

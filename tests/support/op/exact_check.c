@@ -1,8 +1,5 @@
 /* Results against float64, byte by byte (exact.h). */
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/number.h"
 #include "support/op/exact.h"

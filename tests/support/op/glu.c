@@ -1,8 +1,6 @@
 /* The cases of glu.h. */
 #include "support/op/glu.h"
 
-#include <math.h>
-
 const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
 
 static const moert_glu_form forms[] = {

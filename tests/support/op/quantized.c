@@ -1,10 +1,6 @@
 /* The bytes of quantized.h. */
 #include "support/op/quantized.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"

@@ -1,8 +1,4 @@
 /* What an op's quantised results must be, byte by byte. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/number.h"
 #include "moert/quantize.h"

@@ -1,11 +1,6 @@
 /* Runs op objects on host arrays. */
 #include "support/op/run.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 
 enum { SEED = 29 };

@@ -2,9 +2,6 @@
 #include "support/quant/quantize_oracle.h"
 
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "support/suite.h"
 

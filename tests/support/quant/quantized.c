@@ -1,9 +1,6 @@
 /* Quantised matrices of tests. */
 #include "support/quant/quantized.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 
 static moert_buffer *unset(size_t bytes) {

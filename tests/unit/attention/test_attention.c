@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* Causal attention against a float64 forward and its central differences. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "attention/attention.h"
 #include "support/test.h"
 

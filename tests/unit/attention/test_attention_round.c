@@ -1,8 +1,6 @@
 // run: np=1 sanitize=1
 /* What the tensor-core form of attention reads: rows in bf16, lse and delta. The kernels run on any
  * device. */
-#include <stdlib.h>
-
 #include "args/attention.h"
 #include "base/number.h"
 #include "nn/nn.h"

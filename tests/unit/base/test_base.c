@@ -1,10 +1,7 @@
 // run: np=1 sanitize=1
 /* Errors, texts, memory and random numbers. */
 #include <limits.h>
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"

@@ -1,7 +1,5 @@
 // run: np=1 sanitize=1
 /* The table of variables: defaults, types, illegal values, unknown names. */
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/config.h"

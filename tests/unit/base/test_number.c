@@ -2,8 +2,6 @@
 /* Single numbers of the small formats: every code, every midpoint between neighbours, and what lies
  * beyond. */
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "base/number.h"
 #include "support/test.h"

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Predictions of bench_model: expected spreads against counting and draws, times against hand-made
  * sums on a machine of round figures. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "bench/predict/models.h"
 #include "bench/predict/step.h"
 #include "exchange/exchange.h"

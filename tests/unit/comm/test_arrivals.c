@@ -1,6 +1,5 @@
 // run: np=1,2,3,4 sanitize=2
 /* Who waits for whom: late ranks are charged, in any communicator, for calls that all have made. */
-#include <string.h>
 #include <unistd.h>
 
 #include "comm/arrivals.h"

@@ -1,8 +1,6 @@
 // run: np=1 sanitize=1
 /* Beacons of several hosts, in one process, on the loopback. */
 #include <arpa/inet.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "comm/watchdog/beacon.h"

@@ -1,9 +1,5 @@
 // run: np=1,2,3,4 sanitize=2
 /* Collectives, agreement and tree sums, on any number of ranks. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"

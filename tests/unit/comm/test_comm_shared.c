@@ -2,9 +2,6 @@
 /* Open files and shared memory between the ranks of a host, on any number of ranks. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

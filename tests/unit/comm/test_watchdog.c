@@ -4,9 +4,6 @@
  * the program is one rank of a job that hangs, for tests/e2e/watchdog.sh.
  */
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>

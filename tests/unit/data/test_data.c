@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Token sources: files found, sequences drawn, bad input named. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

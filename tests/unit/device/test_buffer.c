@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Buffers: their ranges, copies and fills, views, pieces, and memory of the caller. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "device/internal.h"
 #include "support/test.h"
 

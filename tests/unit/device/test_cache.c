@@ -2,9 +2,6 @@
 /* The on-disk cache alone: what is stored is read again whole or not at all, and one process of
  * several does the work. */
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>

@@ -1,9 +1,6 @@
 // run: np=1 sanitize=1
 /* Choosing, opening and adopting devices, and launches. Buffers are in test_buffer.c, programs in
  * test_program.c. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/phase.h"

@@ -2,8 +2,6 @@
 /* What a device's commands count as, when they do, and what they add up to. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
-#include <math.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/phase.h"

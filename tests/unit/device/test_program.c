@@ -1,9 +1,6 @@
 // run: np=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
 #include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* The transform of PTX to sm_90a. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "device/nvidia/ptx.h"
 #include "support/test.h"
 

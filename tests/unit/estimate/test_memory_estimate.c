@@ -3,10 +3,6 @@
  * The estimate against what a real model, optimizer and exchange allocate: parameters always,
  * everything else where the routing cannot change it.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "base/memory.h"
 #include "estimate/memory.h"

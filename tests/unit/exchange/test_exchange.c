@@ -3,10 +3,6 @@
  * Every engine over hostile shapes, growth, repetition and errors. An engine that equals the oracle
  * of round_trip.h bit for bit equals every other engine too.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "base/rng.h"
 #include "comm/internal.h"

@@ -3,9 +3,6 @@
  * What only some ways of exchanging do: rows that go to each rank once, moves that are one kernel,
  * rows that are pushed or summed first, and nodes.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/config.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"

@@ -1,9 +1,6 @@
 // run: np=2,4 gpu=2 sanitize=2
 /* Meetings of devices: order over many rounds whatever delays the hosts, and a rank that does not
  * come. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/phase.h"

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM: exact payloads against float64 loops, guard values, the promise of equal bits: by
  * backend, type, packed and native weights. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <xxhash.h>
 

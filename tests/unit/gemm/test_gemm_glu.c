@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* A forward product with its GLU: the bits of one after the other, in all ways to compute them. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <xxhash.h>
 

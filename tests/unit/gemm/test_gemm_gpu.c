@@ -1,7 +1,5 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
 /* The grouped GEMM in GPU form, on any device: the bits of the reference by every tile. */
-#include <stdio.h>
-
 #include "support/gemm/gemm.h"
 
 static void check(const problem *p, operation op, size_t reference, size_t portable) {

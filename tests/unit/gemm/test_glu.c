@@ -1,9 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* The GLU: worked examples, float64 finite differences, limits, and the promise of equal bits. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "base/rng.h"
 #include "gemm/gemm.h"

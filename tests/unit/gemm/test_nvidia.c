@@ -1,11 +1,6 @@
 // run: np=1 sanitize=1
 /* Grouped products of bf16 factors by the nvidia backend: on an NVIDIA GPU by tensor cores, within
  * their rounding of the reference; elsewhere, and for rows that are not aligned, by portable. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"

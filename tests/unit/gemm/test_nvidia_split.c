@@ -2,11 +2,6 @@
 /* Grouped products of float32 factors that may be split into parts: on a Hopper GPU by tensor
  * cores, about as exact as a chain of fma; elsewhere, and where rows are not aligned, such
  * chains. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"

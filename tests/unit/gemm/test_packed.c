@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* Packed weights: made from codes, and made when they pay. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "gemm/backend.h"
 #include "support/quant/quantized.h"
 

@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Rows of tuning: grammar, bounds, which one is taken, what is remembered. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

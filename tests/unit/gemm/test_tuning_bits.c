@@ -1,9 +1,6 @@
 // run: np=1 sanitize=1
 /* No choice of tuning shows in the bits of a product, however it was made: forced, measured, or by
  * a weight that was packed before. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "gemm/tuning/search.h"

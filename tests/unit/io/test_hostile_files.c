@@ -1,9 +1,6 @@
 // run: np=1 sanitize=1
 /* Malformed, truncated and damaged safetensors files are refused, and never crash the reader. */
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/rng.h"

@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* config.json of every family: read and written; the names of expert tensors. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "io/durable.h"

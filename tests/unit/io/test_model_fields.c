@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Keys of config.json: defaults, other spellings, broken values. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "io/durable.h"

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Reading safetensors: the golden files, lookup and conversions. */
 #include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "io/durable.h"

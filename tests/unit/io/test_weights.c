@@ -1,10 +1,5 @@
 // run: np=1 sanitize=1
 /* Weights in low precision: every value by its definition, and files that lack or contradict it. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "io/weights.h"
 #include "support/files.h"

@@ -2,10 +2,6 @@
 /* Models whose dense layers multiply bf16: near those in float32, weights rounded to nearest and
  * the router's not at all, gradients that foretell the loss. All experts get all tokens, so that
  * noise changes no choice. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "context/context.h"
 #include "model/model.h"

@@ -1,11 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
 /* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
  * which one has no token. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "context/context.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"

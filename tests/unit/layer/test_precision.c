@@ -1,10 +1,6 @@
 // run: np=1,2,4 sanitize=2
 /* Low-precision recipes of the layer against its float32 results, which test_layer holds against
  * float64. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "context/context.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"

@@ -1,9 +1,6 @@
 // run: np=1,2,4 sanitize=2
 /* What the low-precision recipes of the layer multiply: the bits of the products, and weights that
  * change. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "context/context.h"
 #include "layer/precision.h"
 #include "moert/quantize.h"

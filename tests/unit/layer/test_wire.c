@@ -5,9 +5,6 @@
  * results of bf16; skewed routing.
  * test_layer holds their values against float64.
  */
-#include <math.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/number.h"
 #include "context/context.h"

@@ -1,8 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* The scaled bias of the experts and its gradients, against float64. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "nn/bias.h"
 #include "support/test.h"
 

@@ -1,8 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* Embedding: rows are copied, gradients are summed per sequence in token order. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "base/rng.h"
 #include "nn/nn.h"
 #include "support/test.h"

@@ -1,9 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* Cross-entropy against float64, its gradient against float64 differences. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "nn/nn.h"
 #include "support/test.h"

@@ -1,8 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* RMSNorm against a float64 forward and its central differences. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "nn/nn.h"
 #include "support/test.h"
 

@@ -1,9 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* AdamW against float64 over several steps. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "moert/quantize.h"
 #include "nn/nn.h"
 #include "support/test.h"

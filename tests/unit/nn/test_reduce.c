@@ -1,9 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* The tree over sequences against the host's tree, sums of squares, add and scale. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "nn/nn.h"
 #include "support/test.h"
 

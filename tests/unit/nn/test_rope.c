@@ -1,8 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* Rotary positions against float64. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "nn/nn.h"
 #include "support/test.h"
 

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* dGLU ops: the worked example, and finite differences in float64 for every form, order and
  * interleaving. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "support/op/glu.h"
 
 static const char *const backends[] = {"reference", "portable"};

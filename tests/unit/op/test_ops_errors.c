@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* Descriptions and buffers that are refused, and the life of an op. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/run.h"
 
 static moert_op_options base(moert_op_kind kind) {

@@ -1,11 +1,6 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM ops: exact results of every orientation, type, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/run.h"
 
 static const char *const backends[] = {"reference", "portable"};

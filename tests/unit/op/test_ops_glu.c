@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* GLU ops: the worked example, float64 for every form, order and interleaving, and what must be
  * exact; rows that are read through a permutation. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/op/glu.h"
 
 static const char *const backends[] = {"reference", "portable"};

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* GLU and dGLU ops group by group: stacked, discrete and alone they have the same bits; padding
  * rows that count nothing change nothing. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/op/glu.h"
 
 static const char *const backends[] = {"portable", "reference"};

@@ -2,10 +2,6 @@
 /* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, where there is one: exact results of small
  * integers, whatever the groups and whatever follows the product, and the same bits in every run
  * and company. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/op/glu.h"
 
 enum { MOST_GROUPS = 40, KINDS = 3 };

@@ -2,11 +2,6 @@
 /* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 factors on the tensor cores of an NVIDIA GPU, where
  * there is one: exact results of small integers, whatever the groups, and any codes as the same
  * numbers in bf16, bit for bit. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "base/rng.h"
 #include "support/op/quantized.h"

@@ -2,10 +2,6 @@
 /* Grouped GEMM ops on FP8 factors on the tensor cores of an NVIDIA GPU, where there is one: exact
  * results of small integers, random ones near float64, whatever the groups. */
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "base/rng.h"

@@ -1,9 +1,5 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM ops with a factor for each row and the largest magnitudes of the groups. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/op/run.h"
 
 static const char *const backends[] = {"reference", "portable"};

@@ -2,9 +2,6 @@
 /* Ops with quantised factors: bit for bit the float32 op on their values, on both backends, for any
  * split of the rows. */
 #include <malloc.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "support/op/quantized.h"
 

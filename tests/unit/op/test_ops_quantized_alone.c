@@ -3,9 +3,6 @@
  * GLU and dGLU ops with quantised operands and results, group by group: alone, discrete and padded
  * with garbage of prob 0 they have the same bytes, wherever their tiles of scales lie.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "support/op/cases.h"
 

@@ -1,7 +1,5 @@
 // run: np=1 sanitize=1
 /* Quantised descriptions and their buffers that are refused, and sizes that are asked for. */
-#include <string.h>
-
 #include "support/op/quantized.h"
 
 static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;

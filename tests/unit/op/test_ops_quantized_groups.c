@@ -3,10 +3,6 @@
  * Ops with quantised operands against float64: exact sums in groups of which many are empty, groups
  * of any size; every order and run of a GLU with factors of any sign; every operand at once.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"

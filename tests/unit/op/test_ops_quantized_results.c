@@ -1,9 +1,6 @@
 // run: np=1 sanitize=1
 /* Quantised results of ops: those of the quantiser on float32 results, in every layout, on both
  * backends. */
-#include <stdio.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "support/op/exact.h"
 

@@ -1,9 +1,6 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
 /* Decoding of MX and NV formats to bf16 ahead of products: every code and scale as the reference
  * dequantises them. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "moert/formats.h"
 #include "quant/backend.h"

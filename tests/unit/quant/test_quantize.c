@@ -1,9 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* Quantisers: published byte vectors, values, the options of NVFP4, refusals. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/number.h"
 #include "support/quant/quantized.h"
 

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Quantisers with a norm: worked examples, an oracle that searches the codes, what is refused. */
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/number.h"
 #include "support/quant/quantized.h"

@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Quantisers: both backends on hostile data and shapes; axes, groups, runs of columns. */
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "base/number.h"

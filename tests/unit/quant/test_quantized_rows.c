@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* Rows that hold their payload and their scales, as they travel; and what quantising twice does. */
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "base/number.h"

@@ -3,10 +3,6 @@
  * Options and forward of the router, against float64. The backward is in test_router_backward.c,
  * extreme logits are in test_router_extremes.c.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
 #include "support/layer/router_run.h"

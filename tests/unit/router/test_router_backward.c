@@ -3,10 +3,6 @@
  * Backward of the router against float64 central differences with the choice held fixed, and the
  * host side of the losses.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
 #include "support/layer/router_run.h"

@@ -1,8 +1,6 @@
 // run: np=1 sanitize=1
 /* The router where float32 runs out: huge and tiny logits, scores whose sum is as small as
  * 1e-20. */
-#include <math.h>
-
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
 #include "support/layer/router_run.h"

@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Long options from a table: every type, every way to get one wrong. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/test.h"
 #include "tools/common/options.h"
 

@@ -1,10 +1,5 @@
 // run: np=1,3 sanitize=1,2
 /* What preflight finds in made-up clusters, and the links that it measures between real ranks. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"
 

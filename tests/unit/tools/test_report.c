@@ -1,10 +1,6 @@
 // run: np=1 sanitize=1
 /* The words of a report, on records made up for them, and its page: whole, and without a byte that
  * XML does not have. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/test.h"
 #include "tools/report/page.h"
 

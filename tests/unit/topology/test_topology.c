@@ -2,9 +2,6 @@
 /* Placement on synthetic topologies, and binding and pinning on the machine that runs the test. */
 #include <dirent.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "device/device.h"
 #include "support/test.h"

@@ -1,9 +1,6 @@
 // run: np=1,2,3 sanitize=1,2
 /* The table of a profiled run: it adds up, whatever overlaps, and says the same as its JSON. */
 #include <jansson.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/phase.h"
 #include "support/files.h"

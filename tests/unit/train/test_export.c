@@ -4,7 +4,6 @@
  * import maps them, each below the one before. All else is what runs on GPUs.
  */
 #include <dirent.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

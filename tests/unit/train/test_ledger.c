@@ -1,10 +1,6 @@
 // run: np=1,4 sanitize=2
 /* What a profiled training records: rows, bytes and times that fit together, and an expert that was
  * planted as hot, whose words moert-report finds. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/files.h"
 #include "support/mpi.h"
 #include "tools/report/verdict.h"

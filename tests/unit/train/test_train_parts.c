@@ -1,8 +1,5 @@
 // run: np=1 sanitize=1
 /* Learning-rate schedules, metrics files and plots. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "io/durable.h"

@@ -4,10 +4,6 @@
  * that one rank has whole, for any EP x EDP, and read nothing of a gradient that is not in the
  * rank's slice.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/rng.h"
 #include "layer/internal.h"
